@@ -57,6 +57,15 @@ func (e *entry) receive(cost int64) {
 	v.cost -= cost
 	v.arrived += cost
 	v.ways--
+	v.wake()
+	if v.ways == 0 {
+		e.rare.returning = nil
+	}
+}
+
+// wake ends the waiting of the first takes for which enough has arrived, or of all if nothing
+// more does. What arrived is kept for waiters only.
+func (v *returning) wake() {
 	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
 		first := v.waiters[0]
 		v.arrived -= first.need
@@ -65,9 +74,6 @@ func (e *entry) receive(cost int64) {
 	}
 	if len(v.waiters) == 0 {
 		v.arrived = 0
-	}
-	if v.ways == 0 {
-		e.rare.returning = nil
 	}
 }
 
@@ -173,13 +179,14 @@ func (l *Ledger) awaitReturn(ctx context.Context, c *claimant, until time.Time) 
 	}
 }
 
-// withdraw ends the waiting of c.
+// withdraw ends the waiting of c, and leaves what has arrived for it to those behind it.
 func (l *Ledger) withdraw(c *claimant) {
 	c.entry.page.mu.Lock()
 	defer c.entry.page.mu.Unlock()
 	if v := c.entry.past().returning; v != nil {
 		if i := slices.Index(v.waiters, c); i >= 0 {
 			v.remove(i)
+			v.wake()
 		}
 	}
 }

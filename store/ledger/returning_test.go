@@ -282,3 +282,44 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 		synctest.Wait()
 	})
 }
+
+// TestWithdrawnClaimIsLeftToOthers: what has arrived for a take that gives up is for the takes
+// behind it, and without one for whoever comes.
+func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
+	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
+		r := requestOf("alice", 10)
+		e := l.enter(&r, l.books.now())
+		for _, cost := range []int64{1, 1, 3} {
+			e.expect(cost)
+		}
+		e.page.mu.Unlock()
+		claim := func(cost int64) *claimant {
+			r.Cost = cost
+			c, _ := l.claimReturn(&r, &store.State{}, l.books.now())
+			return c
+		}
+		receive := func(cost int64) {
+			e.page.mu.Lock()
+			defer e.page.mu.Unlock()
+			e.receive(cost)
+		}
+		first, second := claim(2), claim(1)
+		receive(1)
+		l.withdraw(first)
+		select {
+		case <-second.come:
+		default:
+			t.Error("the second take waits, although the first one has left it enough")
+		}
+		third := claim(2)
+		receive(1)
+		l.withdraw(third)
+		if c := claim(4); c != nil {
+			t.Error("4 were claimed while 3 are on their way")
+		}
+		receive(3)
+		if e.past().returning != nil {
+			t.Errorf("nothing is on its way, but noted is %+v", *e.past().returning)
+		}
+	})
+}
