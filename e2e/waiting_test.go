@@ -155,10 +155,10 @@ func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) tim
 	t.Helper()
 	now := s.Now(t)
 	until := now + d.Microseconds()
-	// The instant at which it is empty, its rest, the events, the name of the busy time, what
-	// was spent in it, its highest rate, and the end of the penalty.
+	// The instant at which it is empty, its rest, the events, the beginning of the
+	// busy time, what was spent in it, their span, and the end of the penalty.
 	var packed []byte
-	for _, n := range []int64{until, 0, int64(events), now, 0, int64(events), 0} {
+	for _, n := range []int64{until, 0, int64(events), now, 0, 1e6, 0} {
 		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
 	}
 	tag := sha256.Sum256([]byte("{http.request.header.X-Key}"))

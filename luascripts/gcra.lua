@@ -1,9 +1,10 @@
--- GCRA: what was spent drains, one event after the other.
+-- GCRA: what was spent drains. Each cost adds the time in which it drains at its own
+-- rate, and where rates differ, all that is there drains at their mean.
 -- KEYS[1]  bucket: string of seven packed doubles, the theoretical arrival time,
 --          its rest in parts of a microsecond of which there are as many as
---          events, those events, the name of the busy time, the events spent in it
---          but for those that were last and were refunded, the highest rate in it,
---          end of the penalty
+--          events, the events that drain in a span, the beginning of the busy
+--          time, the events spent in it but for those that were last and were
+--          refunded, that span, end of the penalty
 -- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
@@ -12,81 +13,100 @@
 --          cost; penalize: the end of the penalty
 --          how long the cost takes to drain
 --          the rest of that, in the parts that events make
---          take: by how much the arrival time may be ahead; refund: the busy
---          time in which it was spent
---          take: the rest of that; refund: how much had been spent in it then
---          refund: the instant at which it was spent
+--          take: by how much the arrival time may be ahead; refund: the instant
+--          at which it was spent
+--          take: the rest of that; refund: how much had been spent in the busy
+--          time then
+--          take and refund: the capacity
 --          how long a penalty lasts at most, or 0 if that is not known
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, events, cost, whole, part, first, second, third, lasts = struct.unpack('<dddddddddd', ARGV[2])
+local now, window, events, cost, whole, part, first, second, capacity, lasts = struct.unpack('<dddddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local tat, rest, rate, busy, sum, fastest, penalty = 0, 0, 0, 0, 0, 0, 0
+local tat, rest, rate, busy, sum, span, penalty = 0, 0, 0, 0, 0, 0, 0
 local stored = call('GET', key)
 if stored then
   if #stored ~= 56 then
     return redis.error_reply('WRONGTYPE the key holds something else than a GCRA bucket')
   end
-  tat, rest, rate, busy, sum, fastest, penalty = struct.unpack('<ddddddd', stored)
+  tat, rest, rate, busy, sum, span, penalty = struct.unpack('<ddddddd', stored)
   -- Costs may take any time to drain, but their busy time has begun.
   if busy - now > grace then
-    tat, rest, rate, busy, sum, fastest, penalty = 0, 0, 0, 0, 0, 0, 0
+    tat, rest, rate, busy, sum, span, penalty = 0, 0, 0, 0, 0, 0, 0
   elseif lasts > 0 and penalty - now > lasts + grace then
     penalty = 0
+  end
+  if rate == 0 or span == 0 then
+    tat, rest, busy, sum = 0, 0, 0, 0
   end
 end
 
 -- Sums stop at 2^53-1, the last integer a double holds exactly.
 local most = 9007199254740991
+-- What a mean rate may be wrong by.
+local exactness = 1 / 2 ^ 40
 local spent, changed = 0, false
+local last = rest > 0 and tat + 1 or tat
+-- The rate at which n events drain in a time.
+local function mean(time, n)
+  local each = math.min(time / math.min(n, most), most)
+  rate = math.floor(most / math.max(each, 1))
+  span = math.min(math.max(math.floor(each * rate), 1), most)
+end
 if op == 'charge' or op == 'take' then
-  local t, r, b, n, f = tat, rest, busy, sum, fastest
-  local last = r > 0 and t + 1 or t
   if last <= now then
-    t, r, n, b, f = now, 0, 0, math.max(b + 1, now), 0
-  elseif rate ~= events then
-    t, r = now + math.min(math.ceil((last - now) * (rate / events)), most - now), 0
+    tat, rest, last, sum, rate, span = now, 0, now, 0, events, window
+    busy = math.max(busy, now)
   end
-  t = math.min(t + whole, most)
-  -- The sum of two rests can be more than a double holds exactly.
-  local over = r - (events - part)
-  if over >= 0 then
-    t, r = math.min(t + 1, most), over
-  else
-    r = r + part
+  local same, fits = rate == events and span == window, op == 'charge'
+  local t, r, n = tat, rest, (tat - now) * (rate / span) + rest / span
+  if same then
+    t = math.min(t + whole, most)
+    -- The sum of two rests can be more than a double holds exactly.
+    local over = r - (events - part)
+    if over >= 0 then
+      t, r = math.min(t + 1, most), over
+    else
+      r = r + part
+    end
+    if t == most then
+      r = 0
+    end
   end
-  if t == most then
-    r = 0
-  end
-  if n > most - cost then
-    -- What is refunded from now on was not spent in this busy time.
-    b, n = b + 1, 0
-  end
-  local fits = op == 'charge'
   if not fits and penalty <= now then
     local ahead = t - now
-    fits = cost == 0 or ahead < first or ahead == first and r <= second
+    if same then
+      fits = cost == 0 or ahead < first or ahead == first and r <= second
+    else
+      fits = cost == 0 or math.min(math.ceil(n * (1 - exactness)), most) <= capacity - cost
+    end
   end
   if fits then
     spent, changed = 1, cost > 0
-    if changed then
-      tat, rest, rate, busy, sum, fastest = t, r, events, b, n + cost, math.max(f, events)
+  end
+  if changed then
+    tat, rest = t, r
+    if not same then
+      tat, rest = math.min(last + whole + (part > 0 and 1 or 0), most), 0
+      mean(tat - now, n + cost)
     end
+    if sum > most - cost then
+      -- What is refunded from now on was not spent in this busy time.
+      busy, sum = math.max(busy, now) + 1, 0
+    end
+    sum = sum + cost
   end
 elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.
-  local later, left = math.max(sum - second, 0), tat - now
-  if busy == first and left > 0 and cost > 0 then
-    local rates = events / rate
-    if rates ~= 1 then
-      whole, part = math.min(math.floor(whole * rates), most), 0
-    end
-    local drained = math.ceil(math.max(now - third, 0) * (fastest / rate))
-    local undrained = math.min(math.max(left - math.ceil(later * (window / rate)), whole - drained), left)
+  local later, since, left, back = math.max(sum - second, 0), math.max(now - first, 0), tat - now, cost
+  if first < busy or left <= 0 or cost == 0 then
+    changed = false
+  elseif rate == events and span == window then
+    local undrained = math.min(math.max(left - math.ceil(later * (span / rate)), whole - since), left)
     if undrained > 0 then
       if undrained < whole or undrained == whole and later > 0 then
         whole, part = undrained, 0
@@ -95,18 +115,32 @@ elseif op == 'refund' then
       if rest < 0 then
         tat, rest = tat - 1, rest + rate
       end
-      if later == 0 then
-        sum = math.max(sum - cost, 0)
-      end
     end
+  else
+    -- Where rates differ, all events shrink alike.
+    local n = left * (rate / span) + rest / span
+    local share = math.min(math.max((n - later) / math.max(capacity, 1), 1 - since / (whole + part / events)), 1)
+    if share > 0 then
+      back, changed = cost * share, true
+      if n - back > n * exactness then
+        tat = tat - math.min(math.floor(whole * share), left - 1)
+        mean(tat - now, n - back)
+      else
+        tat = now
+      end
+      back = math.floor(back)
+    end
+  end
+  if changed and later == 0 then
+    sum = math.max(sum - back, 0)
   end
 elseif op == 'penalize' and penalty <= now then
   penalty, changed = cost, true
 end
-local bucket = struct.pack('<ddddddd', tat, rest, rate, busy, sum, fastest, penalty)
+local bucket = struct.pack('<ddddddd', tat, rest, rate, busy, sum, span, penalty)
 if changed then
   -- The bucket outlives what it says: expiry cleans up, a second later or more.
-  local last = math.max(rest > 0 and tat + 1 or tat, penalty)
+  last = math.max(rest > 0 and tat + 1 or tat, penalty)
   call('SET', key, bucket, 'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
 end
 return struct.pack('<dd', now, spent) .. bucket

@@ -62,10 +62,8 @@ func (r *Request) Need() int64 { return r.Cost + r.Ahead }
 // Receipt identifies the part of a bucket that a Take has spent. Only the algorithm
 // understands its fields. The zero value is the receipt of nothing.
 type Receipt struct {
-	// Period is the window, or the time without pause, in which it was spent.
+	// Period is the window in which it was spent or, without windows, the instant.
 	Period int64
-	// Position is how much had been spent in that time.
+	// Position is how much had been spent in the time without pause.
 	Position int64
-	// At is the instant at which it was spent.
-	At int64
 }

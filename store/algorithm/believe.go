@@ -56,10 +56,13 @@ func (b *SlidingWindow) Believe(r *store.Request, now int64) {
 }
 
 // Believe implements [Bucket]. Costs above the capacity may take any time to drain, but
-// the busy time began at an instant that has passed.
+// the busy time began at an instant that has passed. Without a rate nothing counts.
 func (b *GCRA) Believe(r *store.Request, now int64) {
 	if !Believes(b.Busy, now, 0) {
 		*b = GCRA{}
+	}
+	if b.Events == 0 || b.Span == 0 {
+		*b = GCRA{penalty: b.penalty}
 	}
 	b.believe(r, now)
 }

@@ -29,10 +29,17 @@ func TestRefundRestores(t *testing.T) {
 		refund.Run(s.bucket, &r, s.now)
 		got := check.Run(s.bucket, &look, s.now)
 		got.Content, before.Content = store.Content{}, store.Content{} // a refund is noted there
-		if got != before {
+		if got != before && !(kind.Algorithm == store.GCRA && near(&got, &before)) {
 			t.Fatalf("before %+v,\ntaken  %+v,\nafter  %+v", before, took, got)
 		}
 	})
+}
+
+// near reports whether got differs from want by no more than the microseconds to which a
+// bucket of gcra rounds up where rates differ, and what they are of an event.
+func near(got, want *store.State) bool {
+	late, more := got.Reset-want.Reset, got.Used-want.Used
+	return late >= 0 && late <= 1 && more >= 0 && more <= 1
 }
 
 // act is one operation of a history, and what came of it.

@@ -119,6 +119,7 @@ func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
 		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: expires})
 		return
 	}
+	w.req.Events = algorithm.MergedEvents(&w.req, r)
 	w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
 	w.requests += requests
 	if r.Limit.Algorithm.HasBurst() {
@@ -194,9 +195,9 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	e.addWaiting(r, 1, expires)
 	// The newer request has the limit that holds now.
 	merged := e.pending.waiting
-	cost := merged.req.Cost
+	cost, events := merged.req.Cost, merged.req.Events
 	merged.req = *r
-	merged.req.Cost = cost
+	merged.req.Cost, merged.req.Events = cost, events
 	if e.pending.held && (!holds || e.soleWriter == 0) {
 		return w.sendNext(e, now), e
 	}

@@ -112,9 +112,9 @@ func addRate(c *scriptCommand, op algorithm.Operation, r *store.Request) {
 	switch op {
 	case algorithm.Take:
 		micros, rest = algorithm.Tolerance(r, r.Cost)
-		c.add(micros, rest, 0)
+		c.add(micros, rest, r.Capacity())
 	case algorithm.Refund:
-		c.add(r.Receipt.Period, r.Receipt.Position, r.Receipt.At)
+		c.add(r.Receipt.Period, r.Receipt.Position, r.Capacity())
 	default:
 		c.add(0, 0, 0)
 	}

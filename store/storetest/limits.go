@@ -1,10 +1,13 @@
 package storetest
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"math/rand/v2"
 	"sync"
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -22,9 +25,15 @@ type Admitter interface {
 // DifferingLimits holds a store to what a client can use if its requests have different
 // limits: for each L, at most L passes of the requests whose own limit is L or less. A
 // store that is an [Admitter] admits some of the requests. The clock stands, so that
-// nothing drains and no window ends.
+// nothing drains and no window ends; what drains is tried apart.
 func DifferingLimits(t *testing.T, open Open) {
 	f := newFixture(t, open)
+	testDifferingLimits(f)
+	testDifferingRates(f)
+}
+
+func testDifferingLimits(f *fixture) {
+	t := f.T
 	for name, kind := range f.kinds() {
 		t.Run(name, func(t *testing.T) {
 			number := 0
@@ -43,12 +52,64 @@ func DifferingLimits(t *testing.T, open Open) {
 	}
 }
 
-func testDifferingLimits(f *fixture) {
-	DifferingLimits(f.T, func(*testing.T, *Clock) store.Store { return f.store })
-}
-
 // differing are the limits of one client's requests.
 var differing = []int64{3, 10, 30, 60}
+
+// testDifferingRates holds what drains to the limits of a client's requests, over an hour: for
+// each L, of the requests whose own limit is L or less no more pass than their burst, and L
+// in each window since. Some are refunded, a while later. What passes is most of what may.
+func testDifferingRates(f *fixture) {
+	for _, burst := range []int64{0, 5} {
+		for _, share := range []int{1, 4, 40} {
+			f.Run(fmt.Sprintf("burst %d, one in %d slow", burst, share), func(t *testing.T) { f.mixRates(t, burst, share) })
+		}
+	}
+}
+
+func (f *fixture) mixRates(t *testing.T, burst int64, share int) {
+	const seed, minutes = 20261126, 60
+	random := rand.New(rand.NewPCG(seed, uint64(share)))
+	limit := f.limit("rates", time.Minute)
+	limit.Algorithm = store.GCRA
+	passed, running, start := map[int64]int64{}, []store.Request{}, f.now()
+	for f.now()-start < minutes*60e6 {
+		r := store.Request{Limit: limit, ClientKey: fmt.Sprint(burst, share), Events: 60, Burst: burst, Cost: 1 + random.Int64N(2)}
+		if random.IntN(share) == 0 {
+			r.Events = differing[random.IntN(len(differing))]
+		}
+		if st := f.take(r); st.Allowed {
+			r.Receipt = st.Receipt
+			running = append(running, r)
+			f.passed(t, passed, &r, r.Cost, start)
+		}
+		if n := len(running); n > 3 {
+			i := random.IntN(n)
+			r, running = running[i], append(running[:i], running[i+1:]...)
+			if random.IntN(4) == 0 {
+				f.refund(r)
+				f.passed(t, passed, &r, -r.Cost, start)
+			}
+		}
+		f.clock.Advance(time.Duration(random.Int64N(int64(2 * time.Second))))
+	}
+	if n := passed[60]; n < minutes*60/10 {
+		t.Errorf("%d passed", n)
+	}
+}
+
+// passed counts a request that has passed, or that was refunded.
+func (f *fixture) passed(t *testing.T, passed map[int64]int64, r *store.Request, cost, start int64) {
+	t.Helper()
+	for _, most := range differing {
+		if r.Events <= most {
+			passed[most] += cost
+		}
+		may := cmp.Or(r.Burst, most) + (f.now()-start)*most/micros(time.Minute)
+		if passed[most] > may {
+			t.Fatalf("%d of limits up to %d have passed by %d s, want at most %d", passed[most], most, (f.now()-start)/1e6, may)
+		}
+	}
+}
 
 // traffic is of one client, and what has passed of it.
 type traffic struct {

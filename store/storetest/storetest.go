@@ -78,6 +78,7 @@ var contract = []struct {
 	{"CostAboveEvents", testCostAboveEvents},
 	{"EventsChange", testEventsChange},
 	{"DifferingLimits", testDifferingLimits},
+	{"DifferingRates", testDifferingRates},
 	{"Saturation", testSaturation},
 	{"RetryAfter", testRetryAfter},
 
