@@ -156,3 +156,16 @@ func TestChargeExpiry(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingCountsWithoutARate: what a bucket of gcra says that can never drain is not
+// believed, but for its penalty.
+func TestNothingCountsWithoutARate(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	r := store.Request{Limit: &limit, Events: 10, Cost: 1}
+	for _, rate := range [][2]int64{{0, 0}, {0, 1}, {1, 0}} {
+		content := store.Content{origin + 1e9, 0, rate[0], origin, 5, rate[1], origin + 1}
+		if st := algorithm.View(&content, &r, origin, false); st.Used != 0 || st.Penalty != origin+1 {
+			t.Errorf("%d events in %d µs: %+v", rate[0], rate[1], st)
+		}
+	}
+}

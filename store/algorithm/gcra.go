@@ -60,10 +60,23 @@ func (b *GCRA) copy() store.Content {
 func raiseGCRA(c, other store.Content, _ *store.Limit, now int64) (merged store.Content, less bool) {
 	ahead := other[0] > c[0] || other[0] == c[0] && other[1] > c[1]
 	behind := other[0] < c[0] || other[0] == c[0] && other[1] < c[1]
+	less = behind && c[0] > now
 	if ahead {
-		copy(c[:6], other[:6])
+		c, other = other, c
 	}
-	return c, behind && c[0] > now
+	return gcraOf(c).atLeast(gcraOf(other), now), less
+}
+
+// atLeast is a copy of the bucket with no fewer events at now than another one, which drains
+// no later.
+func (b *GCRA) atLeast(other *GCRA, now int64) store.Content {
+	if other.end() > now {
+		if n := other.count(now); n > b.count(now)*(1+exactness) {
+			b.TAT, b.Rest = b.end(), 0
+			b.mean(n, now)
+		}
+	}
+	return b.copy()
 }
 
 // DrainTime is how long n events take to drain: whole microseconds, and the rest

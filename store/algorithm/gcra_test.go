@@ -281,3 +281,43 @@ func (h small) holds(t *testing.T) bool {
 	}
 	return true
 }
+
+// TestMergedEventsTakeTheTimeOfEach: a charge for two costs of any limits drains no earlier
+// than both, and at no lower rate than the lower of theirs.
+func TestMergedEventsTakeTheTimeOfEach(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		limit := store.Limit{Algorithm: store.GCRA, Window: time.Hour}
+		request := func() *store.Request {
+			return &store.Request{Limit: &limit, Events: number(t, "events", 1, 2000), Cost: number(t, "cost", 0, 50)}
+		}
+		one, other := request(), request()
+		both := *other
+		both.Events, both.Cost = algorithm.MergedEvents(one, other), one.Cost+other.Cost
+		apart, merged := algorithm.New(&limit), algorithm.New(&limit)
+		charge.Run(apart, one, origin)
+		charge.Run(apart, other, origin)
+		charge.Run(merged, &both, origin)
+		// Apart, the times are rounded up.
+		if merged.Expiry(&limit) < apart.Expiry(&limit)-2 && both.Cost > 0 || both.Events < min(one.Events, other.Events) {
+			t.Fatalf("%+v and %+v are merged to %+v", one, other, both)
+		}
+	})
+}
+
+// TestRaisedCopyHasTheEventsOfBoth: of two copies of a bucket the one that drains later may
+// have fewer events.
+func TestRaisedCopyHasTheEventsOfBoth(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Hour}
+	slow := store.Request{Limit: &limit, Events: 10, Cost: 1}
+	quick := store.Request{Limit: &limit, Events: 1000, Cost: 20}
+	var one, other algorithm.Known
+	one.Charge(&slow, slow.Cost, origin)
+	other.Charge(&quick, quick.Cost, origin)
+	for _, pair := range [][2]algorithm.Known{{one, other}, {other, one}} {
+		raised := pair[0]
+		raised.Raise(&limit, pair[1], origin)
+		if st := raised.View(&slow, 0, origin); st.Used != 20 || st.Reset != origin+360e6 {
+			t.Errorf("%+v", st)
+		}
+	}
+}
