@@ -105,6 +105,7 @@ func (e *entry) countOwn(r *store.Request, now int64) {
 	default:
 		c[ownUsed], c[ownUntil] = r.Cost, now+r.Limit.Window.Microseconds()
 	}
+	e.keepUntil(r, now)
 }
 
 // lastCount is what the store last said of a bucket that cannot be copied, for a window.

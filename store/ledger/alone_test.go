@@ -307,3 +307,37 @@ func TestRefusedTakesOffsetWaitingCharges(t *testing.T) {
 		})
 	}
 }
+
+// TestCountedAloneIsKept although the store has never answered about the client and others come,
+// for as long as it counts.
+func TestCountedAloneIsKept(t *testing.T) {
+	forEachWay(t, func(t *testing.T, limit store.Limit, _ bool) {
+		l := New(NewBooks(nil), newSimulation(1), Options{MaxBuckets: 4000})
+		limit.Zone, limit.Window = "zone", time.Hour
+		request := func(client string) store.Request {
+			return store.Request{Limit: &limit, ClientKey: client, Events: 1, Cost: 1, ID: client}
+		}
+		flood := func() {
+			for i := range 20_000 {
+				r := request(fmt.Sprint(i))
+				l.enter(&r, l.books.now()).page.mu.Unlock()
+			}
+		}
+		r := request("alice")
+		if st := l.AdmitAlone(&r); !st.Allowed {
+			t.Fatalf("the first request: %+v", st)
+		}
+		l.SettleUnknown([]store.Request{r}, []int64{1})
+		flood()
+		if st := l.AdmitAlone(&r); st.Allowed {
+			t.Errorf("the second request: %+v", st)
+		}
+		time.Sleep(2*limit.Window + time.Second)
+		flood()
+		if e := l.find(&r); e != nil {
+			e.page.mu.Unlock()
+			t.Error("what counts no more is kept")
+		}
+		l.Leave()
+	})
+}

@@ -321,7 +321,7 @@ func (l *Ledger) enter(r *store.Request, now int64) *entry {
 	}
 	l.books.sweep(p, now)
 	if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
-		l.evict(p)
+		l.evict(p, now)
 	}
 	// Until the store says what time it is, this machine's clock stands for its own.
 	e = &entry{id: id, page: p, until: now, clock: l.books.start.UnixMicro() - 1}
@@ -339,21 +339,26 @@ func (b *Books) sweep(p *page, now int64) {
 	}
 }
 
-// evict makes room in p, which is locked. It prefers an idle entry; without one
-// it gives up the charges of an entry in a retry queue.
-func (l *Ledger) evict(p *page) {
-	var owing *entry
+// evict makes room in p, which is locked. It prefers an idle entry, if possible one that
+// counts nothing which the store does not know; without one it gives up the charges of an
+// entry in a retry queue.
+func (l *Ledger) evict(p *page, now int64) {
+	var alone, owing *entry
 	for range min(evictSize, p.entries.count) {
-		e := p.entries.next()
-		if e.isIdle() {
+		switch e := p.entries.next(); {
+		case e.isIdle() && (e.past().alone == 0 || e.until <= now):
 			l.books.remove(p, e)
 			return
-		}
-		if owing == nil && e.isUnused() && e.pending.isQueued() && !e.pending.held {
+		case e.isIdle():
+			alone = e
+		case owing == nil && e.isUnused() && e.pending.isQueued() && !e.pending.held:
 			owing = e
 		}
 	}
-	if owing != nil {
+	switch {
+	case alone != nil:
+		l.books.remove(p, alone)
+	case owing != nil:
 		l.giveUp(owing, errNoRoom)
 		l.books.remove(p, owing)
 	}

@@ -111,10 +111,13 @@ func (e *entry) isUnused() bool {
 
 // keepUntil sets when the entry expires.
 func (e *entry) keepUntil(r *store.Request, now int64) {
-	if algorithm.Of(r.Limit.Algorithm).Copies() {
-		e.until = max(e.until, e.known.Expiry(r.Limit)-e.clock)
-	} else {
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		e.until = now + r.Limit.Window.Microseconds()
+		return
+	}
+	e.until = max(e.until, e.known.Expiry(r.Limit)-e.clock)
+	if past := e.past(); past.alone != 0 {
+		e.until = max(e.until, past.own.Expiry(r.Limit)-e.clock)
 	}
 }
 
