@@ -1,7 +1,9 @@
 package limiter
 
 import (
+	"cmp"
 	"math"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,47 +29,48 @@ const (
 // of late.
 type abortedRequests struct {
 	mu sync.Mutex
-	// clients have their aborted requests by client key, oldest first; none is empty.
+	// clients have their aborted requests by client key, in the order in which they are
+	// forgotten; none is empty.
 	clients map[string][]aborted
 	// count is the number of clients.
 	count atomic.Int64
 }
 
-// aborted are requests that were aborted at about the same time: the last one at an instant in
-// microseconds since the epoch.
-type aborted struct{ first, last, cost int64 }
+// aborted are requests that were aborted at about the same time: the first one at an instant in
+// microseconds since the epoch. They count until another, which what ends later does not move.
+type aborted struct{ first, until, cost int64 }
 
 // note notes an aborted request, of which others are to know for so long.
 func (a *abortedRequests) note(clientKey string, cost int64, now time.Time, lasts time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	at, period := now.UnixMicro(), lasts.Microseconds()/abortedPeriods
-	requests := a.live(clientKey, at, lasts.Microseconds())
-	if n := len(requests); n > 0 && at-requests[n-1].first < period {
-		requests[n-1].last, requests[n-1].cost = at, requests[n-1].cost+cost
-		return
+	until := at + lasts.Microseconds()
+	requests := a.live(clientKey, at)
+	if i := slices.IndexFunc(requests, func(r aborted) bool { return at-r.first < period }); i >= 0 {
+		requests[i].until, requests[i].cost = max(requests[i].until, until), requests[i].cost+cost
+	} else {
+		if a.clients == nil {
+			a.clients = map[string][]aborted{}
+		}
+		if len(requests) == 0 && len(a.clients) >= maxAborting {
+			a.makeRoom(at)
+		}
+		requests = append(requests, aborted{at, until, cost})
 	}
-	if a.clients == nil {
-		a.clients = map[string][]aborted{}
-	}
-	if len(requests) == 0 && len(a.clients) >= maxAborting {
-		a.makeRoom(at, lasts.Microseconds())
-	}
-	a.set(clientKey, append(requests, aborted{at, at, cost}))
+	slices.SortFunc(requests, func(x, y aborted) int { return cmp.Compare(x.until, y.until) })
+	a.set(clientKey, requests)
 }
 
 // live returns the client's requests that still count, and forgets the others. mu is held.
-func (a *abortedRequests) live(clientKey string, now, lasts int64) []aborted {
+func (a *abortedRequests) live(clientKey string, now int64) []aborted {
 	all := a.clients[clientKey]
-	n := 0
 	// Those from the future are from before the clock was set back.
-	for n < len(all) && (now-all[n].last >= lasts || all[n].first > now) {
-		n++
+	live := slices.DeleteFunc(all, func(r aborted) bool { return r.until <= now || r.first > now })
+	if len(live) < len(all) {
+		a.set(clientKey, live)
 	}
-	if n > 0 {
-		a.set(clientKey, append(all[:0], all[n:]...))
-	}
-	return a.clients[clientKey]
+	return live
 }
 
 // set sets a client's requests. mu is held.
@@ -82,14 +85,14 @@ func (a *abortedRequests) set(clientKey string, requests []aborted) {
 
 // makeRoom forgets clients whose requests no longer count or, without one, any client. mu is
 // held.
-func (a *abortedRequests) makeRoom(now, lasts int64) {
+func (a *abortedRequests) makeRoom(now int64) {
 	looked, last := 0, ""
 	for clientKey := range a.clients {
 		if last = clientKey; looked == sweptAborting {
 			break
 		}
 		looked++
-		a.live(clientKey, now, lasts)
+		a.live(clientKey, now)
 	}
 	if len(a.clients) >= maxAborting {
 		a.set(last, nil)
@@ -98,13 +101,13 @@ func (a *abortedRequests) makeRoom(now, lasts int64) {
 
 // wait returns how long a client has to wait until no more than most of its aborted requests
 // count; 0 if that is so.
-func (a *abortedRequests) wait(clientKey string, most int64, now time.Time, lasts time.Duration) (wait time.Duration, cost int64) {
+func (a *abortedRequests) wait(clientKey string, most int64, now time.Time) (wait time.Duration, cost int64) {
 	if a.count.Load() == 0 {
 		return 0, 0
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	requests := a.live(clientKey, now.UnixMicro(), lasts.Microseconds())
+	requests := a.live(clientKey, now.UnixMicro())
 	for _, r := range requests {
 		cost += r.cost
 	}
@@ -114,18 +117,18 @@ func (a *abortedRequests) wait(clientKey string, most int64, now time.Time, last
 			break
 		}
 		excess -= r.cost
-		wait = lasts - time.Duration(now.UnixMicro()-r.last)*time.Microsecond
+		wait = time.Duration(r.until-now.UnixMicro()) * time.Microsecond
 	}
 	return wait, cost
 }
 
 // noteAborted notes that the client has aborted the request, unless it has run for as long
-// as others commonly do.
+// as others commonly do, and for leastWait: short requests do not hide the long ones.
 func (e *evaluation) noteAborted(t *tracker) {
 	now, took := e.limiter.Now(), t.took(e.limiter)
 	for i := range e.zones {
 		z := &e.zones[i]
-		if lasts := z.pace.mayTake(z.limit.Window); e.holdsSlot(i) && e.reqs[i].Cost > 0 && took < lasts {
+		if lasts := max(z.pace.mayTake(z.limit.Window), leastWait); e.holdsSlot(i) && e.reqs[i].Cost > 0 && took < lasts {
 			z.aborted.note(e.decidedBy(i), e.reqs[i].Cost, now, lasts)
 		}
 	}
@@ -146,7 +149,7 @@ func (e *evaluation) refuseAborted(i int, shown int64) bool {
 	z, st, req := &e.zones[i], &e.states[i], &e.reqs[i]
 	most := min(req.Capacity(), math.MaxInt64/maxAbortedShare) * maxAbortedShare
 	used := st.Used - shown
-	wait, cost := z.aborted.wait(e.decidedBy(i), most-used-req.Cost, e.limiter.Now(), z.pace.mayTake(z.limit.Window))
+	wait, cost := z.aborted.wait(e.decidedBy(i), most-used-req.Cost, e.limiter.Now())
 	if wait <= 0 {
 		return false
 	}

@@ -74,6 +74,60 @@ func TestAbortedRequestsAreBounded(t *testing.T) {
 	}
 }
 
+// TestShortRequestsHideNoAborted: requests that end soon do not make what was aborted count for
+// less, nor what is aborted later count for nothing.
+func TestShortRequestsHideNoAborted(t *testing.T) {
+	m := slots(t)
+	m.end(10 * time.Second)
+	abortAll := func() (ran int) {
+		for range 100 {
+			if m.abort(15 * time.Millisecond) {
+				ran++
+			}
+		}
+		return ran
+	}
+	for range 5 {
+		m.abort(15 * time.Millisecond)
+	}
+	for range 1000 {
+		m.end(time.Millisecond)
+	}
+	if n := abortAll(); n != 1 {
+		t.Errorf("%d ran beside 5 aborted ones, want 1", n)
+	}
+	m.clock.Advance(10 * time.Second)
+	for range 3600 {
+		m.end(10 * time.Millisecond)
+		m.clock.Advance(time.Second)
+	}
+	for range 100 {
+		m.end(time.Millisecond)
+	}
+	if n := abortAll(); n != 6 {
+		t.Errorf("%d ran of those longer than most, want 6", n)
+	}
+}
+
+// TestAbortedCountForTheirOwnTime, whatever others take that end later.
+func TestAbortedCountForTheirOwnTime(t *testing.T) {
+	var a abortedRequests
+	now := time.Unix(1_700_000_000, 0)
+	a.note("client", 3, now, time.Minute)
+	now = now.Add(10 * time.Second)
+	a.note("client", 4, now, time.Second)
+	if wait, cost := a.wait("client", 3, now); wait != time.Second || cost != 7 {
+		t.Errorf("a cost of %d counts, the wait is %v", cost, wait)
+	}
+	now = now.Add(49 * time.Second)
+	if wait, cost := a.wait("client", 0, now); wait != time.Second || cost != 3 {
+		t.Errorf("after 59 s a cost of %d counts, the wait is %v", cost, wait)
+	}
+	if _, cost := a.wait("client", 0, now.Add(time.Second)); cost != 0 {
+		t.Errorf("after a minute a cost of %d counts", cost)
+	}
+}
+
 // TestCancelAndTryAgain: a client that cancels a request and sends it again is not refused.
 func TestCancelAndTryAgain(t *testing.T) {
 	m := slots(t)
@@ -193,7 +247,7 @@ func TestAbortedRequestsFitInMemory(t *testing.T) {
 		now = now.Add(10 * time.Microsecond)
 		a.note("flood", 1, now, time.Second)
 	}
-	if wait, cost := a.wait("flood", 10, now, time.Second); cost != 100_000 || wait != time.Second {
+	if wait, cost := a.wait("flood", 10, now); cost != 100_000 || wait != time.Second {
 		t.Errorf("a cost of %d is remembered, and the wait is %v", cost, wait)
 	}
 	if n := len(a.clients["flood"]); n > abortedPeriods+1 {
@@ -201,10 +255,10 @@ func TestAbortedRequestsFitInMemory(t *testing.T) {
 	}
 	now = now.Add(time.Second)
 	a.note("late", 1, now, time.Second)
-	if wait, cost := a.wait("flood", 10, now, time.Second); cost != 0 || wait != 0 {
+	if wait, cost := a.wait("flood", 10, now); cost != 0 || wait != 0 {
 		t.Errorf("after a second a cost of %d counts", cost)
 	}
-	if wait, _ := a.wait("late", 0, now.Add(-time.Hour), time.Second); wait != 0 {
+	if wait, _ := a.wait("late", 0, now.Add(-time.Hour)); wait != 0 {
 		t.Errorf("after the clock was set back the wait is %v", wait)
 	}
 }

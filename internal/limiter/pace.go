@@ -14,25 +14,32 @@ import (
 type pace struct {
 	// took is the time in microseconds; 0 before the first request has ended. It rises with
 	// a longer request by a quarter of the difference, and falls with a shorter one by a
-	// 64th, so that about one in ten is longer.
+	// 64th, so that about one in ten is longer. It falls once per fallsEvery at most: a flood
+	// of short requests does not hide how long others take.
 	took atomic.Int64
+	// fell is when it fell last: see [Limiter.stamp].
+	fell atomic.Uint32
 	// uncharged is the share of requests that were not charged, in units of 1/paceUnits. It
 	// moves by a 16th of the difference.
 	uncharged atomic.Int64
 }
 
-const paceUnits = 1 << 20
+const (
+	paceUnits  = 1 << 20
+	fallsEvery = 250 * time.Millisecond
+)
 
-// note notes a request that held something for so long. One that its client has cut short
+// note notes a request that ended at a stamp and held something for so long. One that its client has cut short
 // would have taken longer, and says nothing of charges.
-func (p *pace) note(took time.Duration, isCut, isCharged bool) {
+func (p *pace) note(at uint32, took time.Duration, isCut, isCharged bool) {
 	was, now := p.took.Load(), max(took.Microseconds(), 1)
 	switch {
 	case was == 0 && !isCut:
 		p.took.Store(now)
 	case now > was && was > 0:
 		p.took.Store(was + (now-was+3)/4)
-	case now < was && !isCut:
+	case now < was && !isCut && at-p.fell.Load() >= uint32(fallsEvery.Milliseconds()):
+		p.fell.Store(at)
 		p.took.Store(was - (was-now)/64)
 	}
 	if isCut {
@@ -101,7 +108,7 @@ func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
 		if took < 0 {
 			took = t.took(e.limiter)
 		}
-		z.pace.note(took, isCut, e.reqs[i].Cost > 0)
+		z.pace.note(t.admitted+uint32(took.Milliseconds()), took, isCut, e.reqs[i].Cost > 0)
 	}
 }
 

@@ -18,7 +18,13 @@ func TestPace(t *testing.T) {
 	if z.Free.Add(http.StatusOK); z.areCharged() {
 		t.Error("at first free requests are charged")
 	}
-	p.note(time.Hour, true, false)
+	at := uint32(0)
+	// note is about a request that ends a second after the one before.
+	note := func(took time.Duration, isCut, isCharged bool) {
+		at += 1000
+		p.note(at, took, isCut, isCharged)
+	}
+	note(time.Hour, true, false)
 	if p.commonly(time.Minute) != 0 {
 		t.Error("a request that was cut short says how long requests take")
 	}
@@ -28,16 +34,20 @@ func TestPace(t *testing.T) {
 			t.Errorf("%s: %v, want %v to %v", when, got, least, most)
 		}
 	}
-	p.note(100*time.Millisecond, false, true)
+	note(100*time.Millisecond, false, true)
 	between("after one", 100*time.Millisecond, 100*time.Millisecond)
-	p.note(time.Second, true, true)
+	note(time.Second, true, true)
 	between("after a longer one that was cut short", 300*time.Millisecond, 350*time.Millisecond)
 	for range 30 {
-		p.note(2*time.Second, false, true)
+		note(2*time.Second, false, true)
 	}
 	between("after 30 longer ones", 1900*time.Millisecond, 2*time.Second)
+	for range 10_000 {
+		p.note(at+250, 10*time.Millisecond, false, true)
+	}
+	between("after a flood of short ones", 1800*time.Millisecond, 2*time.Second)
 	for range 600 {
-		p.note(10*time.Millisecond, false, true)
+		note(10*time.Millisecond, false, true)
 	}
 	between("after 600 short ones", 10*time.Millisecond, 12*time.Millisecond)
 	for n := range 1000 {
@@ -45,15 +55,15 @@ func TestPace(t *testing.T) {
 		if n%10 == 0 {
 			took = time.Second
 		}
-		p.note(took, false, true)
+		note(took, false, true)
 	}
 	between("with one long one in ten", 500*time.Millisecond, time.Second)
 	for range 100 {
-		p.note(24*time.Hour, false, true)
+		note(24*time.Hour, false, true)
 	}
 	between("beyond the window", time.Minute, time.Minute)
 	for range 20 {
-		p.note(time.Second, false, false)
+		note(time.Second, false, false)
 	}
 	if z.areCharged() {
 		t.Error("after 20 free requests most are charged")
