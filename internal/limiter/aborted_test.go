@@ -3,7 +3,9 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -170,6 +172,10 @@ func TestWhatIsNotAborted(t *testing.T) {
 			w.Header().Set("Content-Length", "2")
 			_, _ = w.Write([]byte("ok"))
 		},
+		"a whole response that is copied": func(w http.ResponseWriter) {
+			w.Header().Set("Content-Length", "2")
+			_, _ = io.Copy(w, strings.NewReader("ok"))
+		},
 		"without a body": func(w http.ResponseWriter) { w.WriteHeader(http.StatusNoContent) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -198,23 +204,28 @@ func TestWhatIsNotAborted(t *testing.T) {
 			}
 		}
 	})
-	t.Run("a stream that is cut", func(t *testing.T) {
-		m := slots(t)
-		m.end(time.Second)
-		ran := 0
-		for range 20 {
-			ctx, leave := context.WithCancel(t.Context())
-			m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
-				ran++
-				_, _ = w.Write([]byte("data: \n\n"))
-				leave()
-				return nil
-			})
-		}
-		if ran != 6 {
-			t.Errorf("%d ran, want 6", ran)
-		}
-	})
+	for name, length := range map[string]string{"a stream that is cut": "", "a body shorter than declared": "1000"} {
+		t.Run(name, func(t *testing.T) {
+			m := slots(t)
+			m.end(time.Second)
+			ran := 0
+			for range 20 {
+				ctx, leave := context.WithCancel(t.Context())
+				m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
+					ran++
+					if length != "" {
+						w.Header().Set("Content-Length", length)
+					}
+					_, _ = w.Write([]byte("data: \n\n"))
+					leave()
+					return nil
+				})
+			}
+			if ran != 6 {
+				t.Errorf("%d ran, want 6", ran)
+			}
+		})
+	}
 }
 
 // TestObservedSlotsOfAborted: a zone that only observes refuses nothing, and holds no slot for

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"math"
 	"net"
 	"net/http"
 	"strconv"
@@ -38,9 +39,9 @@ type tracker struct {
 	// the route whose error is being handled.
 	inherited uint16
 	settled   bool
-	// isWhole is set if the client can tell from the header where the response ends. It may
-	// then leave before the handlers have returned.
-	isWhole bool
+	// unsent is how much of the body is not written yet, by the length that the header declares;
+	// unknownLength without one.
+	unsent int64
 	// response is nil if no zone settles when the response has ended.
 	response *response
 
@@ -144,7 +145,7 @@ func (t *tracker) commit(status int) {
 	if t.response != nil {
 		t.response.begin(t.Header())
 	}
-	t.isWhole = status != noVerdict && t.declaresEnd(status)
+	t.unsent = t.bodyLength(status)
 	t.settle(status)
 	if t.refusal == nil {
 		t.setHeaders()
@@ -170,12 +171,26 @@ func (t *tracker) verdict(status int) int {
 	return status
 }
 
-// declaresEnd reports whether the header of a response with this status says where the
-// response ends.
-func (t *tracker) declaresEnd(status int) bool {
-	hasNoBody := status == http.StatusNoContent || status == http.StatusNotModified || t.request != nil && t.request.Method == http.MethodHead
-	return hasNoBody || t.Header().Get("Content-Length") != ""
+// unknownLength is more than any body has.
+const unknownLength = math.MaxInt64
+
+// bodyLength returns how long the body of a response with this status is, by its header.
+func (t *tracker) bodyLength(status int) int64 {
+	switch {
+	case status == noVerdict:
+		return unknownLength
+	case status == http.StatusNoContent, status == http.StatusNotModified, t.request != nil && t.request.Method == http.MethodHead:
+		return 0
+	}
+	if n, err := strconv.ParseInt(t.Header().Get("Content-Length"), 10, 64); err == nil && n >= 0 {
+		return n
+	}
+	return unknownLength
 }
+
+// isCut reports whether the client has left before the end of the response. It may leave before
+// the handlers have returned, if it can tell from the header where the response ends.
+func (t *tracker) isCut() bool { return t.unsent > 0 && t.hasLeft() }
 
 // finish settles the zones that wait for the end of the response.
 func (t *tracker) finish(how ending) {
@@ -188,7 +203,7 @@ func (t *tracker) finish(how ending) {
 	}
 	for _, e := range t.own() {
 		e.settle(t, t.response.status, true)
-		e.notePace(t, t.hasLeft() && !t.isWhole, func(z *Zone) bool { return z.SettleAtEnd })
+		e.notePace(t, t.isCut(), func(z *Zone) bool { return z.SettleAtEnd })
 	}
 }
 
@@ -254,7 +269,7 @@ func (t *tracker) endLease(e *evaluation) {
 	if e.lease() == nil {
 		return
 	}
-	isAborted := t.hasLeft() && !t.isWhole
+	isAborted := t.isCut()
 	if isAborted {
 		e.noteAborted(t)
 	}
@@ -279,6 +294,7 @@ func (t *tracker) WriteHeader(status int) {
 func (t *tracker) Write(b []byte) (int, error) {
 	t.commit(t.verdict(http.StatusOK))
 	n, err := t.ResponseWriter.Write(b)
+	t.unsent -= int64(n)
 	t.response.saw(b[:n], err)
 	return n, err
 }
@@ -293,6 +309,7 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 		return n, err
 	}
 	n, err := t.ResponseWriterWrapper.ReadFrom(r)
+	t.unsent -= n
 	t.response.wrote(n, err)
 	return n, err
 }
