@@ -42,13 +42,13 @@ func (m *testSite) abort(after time.Duration) (ran bool) {
 	return ran
 }
 
-// TestAbortedRequestsAreBounded: those of the time that requests commonly take, or of a window if
-// none has ended, and what runs, are twice the limit at most.
+// TestAbortedRequestsAreBounded: those of the time that requests commonly take, or of ten seconds
+// if none has ended, and what runs, are twice the limit at most.
 func TestAbortedRequestsAreBounded(t *testing.T) {
 	for _, isKnown := range []bool{false, true} {
 		t.Run(fmt.Sprint("known ", isKnown), func(t *testing.T) {
 			m := slots(t)
-			lasts := m.Zones[0].Window
+			lasts := untilKnown
 			if isKnown {
 				lasts = time.Second
 				m.end(lasts)
@@ -108,6 +108,17 @@ func TestShortRequestsHideNoAborted(t *testing.T) {
 	}
 	if n := abortAll(); n != 6 {
 		t.Errorf("%d ran of those longer than most, want 6", n)
+	}
+}
+
+// TestStreamsThatClientsEnd: where every request ends by its client's leaving, those that are left
+// soon are forgotten soon, however long a slot may last.
+func TestStreamsThatClientsEnd(t *testing.T) {
+	m := slots(t)
+	for n := range 100 {
+		if !m.abort(time.Duration(n%10+2) * time.Second) {
+			t.Fatalf("request %d is refused", n)
+		}
 	}
 }
 

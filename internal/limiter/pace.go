@@ -63,12 +63,15 @@ func (p *pace) commonly(window time.Duration) time.Duration {
 	return min(time.Duration(p.took.Load())*time.Microsecond, window)
 }
 
-// mayTake is commonly, or a window if no request has ended.
+// untilKnown is how long a request is taken to last while all have ended by their clients' leaving.
+const untilKnown = 10 * time.Second
+
+// mayTake is commonly, or untilKnown if no request has ended.
 func (p *pace) mayTake(window time.Duration) time.Duration {
 	if took := p.commonly(window); took > 0 {
 		return took
 	}
-	return window
+	return min(untilKnown, window)
 }
 
 // areCharged reports whether most requests are charged: before the first has ended, whether

@@ -12,7 +12,7 @@ import (
 func TestPace(t *testing.T) {
 	z := boundZone{Zone: &Zone{}, zoneState: &zoneState{}}
 	p := &z.pace
-	if p.commonly(time.Minute) != 0 || p.mayTake(time.Minute) != time.Minute || !z.areCharged() {
+	if p.commonly(time.Minute) != 0 || p.mayTake(time.Minute) != untilKnown || !z.areCharged() {
 		t.Errorf("at first: %v, at most %v, charged %v", p.commonly(time.Minute), p.mayTake(time.Minute), z.areCharged())
 	}
 	if z.Free.Add(http.StatusOK); z.areCharged() {
