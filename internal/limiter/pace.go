@@ -98,8 +98,8 @@ func (t *tracker) took(l *Limiter) time.Duration {
 
 // notePace notes how long the request has held something in some zones.
 func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
-	if t.admitted == 0 {
-		// A store panicked.
+	if t.admitted == 0 || len(e.states) == 0 {
+		// A store panicked, maybe when an inner handler entered it.
 		return
 	}
 	took := time.Duration(-1)

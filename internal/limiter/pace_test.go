@@ -2,9 +2,15 @@ package limiter
 
 import (
 	"net/http"
+	"net/http/httptest"
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -67,6 +73,43 @@ func TestPace(t *testing.T) {
 	}
 	if z.areCharged() {
 		t.Error("after 20 free requests most are charged")
+	}
+}
+
+// panicModule panics when its store is opened.
+type panicModule struct{ deafModule }
+
+func (panicModule) OpenStore(string) (store.Store, error) { panic("no store") }
+
+// TestStoreOfInnerHandlerPanics: it is that panic which reaches the server, and the outer handler
+// settles.
+func TestStoreOfInnerHandlerPanics(t *testing.T) {
+	for name, zone := range map[string]*Zone{"slot": {Algorithm: store.Concurrency}, "charge": {}, "at the end": {SettleAtEnd: true}} {
+		t.Run(name, func(t *testing.T) {
+			outer := newSite(t, zone)
+			inner := newSite(t, &Zone{Algorithm: zone.Algorithm, SettleAtEnd: zone.SettleAtEnd})
+			z := inner.Zones[0]
+			z.Name, z.bound[ownStore].handle = "inner", &stores.Handle{Name: "inner", Module: panicModule{}, Logger: zap.NewNop()}
+			func() {
+				defer func() {
+					if p := recover(); p != "no store" {
+						t.Errorf("the panic is %v", p)
+					}
+				}()
+				w := httptest.NewRecorder()
+				r := caddyhttp.PrepareRequest(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
+				_ = outer.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+					return inner.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil }))
+				}))
+			}()
+			want := int64(1)
+			if name == "slot" {
+				want = 0
+			}
+			if used := outer.used(); used != want {
+				t.Errorf("%d are used, want %d", used, want)
+			}
+		})
 	}
 }
 
