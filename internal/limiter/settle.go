@@ -218,9 +218,9 @@ func (e *evaluation) undo() {
 	e.giveBack(func(int) bool { return true })
 	for i, z := range e.zones {
 		spent := z.spend
-		if z.needsID() && (spent.taken || spent.unknown) {
-			// A request that waits takes again, maybe before the refund arrives, which
-			// must not find the new take.
+		if z.needsID() && z.ChargeBefore {
+			// A request that waits takes again, maybe before a refund arrives, which must not
+			// find the new take. The ledger refunds takes as well that it refuses.
 			e.reqs[i].ID = newID()
 		}
 		if spent != (spend{}) {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // deafStore allows what it is asked for, or answers no take, and notes its other calls.
@@ -426,5 +427,19 @@ func TestForgivingAnEmptyBucket(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// TestTakeIsUndoneUnderItsID: a request that takes again does so under another ID, although it
+// was refused, because the ledger may refund a take that it has refused itself.
+func TestTakeIsUndoneUnderItsID(t *testing.T) {
+	for _, algorithm := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
+		l := newTestHandler(t, &Zone{Algorithm: algorithm, ChargeBefore: true}, memory.New(memory.NewBuckets(), memory.Options{}))
+		e := &evaluation{limiter: l}
+		e.add(&l.Zones[0].bound[ownStore], store.Request{Limit: &l.Zones[0].limit, Events: 10, Cost: 1, ID: "first"}, nil)
+		e.undo()
+		if id := e.reqs[0].ID; id == "first" || id == "" {
+			t.Errorf("%s: the ID is %q", algorithm, id)
+		}
 	}
 }
