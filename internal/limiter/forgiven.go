@@ -16,10 +16,11 @@ type runningTakes struct {
 	buckets map[identity.ID]*takenBucket
 }
 
-// takenBucket counts how often a bucket was emptied.
+// takenBucket counts how often a bucket was emptied, and which times failed.
 type takenBucket struct {
 	users   int
 	emptied int
+	failed  []int
 }
 
 // take is one request's take from a bucket that had been emptied so often.
@@ -62,7 +63,14 @@ func (t *runningTakes) end(k take) {
 func (t *runningTakes) isVoid(k take) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return k.emptied < k.bucket.emptied
+	// Times that failed emptied nothing.
+	times := k.bucket.emptied - k.emptied
+	for _, failed := range k.bucket.failed {
+		if failed > k.emptied {
+			times--
+		}
+	}
+	return times > 0
 }
 
 // empty notes that the bucket of r is being emptied. The function that it returns notes that
@@ -79,9 +87,6 @@ func (t *runningTakes) empty(r *store.Request) (failed func()) {
 	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		// A later response may have emptied it.
-		if b.emptied == emptied {
-			b.emptied--
-		}
+		b.failed = append(b.failed, emptied)
 	}
 }

@@ -123,6 +123,18 @@ func TestRunningTakes(t *testing.T) {
 	if running.isVoid(later) {
 		t.Error("a take is void although the bucket could not be emptied")
 	}
+	firstFailed, secondFailed := running.empty(of(0)), running.empty(of(0))
+	firstFailed()
+	secondFailed()
+	if running.isVoid(later) {
+		t.Error("a take is void although the bucket could not be emptied twice")
+	}
+	last := running.begin(of(0))
+	running.empty(of(0))
+	if !running.isVoid(last) || !running.isVoid(later) {
+		t.Error("a take is not void although the bucket was emptied after that")
+	}
+	running.end(last)
 	// A bucket from which nobody has taken is not remembered.
 	running.empty(of(-1))()
 	for _, k := range append(all, first, later) {
