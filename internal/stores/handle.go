@@ -152,6 +152,7 @@ func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 		case st := <-refunded:
 			report(st)
 		case <-ctx.Done():
+			report(store.State{Err: fmt.Errorf("%w: %w", store.ErrUncertain, ctx.Err())})
 		}
 	})
 }
