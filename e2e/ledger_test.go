@@ -66,9 +66,6 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
 					used := askForAlice(t, caddys, algorithm, len(caddys), 0, 0).Total()
-					if algorithm == "sliding_log" {
-						used = min(used, 6) // the log keeps one event beyond the limit
-					}
 					servers.AwaitUsed(t, algorithm, "alice", used)
 					before, start, refused := callsTo(t, servers), time.Now(), new(caddytest.Tally)
 					caddytest.Together(t, len(caddys), func(i int) error {

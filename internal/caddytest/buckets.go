@@ -8,7 +8,6 @@ import (
 	"math"
 	"strings"
 	"testing"
-	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -220,10 +219,9 @@ func readContent(t *testing.T, redis *goredis.Client, key string) (Content, erro
 		if err != nil {
 			return Content{}, err
 		}
-		window, err := time.ParseDuration(rule[len("gcra"):])
-		// What has not drained yet, in whole events.
-		left, events := max(n[0]-now.UnixMicro(), 0), n[2]
-		used := int64(math.Ceil(float64(left) * float64(events) / float64(window.Microseconds())))
+		// What has not drained yet, in whole events; a mean of rates is not exact.
+		left, events, span := max(n[0]-now.UnixMicro(), 0), n[2], n[5]
+		used := int64(math.Ceil(float64(left)*float64(events)/float64(max(span, 1)) - 1e-6))
 		return Content{Used: used, Spent: fmt.Sprint(n[:3]), Penalty: n[6]}, err
 	}
 	// Events of the log keep for longer than any test; leases end.

@@ -81,7 +81,7 @@ func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
 func TestShorterPenaltyEndsNoLongerOne(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		kind.Window = micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
-		before := micros(rapid.Int64Range(1e6, (24 * time.Hour).Microseconds()).Draw(t, "before"))
+		before := micros(rapid.Int64Range(1e6, (24*time.Hour).Microseconds()).Draw(t, "before"))
 		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Penalty: before, Until: origin + before.Microseconds()}
 		b := algorithm.New(&kind)
 		penalize.Run(b, &r, origin)
