@@ -104,6 +104,8 @@ func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (str
 			z.warnNoKey(r, repl, l)
 		} else if name := z.templates[i].unknownIn(repl); name != "" {
 			z.warnUnknown(name, l)
+		} else if was := z.unknown.Load(); was != nil && slices.Contains(z.templates[i].doubtful, *was) {
+			z.unknown.CompareAndSwap(was, nil)
 		}
 		if repeated != "" && z.enforces(string(key)) {
 			return "", z.refuseRepeated(repeated, l)
@@ -127,7 +129,7 @@ func (z *Zone) refuseRepeated(name string, l *Limiter) error {
 func (z *Zone) warnNoKey(r *http.Request, repl *caddy.Replacer, l *Limiter) {
 	for i := range z.templates {
 		if name := z.templates[i].unknownIn(repl); name != "" {
-			z.unknown.Store(&name)
+			z.noteUnknown(name, l)
 		}
 	}
 	times, log := l.mayLog(&z.noKey)

@@ -248,9 +248,16 @@ func (t *keyTemplate) unknownIn(repl *caddy.Replacer) string {
 	return ""
 }
 
+// noteUnknown notes a placeholder that nothing defines for a request that is not simulated.
+func (z *Zone) noteUnknown(name string, l *Limiter) {
+	if !l.isSimulated {
+		z.unknown.Store(&name)
+	}
+}
+
 // warnUnknown logs that nothing defines a placeholder beside others that have a value.
 func (z *Zone) warnUnknown(name string, l *Limiter) {
-	z.unknown.Store(&name)
+	z.noteUnknown(name, l)
 	if times, log := l.mayLog(&z.noKey); log {
 		l.Logger.Warn("a part of key is always empty", zap.String("zone", z.Name), zap.Strings("key", z.Key),
 			zap.Int64("times", times), zap.String("hint", unknownText(name)))

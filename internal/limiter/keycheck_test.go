@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
+
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
@@ -192,5 +194,31 @@ func TestHeaderThatALaterHandlerSets(t *testing.T) {
 				t.Errorf("logged %v, want the hint %q", entries.All(), test.hint)
 			}
 		})
+	}
+}
+
+// TestUnknownPlaceholderIsAProblemWhileItLasts, and not because of a simulation.
+func TestUnknownPlaceholderIsAProblemWhileItLasts(t *testing.T) {
+	z := &Zone{}
+	l := newTestHandler(t, z, memory.New(memory.NewBuckets(), memory.Options{}))
+	z.templates = []keyTemplate{{doubtful: []string{"tenant"}}}
+	ask := func(l *Limiter, repl *caddy.Replacer) int {
+		if _, err := z.clientKey(nil, repl, l); err != nil {
+			t.Fatal(err)
+		}
+		return len(z.KeyProblems())
+	}
+	quiet := *l
+	quiet.isSimulated = true
+	known := caddy.NewReplacer()
+	known.Set("tenant", "a")
+	if n := ask(&quiet, caddy.NewReplacer()); n != 0 {
+		t.Errorf("%d problems after a simulation", n)
+	}
+	if n := ask(l, caddy.NewReplacer()); n != 1 {
+		t.Errorf("%d problems after a request, want 1", n)
+	}
+	if n := ask(l, known); n != 0 {
+		t.Errorf("%d problems once it has a value", n)
 	}
 }
