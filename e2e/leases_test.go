@@ -277,24 +277,26 @@ func TestStreamHoldsOneSlot(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)
 	c := oneSlot(t, servers, "100h")
-	for range 3 {
+	for round := range 3 {
+		// Streams that one client aborts count for a while.
+		client := fmt.Sprint("alice", round)
 		ctx, leave := context.WithCancel(t.Context())
 		req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+"/stream", nil)
 		must(t, "stream", err)
-		req.Header.Set("X-Key", "alice")
+		req.Header.Set("X-Key", client)
 		resp, err := c.Client.Do(req)
 		must(t, "stream", err)
 		must(t, "stream", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("remaining", caddytest.Remaining(resp), "0")))
 		// The response has begun, and so the request is settled.
 		_, err = io.ReadFull(resp.Body, make([]byte, len("first")))
 		must(t, "begin of the body", err)
-		must(t, "stream", want("number of leases", servers.Content(t, "slots", "alice").Used, 1))
-		must(t, "request during the stream", c.Probe("/plain", "X-Key: alice").Refuses("slots"))
+		must(t, "stream", want("number of leases", servers.Content(t, "slots", client).Used, 1))
+		must(t, "request during the stream", c.Probe("/plain", "X-Key: "+client).Refuses("slots"))
 		leave()
 		_ = resp.Body.Close()
-		servers.AwaitUsed(t, "slots", "alice", 0)
-		must(t, "request after the stream", c.Probe("/plain", "X-Key: alice").Shows(http.StatusOK, 1, 1))
-		servers.AwaitUsed(t, "slots", "alice", 0)
+		servers.AwaitUsed(t, "slots", client, 0)
+		must(t, "request after the stream", c.Probe("/plain", "X-Key: "+client).Shows(http.StatusOK, 1, 1))
+		servers.AwaitUsed(t, "slots", client, 0)
 	}
 
 	// This stream ends by itself.
