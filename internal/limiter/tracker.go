@@ -162,6 +162,14 @@ func (t *tracker) hasLeft() bool {
 	return t.request != nil && errors.Is(t.request.Context().Err(), context.Canceled)
 }
 
+// commitVerdict commits a status with which a handler answers. Each part of a body calls it, so it looks
+// for the client only before the first.
+func (t *tracker) commitVerdict(status int) {
+	if !t.settled {
+		t.commit(t.verdict(status))
+	}
+}
+
 // verdict returns the status by which a request settles that no handler has answered with
 // a status of its own, or noVerdict.
 func (t *tracker) verdict(status int) int {
@@ -285,14 +293,14 @@ func (t *tracker) endLease(e *evaluation) {
 func (t *tracker) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		// A handler may answer for a proxy that has reported that the client has left.
-		t.commit(t.verdict(status))
+		t.commitVerdict(status)
 	}
 	t.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements [http.ResponseWriter].
 func (t *tracker) Write(b []byte) (int, error) {
-	t.commit(t.verdict(http.StatusOK))
+	t.commitVerdict(http.StatusOK)
 	n, err := t.ResponseWriter.Write(b)
 	t.unsent -= int64(n)
 	t.response.saw(b[:n], err)
@@ -301,7 +309,7 @@ func (t *tracker) Write(b []byte) (int, error) {
 
 // ReadFrom implements [io.ReaderFrom], which lets the server use sendfile.
 func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
-	t.commit(t.verdict(http.StatusOK))
+	t.commitVerdict(http.StatusOK)
 	if t.response.isRead() {
 		// Write sees what passes.
 		n, err := io.Copy(struct{ io.Writer }{t}, r)
@@ -316,7 +324,7 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 
 // FlushError is what [http.ResponseController] calls to flush.
 func (t *tracker) FlushError() error {
-	t.commit(t.verdict(http.StatusOK))
+	t.commitVerdict(http.StatusOK)
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
