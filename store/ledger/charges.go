@@ -346,7 +346,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 			reply.KeepPenalty(r.Limit, e.known)
 			e.noteSoleWriter(r, reply, st.Now, now)
 		} else {
-			if reply.Content[confirmedUsed] = st.Used; p.sentAt < e.past().took {
+			if reply.Content[confirmedUsed] = st.Used; mayLack(p.sentAt, e.past().took) {
 				// A take may have come later, and been answered first.
 				reply.Content[confirmedUsed] = max(st.Used, e.known.Content[confirmedUsed])
 			}

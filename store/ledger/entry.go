@@ -140,7 +140,11 @@ func (e *entry) wasReset(now, trust int64) bool {
 
 // predatesReset reports whether an answer asked for at that instant is from before this
 // process's last reset of the bucket, and so says nothing about it.
-func (e *entry) predatesReset(asked int64) bool { return asked < e.past().reset }
+func (e *entry) predatesReset(asked int64) bool { return mayLack(asked, e.past().reset) }
+
+// mayLack reports whether an answer asked for at that instant may lack what was answered at
+// another. At equal instants it may: clocks stand still for up to 15 ms where Windows runs.
+func mayLack(asked, answered int64) bool { return answered != 0 && asked <= answered }
 
 // isDue reports whether trust has run out, and no request was let through to ask since.
 func (e *entry) isDue(now, trust int64) bool {
@@ -175,7 +179,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 	answer := algorithm.Known{Content: st.Content}
 	before := e.known
 	// The answer may or may not count a write of ours.
-	overlaps := e.isSent() || e.refunds > 0 || asked < e.written
+	overlaps := e.isSent() || e.refunds > 0 || mayLack(asked, e.written)
 	switch {
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		e.noteRefusal(r, st)
@@ -192,7 +196,7 @@ func (e *entry) hear(r *store.Request, st *store.State, asked, now int64) (stale
 		}
 	}
 	// The answer may lack the refund, so it must not refuse for long.
-	e.doubted = e.doubted || asked < e.past().refunded
+	e.doubted = e.doubted || mayLack(asked, e.past().refunded)
 	if e.known != before && !e.isSent() {
 		e.soleWriter = 0
 	}
@@ -218,7 +222,7 @@ func (e *entry) noteReach(st *store.State, asked, now int64) {
 func (e *entry) confirm(answer algorithm.Known, asked int64) {
 	e.known, e.trusted = answer, asked
 	e.forgetLoose()
-	e.doubted = e.refunds > 0 || asked < e.past().refunded
+	e.doubted = e.refunds > 0 || mayLack(asked, e.past().refunded)
 	e.noteUnsure(false)
 	if e.pending != nil {
 		e.pending.base = answer

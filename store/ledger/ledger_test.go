@@ -147,6 +147,31 @@ func TestNewerAnswersStay(t *testing.T) {
 	}
 }
 
+// TestAnswerOfTheSameInstant: a clock may stand still between the reply to a charge and an
+// answer asked for before it, which lacks the charge.
+func TestAnswerOfTheSameInstant(t *testing.T) {
+	const now = 1_000_000
+	word := func(used int64) *store.State {
+		return &store.State{Now: now, Content: store.Content{used, 2 * now}}
+	}
+	start := time.Now()
+	r := requestOf("alice", 100)
+	l := &Ledger{books: NewBooks(func() time.Time { return start }), store: newSimulation(1)}
+	e := l.enter(&r, 1)
+	e.page.mu.Unlock()
+	l.settle([]store.Request{r}, 0, 0, 1, l)
+	l.conclude(e, &r, word(5), l)
+	e.hear(&r, word(4), 1, 1)
+	if used := e.known.Content[0]; used != 5 {
+		t.Errorf("known is a count of %d, want the 5 of the charge's reply", used)
+	}
+	// What is asked for later replaces it.
+	e.hear(&r, word(4), 2, 2)
+	if used := e.known.Content[0]; used != 4 {
+		t.Errorf("known is a count of %d, want the 4 of the last answer", used)
+	}
+}
+
 // TestPendingChargesAddToOthers: pending charges count on top of the cost that other
 // processes have spent.
 func TestPendingChargesAddToOthers(t *testing.T) {

@@ -13,6 +13,8 @@ import (
 func (b *batches) takeOf(l *Ledger, events int64) store.State {
 	r := b.request(1)
 	r.Events = events
+	// The client has read the last answer.
+	time.Sleep(time.Microsecond)
 	return l.Take(b.Context(), []store.Request{r})[0]
 }
 

@@ -150,7 +150,7 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c 
 		// What is in flight here refuses the take, whatever comes back: its own refund does.
 		return nil, false
 	case v == nil || v.claimed+need > v.cost+v.arrived:
-		return nil, past.refunded >= asked || past.reset >= asked
+		return nil, mayLack(asked, max(past.refunded, past.reset))
 	default:
 		c = &claimant{e, r.ClientKey, need, make(chan struct{})}
 		v.claimed += need

@@ -221,7 +221,7 @@ func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) (refun
 		return refund
 	}
 	counted := e.known.Content[confirmedUsed]
-	overlaps := e.taking > 0 || e.isSent() || asked < max(e.past().took, e.written)
+	overlaps := e.taking > 0 || e.isSent() || mayLack(asked, max(e.past().took, e.written))
 	e.hear(r, st, asked, now)
 	if e.reservation != nil {
 		e.reservation.heard = now
