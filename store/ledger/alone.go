@@ -68,7 +68,7 @@ func (e *entry) ownCount(r *store.Request, now int64) algorithm.Known {
 	}
 	own, waiting := e.known, e.past().loose
 	if p := e.pending; p != nil {
-		if waiting += p.cost(); p.isStale {
+		if waiting += p.cost(now); p.isStale {
 			// The bucket was reset since the charge in flight was sent.
 			waiting -= p.sentCost
 		}
@@ -176,7 +176,7 @@ func (e *entry) overtakes(r *store.Request, st *store.State, now int64) (others 
 	unheard := e.flight
 	if e.pending != nil {
 		// The answer may count the charge in flight.
-		unheard += e.pending.cost() - e.pending.sentCost
+		unheard += e.pending.cost(now) - e.pending.sentCost
 	}
 	return st.Used + unheard - r.Cost, st.Used+unheard > max(st.Used, r.Capacity())
 }

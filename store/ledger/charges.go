@@ -44,8 +44,9 @@ type pendingCharges struct {
 	sentAt, expires int64
 	// via is the view through whose store the charge was sent.
 	via *Ledger
-	// base is what was known when the charge was sent.
+	// base is what was known when the charge was sent; age is that of a charge that had waited.
 	base algorithm.Known
+	age  age
 	// waiting is the next charge, or nil.
 	waiting *mergedCharge
 	// held is set while waiting is for the next tick.
@@ -63,17 +64,19 @@ type mergedCharge struct {
 	req      store.Request
 	requests int64
 	expires  int64
+	age      age
 }
 
 // isQueued reports whether charges are pending and none is in flight: they are held
 // for the next tick, in a retry queue, or with its goroutine.
 func (p *pendingCharges) isQueued() bool { return p != nil && !p.sent }
 
-func (p *pendingCharges) cost() int64 {
+// cost is what the charges would count by now, had they arrived at once.
+func (p *pendingCharges) cost(now int64) int64 {
 	if p.waiting == nil {
 		return p.sentCost
 	}
-	return p.sentCost + p.waiting.req.Cost
+	return p.sentCost + p.waiting.left(now)
 }
 
 // withCharge is what was known when the charge was sent, with a cost charged on top,
@@ -113,22 +116,50 @@ func (e *entry) countUnsent(requests int64) {
 	}
 }
 
-func (e *entry) addWaiting(r *store.Request, requests, expires int64) {
+func (e *entry) addWaiting(r *store.Request, requests, expires, now int64) {
 	w := e.pending.waiting
 	if w == nil {
-		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: expires})
+		w = &mergedCharge{req: *r, requests: requests, expires: expires, age: e.newAge(r, e.known)}
+		w.age.add(r, now)
+		e.setWaiting(w)
 		return
 	}
+	w.age.add(r, now)
+	w.merge(r, requests, expires)
+	e.countUnsent(requests)
+}
+
+// waitAgain makes the charge that was in flight and did not run wait, before those that
+// came later.
+func (e *entry) waitAgain(r *store.Request, requests, now int64) {
+	p := e.pending
+	age := p.age
+	if !age.began {
+		age = e.newAge(r, p.base)
+		age.add(r, p.sentAt)
+	}
+	w := p.waiting
+	if w == nil {
+		e.setWaiting(&mergedCharge{req: *r, requests: requests, expires: p.expires, age: age})
+		return
+	}
+	later := w.req
+	later.Cost = w.left(now)
+	w.age = age
+	w.age.add(&later, now)
+	w.merge(r, requests, p.expires)
+	e.countUnsent(requests)
+}
+
+func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 	w.req.Events = algorithm.MergedEvents(&w.req, r)
 	w.req.Cost += min(r.Cost, store.MaxInteger-w.req.Cost)
 	w.requests += requests
-	if r.Limit.Algorithm.HasBurst() {
-		// They drain one after the other.
-		w.expires = max(w.expires, expires)
-	} else {
+	if algorithm.Of(r.Limit.Algorithm).Windowed {
 		w.expires = min(w.expires, expires)
+	} else {
+		w.expires = max(w.expires, expires)
 	}
-	e.countUnsent(requests)
 }
 
 // Settle ends what the requests hold in flight, and charges their costs without
@@ -180,7 +211,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	case e.pending == nil && holds:
 		l.books.owing.Add(1)
 		e.pending = &pendingCharges{held: true, sentAt: now, base: e.known}
-		e.addWaiting(r, 1, expires)
+		e.addWaiting(r, 1, expires, now)
 		l.awaitTick(e, now)
 		return nil, nil
 	case e.pending == nil:
@@ -192,7 +223,7 @@ func (l *Ledger) settle(reqs []store.Request, place int, hold, now int64, w *Led
 	if older := e.pending.waiting; older != nil && older.expires <= now {
 		l.dropWaiting(e, ErrExpired)
 	}
-	e.addWaiting(r, 1, expires)
+	e.addWaiting(r, 1, expires, now)
 	// The newer request has the limit that holds now.
 	merged := e.pending.waiting
 	cost, events := merged.req.Cost, merged.req.Events
@@ -220,7 +251,7 @@ func (l *Ledger) expiryOf(e *entry, r *store.Request, now int64) int64 {
 		clock = l.books.clock().UnixMicro() - now
 	}
 	if p := e.pending; p != nil {
-		cost += min(p.cost(), store.MaxInteger-cost)
+		cost += min(p.cost(now), store.MaxInteger-cost)
 	}
 	return e.known.ChargeExpiry(r, cost, now+clock) - clock
 }
@@ -370,7 +401,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 	default:
 		e.silent = true
 		// The charge did not run: it waits for its shard.
-		e.addWaiting(r, requests, p.expires)
+		e.waitAgain(r, requests, now)
 		if !l.books.enqueue(l.store.Owner(r.ClientKey), e) {
 			l.giveUp(e, errEnded)
 		}
@@ -427,6 +458,8 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 		l.endPending(e)
 		return nil
 	}
+	w.req.Cost = w.left(now)
+	p.age = w.age
 	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
 	p.held, p.via, p.base = false, l, e.known
 	w.req.Until = e.openUntil(&w.req, now)

@@ -307,17 +307,18 @@ func (e *entry) viewOf(r *store.Request, answer *store.State, now int64) view {
 	if p == nil {
 		return v
 	}
-	waiting := p.cost() - p.sentCost
+	pending := p.cost(now - e.clock)
+	waiting := pending - p.sentCost
 	switch {
 	case e.countsInOpenWindow(p, r.Limit, now):
 		// Later answers may count the charge in flight, and lack the waiting one.
 		v.known.Charge(r, waiting, now)
-		v.known = p.withCharge(r, p.cost(), v.known, now)
+		v.known = p.withCharge(r, pending, v.known, now)
 	case v.known.IsOpen(r.Limit, now):
 		v.known.Charge(r, waiting, now)
 		v.flight, v.unclear = v.flight+p.sentCost, p.sentCost
 	default:
-		v.flight, v.unclear = v.flight+p.cost(), v.unclear+p.sentCost
+		v.flight, v.unclear = v.flight+pending, v.unclear+p.sentCost
 	}
 	return v
 }

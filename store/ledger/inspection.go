@@ -145,7 +145,7 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	asked.Cost = 0
 	a := &store.Account{InFlight: e.flight, Used: e.used(r, now)}
 	if e.pending != nil {
-		a.Unsent = e.pending.cost() - e.pending.sentCost
+		a.Unsent = e.pending.cost(now) - e.pending.sentCost
 	}
 	if v := e.reservation; v != nil && now+e.clock < v.ends {
 		a.Reserved = v.tokens

@@ -177,7 +177,7 @@ func TestAnswerOfTheSameInstant(t *testing.T) {
 func TestPendingChargesAddToOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	e := &entry{known: algorithm.Known{Content: store.Content{9, 100}}}
-	e.pending = &pendingCharges{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &mergedCharge{req: store.Request{Cost: 4}}}
+	e.pending = &pendingCharges{base: algorithm.Known{Content: store.Content{3, 100}}, sent: true, sentCost: 2, waiting: &mergedCharge{req: store.Request{Limit: r.Limit, Cost: 4}}}
 	v := e.viewOf(&r, nil, 50)
 	if st := v.ahead(0); st.Used != 9+4 {
 		t.Errorf("used is %d, want the 9 of the last reply and 4 pending", st.Used)
@@ -263,12 +263,13 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 		limit   store.Limit
 		arrives time.Duration // after an outage of that length
 		expires time.Duration
+		want    int64 // that many still count
 	}{
-		"fixed":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Minute}, 59 * time.Second, time.Minute},
-		"align":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Hour, Align: true}, 29 * time.Minute, 30 * time.Minute},
-		"calendar": {store.Limit{Algorithm: store.FixedWindow, Window: day.Window(), Align: true, Calendar: day}, 23 * time.Hour, 24 * time.Hour},
-		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 119 * time.Second, 2 * time.Minute},
-		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, (charges - 1) * time.Second, charges * time.Second},
+		"fixed":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Minute}, 59 * time.Second, time.Minute, charges},
+		"align":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Hour, Align: true}, 29 * time.Minute, 30 * time.Minute, charges},
+		"calendar": {store.Limit{Algorithm: store.FixedWindow, Window: day.Window(), Align: true, Calendar: day}, 23 * time.Hour, 24 * time.Hour, charges},
+		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 90 * time.Second, 2 * time.Minute, charges / 2},
+		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, (charges - 10) * time.Second, charges * time.Second, 10},
 	} {
 		for _, outage := range []time.Duration{c.arrives, c.expires} {
 			t.Run(fmt.Sprint(name, outage), func(t *testing.T) {
@@ -293,12 +294,13 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 						time.Sleep(time.Millisecond)
 						most = max(most, s.used(r))
 					}
-					want := int64(charges)
+					want, expired := c.want, int64(0)
 					if outage == c.expires {
-						want = 0
+						want, expired = 0, charges
 					}
-					if most != want || lost.Load() != charges-want {
-						t.Errorf("%d of %d charges have arrived, %d are lost", most, charges, lost.Load())
+					// Retries take up to a second, in which charges go on to count for less.
+					if most > want || most < want-2 || lost.Load() != expired {
+						t.Errorf("%d of %d charges have arrived, want %d; %d are lost", most, charges, want, lost.Load())
 					}
 					l.Leave()
 				})

@@ -1,0 +1,77 @@
+package ledger
+
+import (
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// age is how much of charges that wait would count by now, had they arrived at once: a long
+// outage must not end with all that was spent in it at one instant. Charges of a window
+// that ends expire together, and have no age.
+type age struct {
+	began bool
+	// clock is how far the store's clock is ahead of the books', as heard when age began.
+	clock int64
+	// known is a copy of the bucket or, where buckets cannot be copied, a wheel.
+	known algorithm.Known
+}
+
+// newAge begins an age of charges on top of what is known. What drains in order has to wait
+// for what was before it.
+func (e *entry) newAge(r *store.Request, known algorithm.Known) age {
+	a := age{began: true, clock: e.clock}
+	if r.Limit.Algorithm.HasBurst() {
+		a.known = known
+	}
+	return a
+}
+
+// add notes that a request was to be charged at now.
+func (a *age) add(r *store.Request, now int64) {
+	switch t := algorithm.Of(r.Limit.Algorithm); {
+	case t.Windowed:
+	case t.Copies():
+		a.known.Charge(r, r.Cost, now+a.clock)
+	default:
+		a.turn(r.Limit, now)
+		a.known.Content[1] += min(r.Cost, store.MaxInteger-a.known.Content[1])
+	}
+}
+
+// wheelParts are the parts of a window by which what leaves a log is known. The first number
+// of a wheel is that of the present part, the next ones are the costs of this part and those
+// before it: of a window and the part in which it began.
+const wheelParts = int64(len(store.Content{}) - 2)
+
+// turn makes the part of now the first one.
+func (a *age) turn(limit *store.Limit, now int64) {
+	c := &a.known.Content
+	part := now / max(limit.Window.Microseconds()/wheelParts+1, 1)
+	costs := c[1:]
+	for n := min(max(part-c[0], 0), int64(len(costs))); n > 0; n-- {
+		copy(costs[1:], costs)
+		costs[0] = 0
+	}
+	c[0] = max(c[0], part)
+}
+
+// left is how much of the merged charges still counts, and 1 at least: when nothing does,
+// they expire.
+func (w *mergedCharge) left(now int64) int64 {
+	left, a := w.req.Cost, w.age
+	switch t := algorithm.Of(w.req.Limit.Algorithm); {
+	case t.Windowed:
+		return left
+	case t.Copies():
+		asked := w.req
+		asked.Cost = 0
+		left = a.known.View(&asked, 0, now+a.clock).Used
+	default:
+		a.turn(w.req.Limit, now)
+		left = 0
+		for _, cost := range a.known.Content[1:] {
+			left += cost
+		}
+	}
+	return min(w.req.Cost, max(left, 1))
+}

@@ -1,0 +1,44 @@
+package ledger
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// TestOutageEndsWithWhatStillCounts: of the charges of a client, one a second, those arrive that
+// would count by then, and the old ones take none with them.
+func TestOutageEndsWithWhatStillCounts(t *testing.T) {
+	for a, want := range map[store.Algorithm]func(outage int64) (least, most int64){
+		// 50 of 60 drain.
+		store.GCRA:          func(outage int64) (least, most int64) { return outage/6 - 1, outage/6 + 1 },
+		store.SlidingWindow: func(int64) (least, most int64) { return 57, 62 },
+		// What leaves a log is known by a fifth of the window.
+		store.SlidingLog: func(int64) (least, most int64) { return 57, 74 },
+	} {
+		for _, outage := range []int64{61, 125, 600} {
+			t.Run(fmt.Sprint(a, outage), func(t *testing.T) {
+				simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+					s.setDown(true, false)
+					r := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: a, Window: time.Minute}, ClientKey: "alice", Events: 50, Cost: 1}
+					for i := range outage {
+						r.ID = fmt.Sprint(i)
+						l.ChargeDetached([]store.Request{r})
+						time.Sleep(time.Second)
+					}
+					s.setDown(false, false)
+					used := int64(0)
+					for range 2000 {
+						time.Sleep(time.Millisecond)
+						used = max(used, s.used(r))
+					}
+					if least, most := want(outage); used < least || used > most {
+						t.Errorf("%d are used, want from %d to %d", used, least, most)
+					}
+				})
+			})
+		}
+	}
+}
