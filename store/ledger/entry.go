@@ -75,8 +75,10 @@ type rare struct {
 	own   algorithm.Known
 	// reset is when this process last reset the bucket.
 	reset int64
-	// returning is what is on its way back, or nil.
+	// returning is what is on its way back, or nil; back is what has come back, and no take
+	// was repeated for it yet.
 	returning *returning
+	back      int64
 }
 
 // past returns the rare values.

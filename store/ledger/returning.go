@@ -12,7 +12,7 @@ const (
 	// wholeBucket is what a reset in flight is about to give back.
 	wholeBucket = 1 << 52
 	// maxRetakes is how often a refused take is repeated because of what came back while it was
-	// asked. Where it waits, others may still be quicker, but only for as much as has come back.
+	// asked. All takes together are repeated for no more than has come back.
 	maxRetakes = 4
 )
 
@@ -57,17 +57,18 @@ func (e *entry) receive(cost int64) {
 	v.cost -= cost
 	v.arrived += cost
 	v.ways--
-	v.wake()
+	e.rare.back = min(e.rare.back+max(cost-v.wake(), 0), wholeBucket)
 	if v.ways == 0 {
 		e.rare.returning = nil
 	}
 }
 
 // wake ends the waiting of the first takes for which enough has arrived, or of all if nothing
-// more does. What arrived is kept for waiters only.
-func (v *returning) wake() {
+// more does, and returns what they take. What arrived is kept for waiters only.
+func (v *returning) wake() (taken int64) {
 	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
 		first := v.waiters[0]
+		taken += first.need
 		v.arrived -= first.need
 		v.remove(0)
 		close(first.come)
@@ -75,6 +76,7 @@ func (v *returning) wake() {
 	if len(v.waiters) == 0 {
 		v.arrived = 0
 	}
+	return taken
 }
 
 func (v *returning) remove(i int) {
@@ -150,7 +152,13 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c 
 		// What is in flight here refuses the take, whatever comes back: its own refund does.
 		return nil, false
 	case v == nil || v.claimed+need > v.cost+v.arrived:
-		return nil, mayLack(asked, max(past.refunded, past.reset))
+		// No more than the whole bucket can be free.
+		back := min(past.back, r.Capacity()) - need
+		if back < 0 || !mayLack(asked, max(past.refunded, past.reset)) {
+			return nil, false
+		}
+		e.rare.back = back
+		return nil, true
 	default:
 		c = &claimant{e, r.ClientKey, need, make(chan struct{})}
 		v.claimed += need

@@ -135,6 +135,31 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 	})
 }
 
+// TestTakesAreRepeatedForWhatComesBack and no more, however many are refused meanwhile.
+func TestTakesAreRepeatedForWhatComesBack(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		const slots, clients, requests = 2, 50, 20
+		limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
+		var passed atomic.Int64
+		var wg sync.WaitGroup
+		for i := range clients {
+			wg.Go(func() {
+				w := worker{l, func(id string) store.Request {
+					return store.Request{Limit: &limit, ClientKey: "alice", Events: slots, Cost: 1, ID: id}
+				}, time.Millisecond}
+				passed.Add(requests - int64(w.run(fmt.Sprint(i), requests)))
+			})
+		}
+		wg.Wait()
+		l.Flush(t.Context())
+		// Each request takes once, and each refund is one write.
+		n := passed.Load()
+		if again := int64(s.writes) - clients*requests - n; n < slots || again > n {
+			t.Errorf("%d requests passed, and takes were repeated %d times", n, again)
+		}
+	})
+}
+
 // lateRefunds is a simulation that takes a second to refund.
 type lateRefunds struct{ *simulation }
 
