@@ -24,7 +24,7 @@ import (
 var (
 	flags   = flag.NewFlagSet("faults", flag.ExitOnError)
 	out     = report.Out(flags)
-	only    = flags.String("only", "", "try the cells that match this expression, such as 'killed.*deny', and write no document")
+	only    = report.Only(flags, "killed.*deny")
 	binary  = flags.String("caddy", "", "the Caddy to try; without it, it is built")
 	timeout = flags.Duration("check-timeout", 250*time.Millisecond, "the store's check_timeout; a busy machine exceeds the default")
 	during  = flags.Duration("during", 3*time.Second, "how long faults last that do not end by themselves")
@@ -36,10 +36,6 @@ var template string
 // Run tries all cells.
 func Run(ctx context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
-	wanted, err := regexp.Compile(*only)
-	if err != nil {
-		return fmt.Errorf("read -only: %w", err)
-	}
 	shop, err := site.Open(*binary)
 	if err != nil {
 		return err
@@ -49,8 +45,8 @@ func Run(ctx context.Context, args []string) error {
 		caddy: shop.Caddy, checkTimeout: *timeout,
 		before: 2 * time.Second, during: *during, after: time.Second,
 	}
-	outcomes, err := try(ctx, set, wanted)
-	if *only == "" && ctx.Err() == nil {
+	outcomes, err := try(ctx, set, only)
+	if only.String() == "" && ctx.Err() == nil {
 		err = errors.Join(err, report.Write(*out, "faults.md", template, document(set, outcomes),
 			map[string]fmt.Stringer{"faults.svg": draw(allFigures(outcomes))}))
 	}

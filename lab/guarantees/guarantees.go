@@ -32,7 +32,7 @@ import (
 var (
 	flags  = flag.NewFlagSet("guarantees", flag.ExitOnError)
 	out    = report.Out(flags)
-	only   = flags.String("only", "", "try the cells that match this expression, such as 'gcra.*4 Caddys', and write no document")
+	only   = report.Only(flags, "gcra.*4 Caddys")
 	binary = flags.String("caddy", "", "the Caddy to try; without it, it is built")
 	lasts  = flags.Duration("lasts", 5*window/2, "how long each cell is tried")
 )
@@ -48,22 +48,18 @@ type settings struct {
 // Run tries all cells and faults.
 func Run(ctx context.Context, args []string) error {
 	_ = flags.Parse(args) // it exits if a flag is invalid
-	wanted, err := regexp.Compile(*only)
-	if err != nil {
-		return fmt.Errorf("read -only: %w", err)
-	}
 	shop, err := site.Open(*binary)
 	if err != nil {
 		return err
 	}
 	defer shop.Close()
 	set, began := settings{shop, *lasts}, time.Now()
-	outcomes, err := tryCells(ctx, set, wanted, plan{limits: limits(), sizes: caddyCounts, groups: groups(limits())})
-	roamed, failed := tryCells(ctx, set, wanted, plan{limits: roamLimits(), sizes: roamCounts, groups: roamGroups(roamLimits()), isApart: true})
+	outcomes, err := tryCells(ctx, set, only, plan{limits: limits(), sizes: caddyCounts, groups: groups(limits())})
+	roamed, failed := tryCells(ctx, set, only, plan{limits: roamLimits(), sizes: roamCounts, groups: roamGroups(roamLimits()), isApart: true})
 	err = errors.Join(err, failed)
-	losses, failed := tryFaults(ctx, set, wanted)
+	losses, failed := tryFaults(ctx, set, only)
 	err = errors.Join(err, failed)
-	if *only == "" && ctx.Err() == nil {
+	if only.String() == "" && ctx.Err() == nil {
 		err = errors.Join(err, report.Write(*out, "guarantees.md", template, document(set, time.Since(began), outcomes, roamed, losses),
 			map[string]fmt.Stringer{"guarantees.svg": draw(excesses(outcomes))}))
 	}

@@ -35,6 +35,13 @@ const (
 	Tables = "tables"
 )
 
+// Only adds the flag -only: what is tried, and then no document is written; all by default.
+func Only(flags *flag.FlagSet, example string) *regexp.Regexp {
+	only := new(regexp.Regexp)
+	flags.TextVar(only, "only", regexp.MustCompile(""), "try the cells that match this expression, such as '"+example+"', and write no document")
+	return only
+}
+
 // Out is the flag that names the folder of what a program writes.
 func Out(flags *flag.FlagSet) *string {
 	return flags.String("out", "../dist/evidence", "folder to write the tables and pictures to")
