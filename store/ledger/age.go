@@ -56,7 +56,7 @@ func (a *age) turn(limit *store.Limit, now int64) {
 }
 
 // left is how much of the merged charges still counts, and 1 at least: when nothing does,
-// they expire.
+// they expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
 	left, a := w.req.Cost, w.age
 	switch t := algorithm.Of(w.req.Limit.Algorithm); {
@@ -66,6 +66,9 @@ func (w *mergedCharge) left(now int64) int64 {
 		asked := w.req
 		asked.Cost = 0
 		left = a.known.View(&asked, 0, now+a.clock).Used
+		if w.req.Limit.Algorithm.HasBurst() {
+			left = max(left, w.req.Capacity())
+		}
 	default:
 		a.turn(w.req.Limit, now)
 		left = 0

@@ -12,8 +12,11 @@ import (
 // would count by then, and the old ones take none with them.
 func TestOutageEndsWithWhatStillCounts(t *testing.T) {
 	for a, want := range map[store.Algorithm]func(outage int64) (least, most int64){
-		// 50 of 60 drain.
-		store.GCRA:          func(outage int64) (least, most int64) { return outage/6 - 1, outage/6 + 1 },
+		// 50 of 60 drain, and a full bucket waits.
+		store.GCRA: func(outage int64) (least, most int64) {
+			owed := max(outage/6, 50)
+			return owed - 1, owed + 1
+		},
 		store.SlidingWindow: func(int64) (least, most int64) { return 57, 62 },
 		// What leaves a log is known by a fifth of the window.
 		store.SlidingLog: func(int64) (least, most int64) { return 57, 74 },

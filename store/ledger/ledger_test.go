@@ -269,7 +269,7 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 		"align":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Hour, Align: true}, 29 * time.Minute, 30 * time.Minute, charges},
 		"calendar": {store.Limit{Algorithm: store.FixedWindow, Window: day.Window(), Align: true, Calendar: day}, 23 * time.Hour, 24 * time.Hour, charges},
 		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 90 * time.Second, 2 * time.Minute, charges / 2},
-		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, (charges - 10) * time.Second, charges * time.Second, 10},
+		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, (charges - 10) * time.Second, charges * time.Second, charges},
 	} {
 		for _, outage := range []time.Duration{c.arrives, c.expires} {
 			t.Run(fmt.Sprint(name, outage), func(t *testing.T) {
