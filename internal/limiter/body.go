@@ -3,6 +3,8 @@ package limiter
 import (
 	"io"
 	"net/http"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 )
 
 // maxReadAhead bounds what is kept of the body of a request that waits.
@@ -19,8 +21,8 @@ type bodyAhead struct {
 	err  error
 }
 
-// readAhead begins to read a short body of HTTP/1, which r has from then on. Others are left
-// alone: HTTP/2 and HTTP/3 tell when a client has gone.
+// readAhead begins to read a short body of HTTP/1, which r has from then on, until awaitBody.
+// Others are left alone: HTTP/2 and HTTP/3 tell when a client has gone.
 func readAhead(r *http.Request) {
 	if r.ProtoMajor != 1 || r.ContentLength <= 0 || r.ContentLength > maxReadAhead || r.Body == nil {
 		return
@@ -34,6 +36,23 @@ func readAhead(r *http.Request) {
 		b.rest, b.err = io.ReadAll(io.LimitReader(b.ReadCloser, maxReadAhead))
 	}()
 	r.Body = b
+}
+
+// awaitBody waits until a body is there that is read ahead: what has wrapped the body, such as the
+// access log's count of its bytes, expects no reader beside the handlers, nor after them. It is no
+// use to interrupt the reading, because a failed read cancels the request. A client that never
+// sends its body holds up no more than it would without: the server reads short bodies to their
+// end before it sends a response. The error is that of a client that has left.
+func awaitBody(r *http.Request) error {
+	b, isRead := r.Body.(*bodyAhead)
+	if !isRead {
+		return nil
+	}
+	<-b.done
+	if b.err != nil && r.Context().Err() != nil {
+		return caddyhttp.Error(statusClientClosedRequest, b.err)
+	}
+	return nil
 }
 
 // Read implements [io.Reader].

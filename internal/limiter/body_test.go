@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"io"
@@ -22,6 +23,11 @@ func (s *queueSite) listen(chain http.HandlerFunc) string {
 	s.t.Helper()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, nil)
+		body := &countedBody{ReadCloser: r.Body}
+		r.Body = body
+		if s.counted != nil {
+			defer func() { s.counted(body.n) }()
+		}
 		if err := s.limiters[0].ServeHTTP(w, r, caddyhttp.HandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 			chain(w, r)
 			return nil
@@ -135,5 +141,127 @@ func TestBodyIsWholeAfterWaiting(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// countedBody counts the bytes that are read, as Caddy's access log does.
+type countedBody struct {
+	io.ReadCloser
+	n int
+}
+
+func (b *countedBody) Read(p []byte) (int, error) {
+	n, err := b.ReadCloser.Read(p)
+	b.n += n
+	return n, err
+}
+
+// TestBodyIsReadByNobodyElse once the handlers are called, or have answered, so that the access log
+// can count the bytes, and the connection serves another request. The client sends the rest of its
+// body after its wait.
+func TestBodyIsReadByNobodyElse(t *testing.T) {
+	for _, test := range []struct {
+		name   string
+		end    func(s *queueSite)
+		status int
+	}{
+		{"admitted", func(s *queueSite) {
+			if err := s.reset("static"); err != nil {
+				s.t.Fatal(err)
+			}
+		}, http.StatusOK},
+		{"refused", func(s *queueSite) {
+			z := s.limiters[0].Zones[0]
+			room := z.bound[ownStore].room
+			room.mu.Lock()
+			defer room.mu.Unlock()
+			for _, line := range room.lines {
+				first := line[0]
+				room.remove(first)
+				first.isDisplaced = true
+				first.ring()
+			}
+		}, http.StatusTooManyRequests},
+	} {
+		t.Run(test.name, func(t *testing.T) {
+			s := newQueueSite(t, []*Zone{{Name: "zone", Key: []string{"static"}, Events: Quantity{Number: 1}, Window: time.Hour, MaxWait: 2 * time.Hour}})
+			counts := make(chan int, 2)
+			s.counted = func(n int) { counts <- n }
+			addr := s.listen(func(http.ResponseWriter, *http.Request) {})
+			if got := s.limiters[0].answeredWith(http.StatusOK).Code; got != http.StatusOK {
+				t.Fatalf("the first request got %d", got)
+			}
+			conn := s.dial(addr)
+			if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12345"); err != nil {
+				t.Fatal(err)
+			}
+			await(t, "it waits", func() bool { return s.held() == 1 })
+			test.end(s)
+			await(t, "its wait has ended", func() bool { return s.held() == 0 })
+			if _, err := io.WriteString(conn, "67890"); err != nil {
+				t.Fatal(err)
+			}
+			answers := bufio.NewReader(conn)
+			mustAnswer(t, answers, test.status)
+			if n := <-counts; n != 10 {
+				t.Errorf("%d bytes of 10 are counted when the handlers have returned", n)
+			}
+			if err := s.reset("static"); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: a\r\n\r\n"); err != nil {
+				t.Fatal(err)
+			}
+			mustAnswer(t, answers, http.StatusOK)
+		})
+	}
+}
+
+// TestClientThatLeavesWithItsBodyUnsent after its wait reaches no handler, and is charged nothing.
+func TestClientThatLeavesWithItsBodyUnsent(t *testing.T) {
+	s := newQueueSite(t, []*Zone{{
+		Name: "zone", Key: []string{"static"}, ChargeBefore: true, Events: Quantity{Number: 1}, Window: time.Hour, MaxWait: 2 * time.Hour,
+	}})
+	counts, passed := make(chan int, 1), make(chan struct{}, 1)
+	s.counted = func(n int) { counts <- n }
+	addr := s.listen(func(http.ResponseWriter, *http.Request) { passed <- struct{}{} })
+	if got := s.limiters[0].answeredWith(http.StatusOK).Code; got != http.StatusOK {
+		t.Fatalf("the first request got %d", got)
+	}
+	conn := s.dial(addr)
+	if _, err := io.WriteString(conn, "POST / HTTP/1.1\r\nHost: a\r\nContent-Length: 10\r\n\r\n12345"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "it waits", func() bool { return s.held() == 1 })
+	if err := s.reset("static"); err != nil {
+		t.Fatal(err)
+	}
+	await(t, "its wait has ended", func() bool { return s.held() == 0 })
+	if err := conn.Close(); err != nil {
+		t.Fatal(err)
+	}
+	<-counts
+	if len(passed) > 0 {
+		t.Error("the request reached a handler")
+	}
+	if got := s.limiters[0].answeredWith(http.StatusOK).Code; got != http.StatusOK {
+		t.Errorf("the next request got %d, because the limit is spent", got)
+	}
+}
+
+func mustAnswer(t *testing.T, answers *bufio.Reader, status int) {
+	t.Helper()
+	resp, err := http.ReadResponse(answers, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := io.Copy(io.Discard, resp.Body); err != nil {
+		t.Error(err)
+	}
+	if err := resp.Body.Close(); err != nil {
+		t.Error(err)
+	}
+	if resp.StatusCode != status {
+		t.Errorf("status %d, want %d", resp.StatusCode, status)
 	}
 }

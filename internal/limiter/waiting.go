@@ -118,7 +118,6 @@ func (t *tracker) mayWait(began time.Time) bool {
 // wait gives back what the request holds, in all its handlers, and waits until it passes in all
 // of them, a zone refuses it for too long, or the client leaves.
 func (t *tracker) wait(r *http.Request, began time.Time) error {
-	readAhead(r)
 	t.giveBack()
 	w := t.newWaiter(began)
 	defer w.leave()
@@ -129,6 +128,7 @@ func (t *tracker) wait(r *http.Request, began time.Time) error {
 		if !waits {
 			return nil
 		}
+		readAhead(r)
 		switch turn, err := t.awaitTurn(w, line, timer, r); {
 		case err != nil:
 			return err

@@ -39,6 +39,9 @@ type queueSite struct {
 	passed   []string
 	// answer is called where the chain ends; nil answers 200.
 	answer func(w http.ResponseWriter, r *http.Request)
+	// counted is called, unless it is nil, with how much was read of the body of each request that
+	// has come to listen, once that is answered.
+	counted func(n int)
 }
 
 // newQueueSite returns a site with a handler for each list of zones, outer ones first.
