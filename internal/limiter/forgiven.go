@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"slices"
 	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
@@ -16,11 +17,16 @@ type runningTakes struct {
 	buckets map[identity.ID]*takenBucket
 }
 
-// takenBucket counts how often a bucket was emptied, and which times failed.
+// takenBucket counts how often a bucket was being emptied.
 type takenBucket struct {
 	users   int
 	emptied int
-	failed  []int
+	// done is the latest of these times that has emptied it; times that fail leave no trace.
+	done int
+	// underWay are the times that are not over. They are at most as many as resets of the store run
+	// at a time, 256 or 2 KB, because further ones fail at once; however many requests run, and
+	// however long, and whatever fails meanwhile.
+	underWay []int
 }
 
 // take is one request's take from a bucket that had been emptied so often.
@@ -63,30 +69,28 @@ func (t *runningTakes) end(k take) {
 func (t *runningTakes) isVoid(k take) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	// Times that failed emptied nothing.
-	times := k.bucket.emptied - k.emptied
-	for _, failed := range k.bucket.failed {
-		if failed > k.emptied {
-			times--
-		}
-	}
-	return times > 0
+	b := k.bucket
+	return b.done > k.emptied || slices.ContainsFunc(b.underWay, func(time int) bool { return time > k.emptied })
 }
 
-// empty notes that the bucket of r is being emptied. The function that it returns notes that
-// this has failed.
-func (t *runningTakes) empty(r *store.Request) (failed func()) {
+// empty notes that the bucket of r is being emptied. The caller calls the function that it returns
+// once that is over.
+func (t *runningTakes) empty(r *store.Request) (end func(err error)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buckets[t.idOf(r)]
 	if b == nil {
-		return func() {}
+		return func(error) {}
 	}
 	b.emptied++
-	emptied := b.emptied
-	return func() {
+	time := b.emptied
+	b.underWay = append(b.underWay, time)
+	return func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		b.failed = append(b.failed, emptied)
+		b.underWay = slices.DeleteFunc(b.underWay, func(other int) bool { return other == time })
+		if err == nil {
+			b.done = max(b.done, time)
+		}
 	}
 }

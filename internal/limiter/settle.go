@@ -131,13 +131,13 @@ func (e *evaluation) forgive(i int) {
 
 // empty empties the bucket of a request that has spent something in it.
 func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
-	failed := z.running.empty(&req)
+	end := z.running.empty(&req)
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
+		end(err)
 		if err == nil {
 			z.Counts.Forgiven.Inc()
 			z.room.wake(req.ClientKey)
 		} else {
-			failed()
 			z.handle.ReportError(l.Now(), z.Name, err)
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take

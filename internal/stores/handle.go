@@ -98,7 +98,8 @@ func (h *Handle) CanForgive() bool {
 	return ok
 }
 
-// maxForgiving bounds how many buckets of a store are emptied at the same time.
+// maxForgiving bounds how many buckets of a store are emptied at the same time, by a reset or by a
+// refund whose outcome is awaited.
 const maxForgiving = 256
 
 var errForgiving = fmt.Errorf("%d other buckets are being emptied", maxForgiving)
@@ -130,7 +131,8 @@ func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	deliver(forgive)
 }
 
-// RefundReported refunds a request without waiting, and reports its bucket after that.
+// RefundReported refunds a request without waiting, and reports its bucket after that. If too many
+// buckets are being emptied, it refunds nothing, and the error says so.
 func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 	open, err := h.Enter()
 	if err != nil {
@@ -144,16 +146,24 @@ func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 		report(open.Store.Refund(ctx, []store.Request{r})[0])
 		return
 	}
+	if open.forgiving.Add(1) > maxForgiving {
+		defer h.Leave()
+		open.forgiving.Add(-1)
+		report(store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, errForgiving)})
+		return
+	}
 	refunded := make(chan store.State, 1)
 	open.Ledger.RefundReported(r, func(st store.State) { refunded <- st })
 	deliver(func(ctx context.Context) {
 		defer h.Leave()
+		st := store.State{}
 		select {
-		case st := <-refunded:
-			report(st)
+		case st = <-refunded:
 		case <-ctx.Done():
-			report(store.State{Err: fmt.Errorf("%w: %w", store.ErrUncertain, ctx.Err())})
+			st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, ctx.Err())
 		}
+		open.forgiving.Add(-1)
+		report(st)
 	})
 }
 

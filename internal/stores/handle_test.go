@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -102,7 +103,7 @@ func (remoteModule) OnErrorDefault() string                  { return OnErrorAll
 type remoteStore struct {
 	*memory.Store
 	away atomic.Bool
-	// resets, if it is there, is what each reset waits for.
+	// resets, if it is there, is what each reset waits for, and each refund that is reported.
 	resets chan struct{}
 }
 
@@ -126,6 +127,15 @@ func (s *remoteStore) ChargeReported(reqs []store.Request, report func(i int, st
 }
 
 func (s *remoteStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	if s.resets != nil {
+		go func() {
+			<-s.resets
+			for i, st := range s.Refund(context.Background(), reqs) {
+				report(i, st)
+			}
+		}()
+		return
+	}
 	for i, st := range s.Refund(context.Background(), reqs) {
 		report(i, st)
 	}
@@ -216,6 +226,37 @@ func TestForgivingIsBounded(t *testing.T) {
 		if err := <-ended; err != nil {
 			t.Error(err)
 		}
+	}
+}
+
+// TestReportedRefundsAreBounded: so many are awaited at the same time, and others are not sent, nor
+// forgotten.
+func TestReportedRefundsAreBounded(t *testing.T) {
+	h, s := newRemoteHandle(t)
+	defer h.Unload()
+	h.Run()
+	s.resets = make(chan struct{})
+	limit := &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
+	ended := make(chan error, maxForgiving+1)
+	refund := func(client int) {
+		r := store.Request{Limit: limit, ClientKey: strconv.Itoa(client), Events: 10, Cost: 1}
+		h.RefundReported(r, func(st store.State) { ended <- st.Err })
+	}
+	for client := range maxForgiving {
+		refund(client)
+	}
+	refund(maxForgiving)
+	if err := <-ended; !errors.Is(err, errForgiving) || !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("one more: %v", err)
+	}
+	close(s.resets)
+	for range maxForgiving {
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	}
+	if n := h.open.Load().forgiving.Load(); n != 0 {
+		t.Errorf("%d count as awaited although all have arrived", n)
 	}
 }
 

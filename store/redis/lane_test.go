@@ -260,3 +260,18 @@ func TestFullPipelineOfChargesLeavesAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestRefundsThatWaitAreBounded, as charges are: beyond the bound they are given up at once, and
+// reported.
+func TestRefundsThatWaitAreBounded(t *testing.T) {
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
+	waiting := s.ownerOf("k").servers.charges.queue
+	waiting.mu.Lock()
+	waiting.limit = 0
+	waiting.mu.Unlock()
+	var err error
+	s.RefundReported(ask("k"), func(_ int, st store.State) { err = st.Err })
+	if !errors.Is(err, errOverload) || !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("error is %v, want that too many wait", err)
+	}
+}

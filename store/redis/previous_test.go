@@ -265,6 +265,47 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 	}
 }
 
+// TestDetachedCallsThatAwaitMigrationsAreBounded: others are given up at once.
+func TestDetachedCallsThatAwaitMigrationsAreBounded(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:2], nil)
+	lost := make(chan error, 2)
+	after := New(Options{
+		Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: 300 * time.Millisecond,
+		OnUndelivered: func(_ string, op algorithm.Operation, err error) {
+			if op != algorithm.Refund {
+				t.Errorf("the operation is %v", op)
+			}
+			lost <- err
+		},
+	})
+	clients := moving(before, after, 2)
+	for _, client := range clients {
+		must(t, r.servers[before.Owner(client)].Pause())
+		defer func() { must(t, r.servers[before.Owner(client)].Resume()) }()
+	}
+	after.awaiting.Store(maxAwaiting - 1)
+	after.RefundDetached(ask(clients[0]))
+	after.RefundReported(ask(clients[1]), func(_ int, st store.State) {
+		if !errors.Is(st.Err, errOverload) || !errors.Is(st.Err, store.ErrNotExecuted) {
+			t.Errorf("one more: %v", st.Err)
+		}
+	})
+	after.RefundDetached(ask(clients[1]))
+	if err := <-lost; !errors.Is(err, errOverload) {
+		t.Errorf("one more: %v", err)
+	}
+	if err := <-lost; errors.Is(err, errOverload) || !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("the one that waits: %v", err)
+	}
+	eventually(t, "none waits", func() error {
+		if n := after.awaiting.Load(); n != maxAwaiting-1 {
+			return fmt.Errorf("%d count", n)
+		}
+		return nil
+	})
+}
+
 // TestDetachedOfASilentPreviousOwnerIsGivenUp after charge_timeout, and at once after
 // a final error.
 func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {

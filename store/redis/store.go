@@ -13,6 +13,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -88,7 +89,13 @@ type Store struct {
 	static bool
 	// observers are those of Members and Previous, by shard.
 	observers map[*Shard]Observer
+	// awaiting counts the detached calls that wait for buckets to migrate.
+	awaiting atomic.Int64
 }
+
+// maxAwaiting bounds the detached calls that wait for buckets to migrate, each in a goroutine.
+// Others wait in the queue of a lane, which is bounded too.
+const maxAwaiting = 1 << 14
 
 // New returns a store. The caller keeps the shards and closes them after the
 // last use of the store.
@@ -343,12 +350,27 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if s.previous != nil {
-		if migrating := s.migrating(reqs); migrating != nil {
-			go s.detachMigrating(migrating, op, reqs, func(i int, st store.State) { s.report(report, op, &reqs[i], i, st) })
+		if migrations := s.migrating(reqs); migrations != nil {
+			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.report(report, op, &reqs[i], i, st) })
 			return
 		}
 	}
 	s.detachMigrated(op, reqs, report)
+}
+
+// awaitMigrations is detach for buckets some of which have to migrate.
+func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if s.awaiting.Add(1) > maxAwaiting {
+		s.awaiting.Add(-1)
+		for i := range reqs {
+			report(i, store.State{Err: notExecuted(errOverload)})
+		}
+		return
+	}
+	go func() {
+		defer s.awaiting.Add(-1)
+		s.detachMigrating(migrations, op, reqs, report)
+	}()
 }
 
 // report passes the state of request i to report or, if that is nil, a failure to
