@@ -154,10 +154,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		if err != nil {
 			return t, nil, err
 		}
-		bound, block, err := z.override(&req, r, repl, l)
-		if err != nil {
-			return t, nil, err
-		}
+		bound, block := z.override(&req, l)
 		if req.Events == unlimited && block == nil {
 			continue
 		}

@@ -6,8 +6,11 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // spelt returns the client key, without its tag, of a request to a host with a header, through Caddy's
@@ -228,5 +231,47 @@ func TestRepeatedValues(t *testing.T) {
 	z.enforced = cohorts
 	if got, err := key(z, "key=k", header("a", "b")); got != "k" || err != nil {
 		t.Errorf("the second text does not apply: key %q, error %v", got, err)
+	}
+}
+
+// TestAmbiguousRequestsGetOneAnswer, whatever their limit, and whether or not operators have changed
+// something for any client.
+func TestAmbiguousRequestsGetOneAnswer(t *testing.T) {
+	s := newQueueSite(t, []*Zone{{
+		Name: "zone", Key: []string{clientKey}, Window: time.Hour, Events: Quantity{Text: eventsText, Number: 10},
+	}})
+	send := func(events string, values ...string) int {
+		r := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/", nil)
+		r.Header["A"] = values
+		r.Header.Set("B", events)
+		status, _ := s.serve(s.limiters, r)
+		return status
+	}
+	for _, overrides := range []int{0, 1} {
+		if overrides > 0 {
+			err := s.handles[0].SetOverride(t.Context(), store.Override{
+				Kind: store.OverrideBlock, Zone: "zone", ClientKey: "another", Until: time.Now().Add(time.Hour).UnixMicro(),
+			})
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, test := range []struct {
+			events string
+			values []string
+			want   int
+		}{
+			{UnlimitedWord, []string{"good", "z1"}, http.StatusBadRequest},
+			{"10", []string{"good", "z1"}, http.StatusBadRequest},
+			{"0", []string{"good", "z1"}, http.StatusBadRequest},
+			{UnlimitedWord, []string{"good", "good"}, http.StatusOK},
+			{UnlimitedWord, []string{"good"}, http.StatusOK},
+			{"10", []string{"good"}, http.StatusOK},
+			{"0", []string{"good"}, http.StatusTooManyRequests},
+		} {
+			if got := send(test.events, test.values...); got != test.want {
+				t.Errorf("%d overrides, events %s, %q: status %d, want %d", overrides, test.events, test.values, got, test.want)
+			}
+		}
 	}
 }

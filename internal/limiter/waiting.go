@@ -321,7 +321,7 @@ func (e *evaluation) resolveAgain(i int, r *http.Request) {
 	if e.isDiverted(i) {
 		return
 	}
-	if _, block, err := z.override(req, r, e.repl, l); err == nil && block != nil {
+	if _, block := z.override(req, l); block != nil {
 		e.setBlock(i, block)
 	}
 }

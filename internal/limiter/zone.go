@@ -182,13 +182,14 @@ func (z *Zone) needsID() bool { return algorithm.Of(z.Algorithm).NeedsID }
 // request returns what r asks of the zone. If its Events are unlimited the zone
 // does not count r; if they are 0 no store is asked.
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
-	events, burst := z.eventsFor(repl, l)
-	if events == unlimited {
-		return store.Request{Limit: &z.limit, Events: unlimited}, nil
-	}
+	// A client without a limit may be blocked, so it is named like others.
 	key, err := z.clientKey(r, repl, l)
 	if err != nil {
 		return store.Request{}, err
+	}
+	events, burst := z.eventsFor(repl, l)
+	if events == unlimited {
+		return store.Request{Limit: &z.limit, ClientKey: key, Events: unlimited}, nil
 	}
 	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Batch: z.Batch, Penalty: z.Penalty}
 	switch {
@@ -212,16 +213,10 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 // override applies what operators have changed for the client of req: it adds what was
 // granted, and returns the block, if there is one, and the zone in the store in which the
 // client is counted. A client without a limit may be blocked as well.
-func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replacer, l *Limiter) (bound *boundZone, block *store.Override, err error) {
-	has := z.bound[ownStore].handle.HasOverrides() || l.Rollout != nil && z.bound[rolloutStore].handle.HasOverrides()
-	if has && req.Events == unlimited {
-		if req.ClientKey, err = z.clientKey(r, repl, l); err != nil {
-			return nil, nil, err
-		}
-	}
+func (z *Zone) override(req *store.Request, l *Limiter) (bound *boundZone, block *store.Override) {
 	bound = z.storeOf(req.ClientKey, l.Rollout)
-	if !has {
-		return bound, nil, nil
+	if has := z.bound[ownStore].handle.HasOverrides() || l.Rollout != nil && z.bound[rolloutStore].handle.HasOverrides(); !has {
+		return bound, nil
 	}
 	now := l.Now()
 	block, grant := bound.handle.OverridesOf(z.Name, req.ClientKey, now)
@@ -238,7 +233,7 @@ func (z *Zone) override(req *store.Request, r *http.Request, repl *caddy.Replace
 		other := &z.bound[ownStore+rolloutStore-bound.in]
 		block, _ = other.handle.OverridesOf(z.Name, req.ClientKey, now)
 	}
-	return bound, block, nil
+	return bound, block
 }
 
 const (
