@@ -94,10 +94,16 @@ func (r *Reader) Reads() bool { return r != nil && r.to != nil && r.err == nil }
 // IsStream reports whether the body is a sequence of documents, which has no end of its own.
 func (r *Reader) IsStream() bool { return r != nil && r.isStream }
 
-// IsWhole reports whether the body was a document that was read to its end. It is for after
-// Close.
+// IsWhole reports whether the body was a document that was read to its end, or a stream that said
+// that it ends: nothing can be missing, whatever happened to the connection. It is for after Close.
 func (r *Reader) IsWhole() bool {
-	return r != nil && r.to == nil && r.err == nil && !r.isStream && r.documents.wasRead
+	switch {
+	case r == nil || r.to != nil:
+		return false
+	case r.isStream:
+		return r.documents.isDone
+	}
+	return r.err == nil && r.documents.wasRead
 }
 
 // Saw takes the next part of the body.

@@ -401,3 +401,31 @@ func BenchmarkReader(b *testing.B) {
 		}
 	}
 }
+
+// TestStreamsThatSayTheyEnd are whole, however they are cut into parts; others are not, because nobody
+// knows where they would have ended.
+func TestStreamsThatSayTheyEnd(t *testing.T) {
+	const event = "data: {\"usage\":{\"total_tokens\":7}}\n\n"
+	for text, isWhole := range map[string]bool{
+		event + "data: [DONE]\n\n":           true,
+		event + "data:[DONE]\r\n\r\n":        true,
+		event + "data: [DONE]":               true,
+		event + "event: x\ndata: [DONE] \r":  true,
+		event + "data: [DONE]\n\n: bye\n\n":  true,
+		event:                                false,
+		event + "data: [DONE":                false,
+		event + "data: [DONE]]\n\n":          false,
+		event + "data: \"[DONE]\"\n\n":       false,
+		event + ": [DONE]\n\n":               false,
+		event + "data: [DONE]\n\n" + event:   false,
+		event + "data: [DONE]\n\ndata: {\"u": false,
+		"":                                   false,
+	} {
+		for _, n := range []int{1, 7, 1 << 20} {
+			r := readBy(t, n, header(eventsType, ""), text, "usage.total_tokens")
+			if got := r.IsWhole(); got != isWhole {
+				t.Errorf("%q, %d bytes at a time: whole %t", text, n, got)
+			}
+		}
+	}
+}

@@ -27,6 +27,8 @@ type documents struct {
 	// the last that was not.
 	wasRead bool
 	lastErr error
+	// isDone is set if the last document was the mark that ends a stream.
+	isDone bool
 }
 
 // roomSize is how many bytes the tokenizer is given at a time.

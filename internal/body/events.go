@@ -41,7 +41,17 @@ type events struct {
 	isLater bool
 	// isAfterCR is set if the last byte was a CR, after which a LF ends no other line.
 	isAfterCR bool
+	// ending is how many bytes of the data of the current event are as in the last one of a
+	// stream that says so, or notEnding.
+	ending int
 }
+
+// lastData is the data of the event that ends a stream, by a convention of APIs of language models,
+// which notEnding is longer than.
+const (
+	lastData  = "[DONE]"
+	notEnding = len(lastData) + 1
+)
 
 // place is where in a line, or in a document, the reader is.
 type place uint8
@@ -88,20 +98,38 @@ func (e *events) line(b []byte) (rest []byte) {
 	end := bytes.IndexAny(b, "\r\n")
 	switch {
 	case e.at == inData && end < 0:
-		_, _ = e.to.Write(b)
+		e.data(b)
 		return nil
 	case end < 0:
 		e.at = inOther
 		return nil
 	case e.at == inData:
-		_, _ = e.to.Write(b[:end])
+		e.data(b[:end])
 		// The next line of data goes on behind it.
 		_, _ = e.to.Write([]byte{'\n'})
 	case end == 0 && e.at == inField && e.matched == 0:
 		_ = e.to.end()
+		e.ending = 0
 	}
 	e.at, e.matched, e.isAfterCR = inField, 0, b[end] == '\r'
 	return b[end+1:]
+}
+
+// data reads a part of a line of data.
+func (e *events) data(b []byte) {
+	for i := 0; i < len(b) && e.ending < notEnding; i++ {
+		switch {
+		case b[i] == ' ':
+		case e.ending < len(lastData) && b[i] == lastData[e.ending]:
+			e.ending++
+		default:
+			e.ending = notEnding
+		}
+	}
+	if e.ending > 0 {
+		e.to.isDone = e.ending == len(lastData)
+	}
+	_, _ = e.to.Write(b)
 }
 
 // Close implements sink.

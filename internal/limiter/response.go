@@ -119,7 +119,7 @@ func (r *response) end(now time.Time, h http.Header, how ending) {
 	isNone := r.size == 0 && !isEmpty && (isLeft || how.panicked)
 	r.isUnseen = r.isUnseen || how.err != nil || isNone
 	isShort := err == nil && r.size < declared && !r.isHead && r.status != http.StatusNotModified
-	// A stream has no end of its own: one that was left looks like a whole one.
+	// Most streams have no end of their own: one that was left looks like a whole one.
 	isCut := how.panicked || isShort || isLeft && r.body.IsStream() || r.isUnseen && r.size > 0
 	r.isBrokenOff = r.isBrokenOff || isNone || isCut
 }
@@ -149,6 +149,12 @@ func (r *response) value(name string) (any, bool) {
 func (r *response) fault(z *Zone) (telemetry.Cause, error) {
 	switch {
 	case r == nil || len(z.paths) == 0 && !z.readsSize:
+		return telemetry.Known, nil
+	case len(z.paths) > 0 && r.status == http.StatusPartialContent:
+		// The client has chosen the part, which may even look like a document.
+		return telemetry.BrokenOff, nil
+	case !z.readsSize && r.body.IsStream() && r.body.IsWhole():
+		// Clients leave such a stream, and handlers then fail or panic.
 		return telemetry.Known, nil
 	case r.isUnseen && r.isBrokenOff:
 		return telemetry.BrokenOff, nil

@@ -81,6 +81,15 @@ func gzipped(text string) string {
 	return b.String()
 }
 
+// flushed is the beginning of a compressed body, up to a flush.
+func flushed(text string) string {
+	var b bytes.Buffer
+	w := gzip.NewWriter(&b)
+	_, _ = io.WriteString(w, text)
+	_ = w.Flush()
+	return b.String()
+}
+
 // TestCostsOfResponses: what a client causes, and what a backend sends, and what it is charged.
 func TestCostsOfResponses(t *testing.T) {
 	const usage = `{"usage": {"n": 42}}`
@@ -117,12 +126,29 @@ func TestCostsOfResponses(t *testing.T) {
 		"more, before a panic":      {usageCost, "GET", panicsAfter(jsonAnswer("text/event-stream", "data: "+usage+"\n\n")), 42, "broken_off"},
 		"stream that was left":      {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\n")), 7, "broken_off"},
 		"whole, then left":          {usageCost, "GET", leftAfter(jsonAnswer("application/json", small)), 2, ""},
+		"last event, then left":     {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata: [DONE]\n\n")), 2, ""},
+		"last event, half a line":   {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata:[DONE]")), 2, ""},
+		"last event, then a panic":  {usageCost, "GET", panicsAfter(leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata: [DONE]\n\n"))), 2, ""},
+		"last event, then an error": {usageCost, "GET", failsAfter(leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata: [DONE]\n\n"))), 2, ""},
+		"last event, encoding":      {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", flushed("data: "+small+"\n\ndata: [DONE]\n\n"), "Content-Encoding", "gzip")), 2, ""},
+		"last event, nothing found": {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: {}\n\ndata: [DONE]\n\n")), 7, "not_found"},
+		"last event, and another":   {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: [DONE]\n\ndata: "+small+"\n\n")), 7, "broken_off"},
+		"last event, cut":           {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata: [DON")), 7, "broken_off"},
+		"last event, in a text":     {usageCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata: {\"text\": \"[DONE]\"}\n\n")), 7, "broken_off"},
+		"last event, and a size":    {usageCost + " + " + sizeCost, "GET", leftAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\ndata: [DONE]\n\n")), 2 + 41, ""},
+		"part":                      {usageCost, "GET", withStatus(http.StatusPartialContent, jsonAnswer("application/json", small)), 7, "broken_off"},
+		"part, more":                {usageCost, "GET", withStatus(http.StatusPartialContent, jsonAnswer("application/json", usage)), 42, "broken_off"},
+		"no content":                {usageCost, "GET", withStatus(http.StatusNoContent, jsonAnswer("", "")), 7, "not_found"},
+		"not modified":              {usageCost, "GET", withStatus(http.StatusNotModified, jsonAnswer("", "")), 0, ""},
 		"error route":               {usageCost, "GET", failsAfter(nil), 7, "not_found"},
 		"error after the beginning": {usageCost, "GET", failsAfter(jsonAnswer("text/event-stream", "data: "+small+"\n\n")), 7, "broken_off"},
 
 		"size":                          {sizeCost, "GET", jsonAnswer("text/plain", "hello"), 5, ""},
 		"size of nothing":               {sizeCost, "GET", jsonAnswer("text/plain", ""), 0, ""},
 		"size, head":                    {sizeCost, "HEAD", jsonAnswer("text/plain", "hello"), 0, ""},
+		"size, part":                    {sizeCost, "GET", withStatus(http.StatusPartialContent, jsonAnswer("text/plain", "hello")), 5, ""},
+		"size, no content":              {sizeCost, "GET", withStatus(http.StatusNoContent, jsonAnswer("", "")), 0, ""},
+		"size, not modified":            {sizeCost, "GET", withStatus(http.StatusNotModified, jsonAnswer("", "")), 0, ""},
 		"size, error route":             {sizeCost, "GET", failsAfter(nil), 7, "not_found"},
 		"size, error after beginning":   {sizeCost, "GET", failsAfter(jsonAnswer("text/plain", "hello")), 7, "broken_off"},
 		"size, error after much":        {sizeCost, "GET", failsAfter(jsonAnswer("text/plain", "hello, world")), 12, "broken_off"},
@@ -169,6 +195,28 @@ func failsAfter(answer chain) chain {
 		}
 		return caddyhttp.Error(http.StatusNotFound, errors.New("no such page"))
 	}
+}
+
+// withStatus sends the status with the header fields of an answer, which a part of the body would
+// send otherwise.
+func withStatus(status int, answer chain) chain {
+	return func(w http.ResponseWriter, r *http.Request) error {
+		// Without a body, nothing can be written.
+		if err := answer(statusWriter{w, status}, r); !errors.Is(err, http.ErrBodyNotAllowed) {
+			return err
+		}
+		return nil
+	}
+}
+
+type statusWriter struct {
+	http.ResponseWriter
+	status int
+}
+
+func (w statusWriter) Write(b []byte) (int, error) {
+	w.WriteHeader(w.status)
+	return w.ResponseWriter.Write(b)
 }
 
 func leftAfter(answer chain) chain {
