@@ -27,6 +27,10 @@ if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
 end
+-- Sums stop at 2^53-1, the last integer a double holds exactly.
+local most = 9007199254740991
+-- What a mean rate may be wrong by.
+local exactness = 1 / 2 ^ 40
 local tat, rest, rate, busy, sum, span, penalty = 0, 0, 0, 0, 0, 0, 0
 local stored = call('GET', key)
 if stored then
@@ -34,23 +38,25 @@ if stored then
     return redis.error_reply('WRONGTYPE the key holds something else than a GCRA bucket')
   end
   tat, rest, rate, busy, sum, span, penalty = struct.unpack('<ddddddd', stored)
-  -- Costs may take any time to drain, but their busy time has begun.
+  -- Costs may take any time to drain, but their busy time has begun, and no more has
+  -- to drain than was spent in it.
   if busy - now > grace then
     tat, rest, rate, busy, sum, span, penalty = 0, 0, 0, 0, 0, 0, 0
   elseif lasts > 0 and penalty - now > lasts + grace then
     penalty = 0
   end
-  if rate == 0 or span == 0 then
+  if rate == 0 or span == 0 or tat - now > math.min(math.ceil(sum * (span / rate * (1 + exactness))), most) + grace then
     tat, rest, busy, sum = 0, 0, 0, 0
   end
 end
 
--- Sums stop at 2^53-1, the last integer a double holds exactly.
-local most = 9007199254740991
--- What a mean rate may be wrong by.
-local exactness = 1 / 2 ^ 40
 local spent, changed = 0, false
 local last = rest > 0 and tat + 1 or tat
+-- How many events have not drained: no more than were spent, also by a clock that is
+-- behind.
+local function count()
+  return math.min((tat - now) * (rate / span) + rest / span, sum)
+end
 -- The rate at which n events drain in a time.
 local function mean(time, n)
   local each = math.min(time / math.min(n, most), most)
@@ -63,7 +69,7 @@ if op == 'charge' or op == 'take' then
     busy = math.max(busy, now)
   end
   local same, fits = rate == events and span == window, op == 'charge'
-  local t, r, n = tat, rest, (tat - now) * (rate / span) + rest / span
+  local t, r, n = tat, rest, count()
   if same then
     t = math.min(t + whole, most)
     -- The sum of two rests can be more than a double holds exactly.
@@ -96,7 +102,7 @@ if op == 'charge' or op == 'take' then
     end
     if sum > most - cost then
       -- What is refunded from now on was not spent in this busy time.
-      busy, sum = math.max(busy, now) + 1, 0
+      busy, sum = math.max(busy, now) + 1, most - cost
     end
     sum = sum + cost
   end
@@ -118,7 +124,7 @@ elseif op == 'refund' then
     end
   else
     -- Where rates differ, all events shrink alike.
-    local n = left * (rate / span) + rest / span
+    local n = count()
     local share = math.min(math.max((n - later) / math.max(capacity, 1), 1 - since / (whole + part / events)), 1)
     if share > 0 then
       back, changed = cost * share, true

@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"math"
 	"slices"
 	"sort"
 	"time"
@@ -56,15 +57,22 @@ func (b *SlidingWindow) Believe(r *store.Request, now int64) {
 }
 
 // Believe implements [Bucket]. Costs above the capacity may take any time to drain, but
-// the busy time began at an instant that has passed. Without a rate nothing counts.
+// the busy time began at an instant that has passed, and no more has to drain than was
+// spent in it. Without a rate nothing counts.
 func (b *GCRA) Believe(r *store.Request, now int64) {
 	if !Believes(b.Busy, now, 0) {
 		*b = GCRA{}
 	}
-	if b.Events == 0 || b.Span == 0 {
+	if b.Events == 0 || b.Span == 0 || !Believes(b.TAT, now, b.spentSpan()) {
 		*b = GCRA{penalty: b.penalty}
 	}
 	b.believe(r, now)
+}
+
+// spentSpan is how long what was spent in the busy time takes to drain.
+func (b *GCRA) spentSpan() time.Duration {
+	each := float64(float64(b.Span)/float64(b.Events)) * (1 + exactness)
+	return micros(int64(min(math.Ceil(float64(float64(b.Spent)*each)), store.MaxInteger)))
 }
 
 // Believe implements [Bucket].

@@ -169,3 +169,68 @@ func TestNothingCountsWithoutARate(t *testing.T) {
 		}
 	}
 }
+
+// TestMoreThanWasSpentIsNotBelieved: a bucket of gcra whose events would take longer to drain
+// than all that was spent takes is damaged. Its client does not wait for it, whether it is
+// stored, replied or copied.
+func TestMoreThanWasSpentIsNotBelieved(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Second}
+	r := store.Request{Limit: &limit, Events: 20, Cost: 1}
+	slow := store.Request{Limit: &limit, Events: 3, Cost: 4}
+	for name, spent := range map[string][]store.Request{
+		"one rate": {r, r, r}, "two rates": {r, slow, r}, "more than a second's": {{Limit: &limit, Events: 20, Cost: 1e6}},
+	} {
+		b := algorithm.New(&limit)
+		for i := range spent {
+			charge.Run(b, &spent[i], origin)
+		}
+		content := b.View(&r, origin, false).Content
+		for late, want := range map[int64]bool{
+			0: true, grace.Microseconds() - 1: true, grace.Microseconds() + 2: false, 529_079_877e6: false, store.MaxInteger - content[0]: false,
+		} {
+			damaged := content
+			damaged[0] += late
+			stored := *b.(*algorithm.GCRA)
+			stored.TAT += late
+			known, raised := algorithm.Known{Content: damaged}, algorithm.Known{}
+			raised.Raise(&limit, known, origin)
+			for how, st := range map[string]store.State{
+				"stored": check.Run(&stored, &r, origin), "replied": algorithm.View(&damaged, &r, origin, false),
+				"copied": known.View(&r, 0, origin), "raised": raised.View(&r, 0, origin),
+			} {
+				if (st.Used != 0) != want || !want && (!st.Allowed || st.Reset > origin) {
+					t.Errorf("%s, %s, %d late: %+v", name, how, late, st)
+				}
+			}
+		}
+	}
+}
+
+// TestWhatWasSpentIsBelieved whatever the limits of its requests, in any order and with
+// refunds, and by clocks that are behind.
+func TestWhatWasSpentIsBelieved(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
+		s.varied, s.backwards = true, rapid.Bool().Draw(t, "backwards")
+		s.live(check, charge, charge, take, take)
+		b, r := *s.bucket.(*algorithm.GCRA), s.request()
+		believed := b
+		believed.Believe(&r, max(s.latest, s.now)-number(t, "behind", 0, grace.Microseconds()))
+		if b.Events != 0 && believed != b {
+			t.Fatalf("of %+v is believed %+v", b, believed)
+		}
+	})
+}
+
+// TestLargestSumIsBelieved: what exceeds the largest sum of a busy time counts as well.
+func TestLargestSumIsBelieved(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Second}
+	r := store.Request{Limit: &limit, Events: 10, Cost: store.MaxInteger}
+	b := algorithm.New(&limit)
+	for range 3 {
+		if st := charge.Run(b, &r, origin); st.Used == 0 || st.Reset != store.MaxInteger {
+			t.Errorf("%+v", st)
+		}
+		r.Cost = 1
+	}
+}

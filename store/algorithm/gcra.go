@@ -74,6 +74,7 @@ func (b *GCRA) atLeast(other *GCRA, now int64) store.Content {
 		if n := other.count(now); n > b.count(now)*(1+exactness) {
 			b.TAT, b.Rest = b.end(), 0
 			b.mean(n, now)
+			b.Spent = max(b.Spent, other.Spent)
 		}
 	}
 	return b.copy()
@@ -131,11 +132,12 @@ func roundedUp(r *store.Request, n int64) int64 {
 	return whole
 }
 
-// count is how many events have not drained at now. Go and Lua round single operations
-// alike, which conversions keep from being fused.
+// count is how many events have not drained at now: no more than were spent, also by a
+// clock that is behind. Go and Lua round single operations alike, which conversions keep
+// from being fused.
 func (b *GCRA) count(now int64) float64 {
 	whole := float64(float64(b.TAT-now) * (float64(b.Events) / float64(b.Span)))
-	return whole + float64(b.Rest)/float64(b.Span)
+	return min(whole+float64(b.Rest)/float64(b.Span), float64(b.Spent))
 }
 
 // mean sets the rate at which n events drain by TAT.
@@ -187,7 +189,7 @@ func (b *GCRA) Charge(r *store.Request, now int64) {
 	b.spend(r, r.Cost, now)
 	if b.Spent += r.Cost; b.Spent > store.MaxInteger {
 		// A new busy time: receipts of this one are void.
-		b.Busy, b.Spent = max(b.Busy, now)+1, r.Cost
+		b.Busy, b.Spent = max(b.Busy, now)+1, store.MaxInteger
 	}
 }
 
