@@ -35,7 +35,7 @@ type Books struct {
 	// tick is when the held charges are sent next, or 0.
 	tick atomic.Int64
 	// delivery is how long charges commonly take until they are answered, in microseconds: a
-	// moving average. Updates that coincide may get lost.
+	// moving average, or 0 before the first answer. Updates that coincide may get lost.
 	delivery atomic.Int64
 	// inUse counts the views. It changes with all pages locked, or grows.
 	inUse atomic.Int32

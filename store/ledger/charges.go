@@ -418,6 +418,7 @@ func (l *Ledger) conclude(e *entry, r *store.Request, st *store.State, w *Ledger
 
 // noteDelivery notes how long a charge took.
 func (b *Books) noteDelivery(took int64) {
+	took = max(took, 1)
 	was := b.delivery.Load()
 	if was > 0 {
 		took = was + (took-was)/8

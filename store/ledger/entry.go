@@ -275,6 +275,10 @@ func (e *entry) awaitLanding(r *store.Request, st *store.State) {
 		return
 	}
 	took := e.page.delivery.Load()
+	if took == 0 {
+		// None has been answered yet.
+		took = flightRetry.Microseconds()
+	}
 	lands := p.sentAt + e.clock + took
 	if p.sent && p.waiting != nil {
 		lands += took

@@ -23,10 +23,11 @@ func (s *lateCharges) ChargeReported(reqs []store.Request, report func(i int, st
 }
 
 // TestWaitForSlowCharges: a client that is refused while its charges are on their way, which may
-// count in the next window, waits long enough, wherever in the window it is.
+// count in the next window, waits long enough, wherever in the window it is, and whether or not
+// earlier charges show how long they take.
 func TestWaitForSlowCharges(t *testing.T) {
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow} {
-		for phase := range 11 {
+		for phase := range 22 {
 			simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 				slow := New(l.books, &lateCharges{s, 300 * time.Millisecond}, Options{})
 				defer slow.Leave()
@@ -40,12 +41,14 @@ func TestWaitForSlowCharges(t *testing.T) {
 					}
 					return st
 				}
-				// It becomes known how long charges take.
-				for i := range 20 {
-					charge(fmt.Sprint("other", i), 0)
-					time.Sleep(limit.Window)
+				if phase >= 11 {
+					// It becomes known how long charges take.
+					for i := range 20 {
+						charge(fmt.Sprint("other", i), 0)
+						time.Sleep(limit.Window)
+					}
 				}
-				time.Sleep(time.Duration(phase) * 100 * time.Millisecond)
+				time.Sleep(time.Duration(phase%11) * 100 * time.Millisecond)
 				for i := range 3 {
 					if st := charge("alice", i); !st.Allowed {
 						t.Fatalf("request %d is refused: %+v", i, st)
