@@ -1,7 +1,8 @@
 //go:build build
 
-// Package clients tries refusals with HTTP clients of npm that people use. Its build tag keeps it out
-// of `go test ./...`, because npm loads the clients; `make contrib` runs it. It needs node and npm.
+// Package clients tries refusals with HTTP clients of npm and of Go that people use. Its build tag
+// keeps it out of `go test ./...`, because it loads the clients; `make contrib` runs it. It needs node
+// and npm. The Go clients are in a module of their own.
 package clients
 
 import (
@@ -12,6 +13,7 @@ import (
 	"net/url"
 	"os"
 	"os/exec"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -26,11 +28,18 @@ var must = caddytest.Must
 
 func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }
 
-var clients = []string{"octokit", "got", "ky", "axios", "undici", "p-retry"}
+// clients are those that call.mjs knows, and the command in call.
+var clients = append([]string{"octokit", "got", "ky", "axios", "undici", "p-retry"}, goClients...)
+
+var goClients = []string{"go-github", "go-retryablehttp"}
+
+// readsGitHub reports whether a client reads the headers of GitHub alone.
+func readsGitHub(client string) bool { return client == "octokit" || client == "go-github" }
 
 func TestMain(m *testing.M) { caddytest.Main(m) }
 
-// install loads the clients into a directory of its own, in the versions of package-lock.json.
+// install loads the clients into a directory of its own, in the versions of package-lock.json and
+// go.sum.
 func install(t *testing.T) (dir string) {
 	t.Helper()
 	dir = t.TempDir()
@@ -42,6 +51,10 @@ func install(t *testing.T) (dir string) {
 	npm := exec.CommandContext(t.Context(), "npm", "ci", "--no-audit", "--no-fund", "--ignore-scripts")
 	npm.Dir = dir
 	out, err := npm.CombinedOutput()
+	must(t, string(out), err)
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", dir+"/call", ".")
+	build.Dir = "call"
+	out, err = build.CombinedOutput()
 	must(t, string(out), err)
 	return dir
 }
@@ -93,11 +106,15 @@ func (r *recorder) of(client string) (statuses string, pause time.Duration) {
 // calls runs a client, and returns the status with which it ends.
 func calls(t *testing.T, dir, client, to string, headers ...string) string {
 	t.Helper()
-	node := exec.CommandContext(t.Context(), "node", append([]string{"call.mjs", client, to}, headers...)...)
-	node.Dir = dir
+	command := []string{"node", dir + "/call.mjs"}
+	if slices.Contains(goClients, client) {
+		command = []string{dir + "/call"}
+	}
+	command = append(append(command, client, to), headers...)
+	call := exec.CommandContext(t.Context(), command[0], command[1:]...)
 	var errors strings.Builder
-	node.Stderr = &errors
-	out, err := node.Output()
+	call.Stderr = &errors
+	out, err := call.Output()
 	must(t, client+": "+errors.String(), err)
 	return strings.TrimSpace(string(out))
 }
@@ -114,8 +131,8 @@ func TestClientsObeyRefusals(t *testing.T) {
 				c := caddytest.Start(t, fmt.Sprintf("{\n{{global}}\n}\n{{site}} {\nrate_limit {\nzone api {\nkey {header.X-Key}\nevents 3\nwindow 6s\nalgorithm %s\n}\nheaders %s\n}\nrespond ok\n}\n", algorithm, headers))
 				r := record(t, c.URL)
 				for _, client := range clients {
-					if client == "octokit" && (headers == "ietf" || headers == "none") {
-						continue // it reads X-RateLimit-* alone
+					if readsGitHub(client) && (headers == "ietf" || headers == "none") {
+						continue
 					}
 					for status := http.StatusOK; status == http.StatusOK; {
 						status = c.Get("/", "X-Key: "+client).StatusCode
