@@ -239,6 +239,9 @@ func (p *pairRun) capacity(c *pairClient, zone string) int64 {
 	if p.has("reserve") && !c.staff && (zone == zoneAPI || p.alike) {
 		limit -= limit * reservePercent / 100
 	}
+	if c.key == favoured.key && zone == zoneAPI {
+		limit += grantedEvents
+	}
 	return limit
 }
 
@@ -310,6 +313,12 @@ func (p *pairRun) check() {
 	}
 	if p.has("max_new_buckets") {
 		p.checkNewBuckets()
+	}
+	if p.has("limits differ") {
+		p.checkLowLimit()
+	}
+	if p.has("cost of the response") {
+		p.checkCosts()
 	}
 	for l, n := range inMemory {
 		most := capacity[l.pairBucket]
@@ -383,61 +392,6 @@ func (p *pairRun) probe() {
 
 // countsInRedis reports whether the default store is in Redis.
 func (p *pairRun) countsInRedis() bool { return p.life%2 == 0 }
-
-// logIn sends requests of a client that nothing else is about, and one that forgives them.
-func (p *pairRun) logIn() {
-	p.t.Helper()
-	c := pairClient{key: "regretful", group: "regretful"}
-	logins := []bool{false, false, true}
-	if p.bounds().shared {
-		// What counts in the bucket that new clients share stays.
-		logins = []bool{true}
-	}
-	for _, login := range logins {
-		if a := p.ask(pairRequest{pairClient: c, login: login}); a.err != nil {
-			p.complain("a client that logs in: %v", a.err)
-		}
-	}
-	if p.bounds().faults || !p.countsInRedis() {
-		return
-	}
-	p.await("the login forgives", func() error {
-		books := pairBooks{}
-		status, _ := adminStatus(p.caddy)
-		for _, store := range status.Stores {
-			books[store.Name] = map[pairBucket]heldBucket{}
-			bucket := c.bucket(zoneAPI)
-			if err := p.readBucket(books, store.Name, bucket, "key="+c.key); err != nil || books[store.Name][bucket].used != 0 {
-				return fmt.Errorf("in store %s: %v, %w", store.Name, books[store.Name][bucket], err)
-			}
-		}
-		return nil
-	})
-}
-
-// blockedClient is the client that block blocks.
-var blockedClient = pairClient{key: "trespasser", group: "trespasser"}
-
-// block blocks a client in all stores.
-func (p *pairRun) block() {
-	p.t.Helper()
-	status, _ := adminStatus(p.caddy)
-	for _, store := range status.Stores {
-		code, text := p.caddy.AdminCall(http.MethodPost, "/rate_limit/blocks/"+zoneAPI+"?for=1h&key="+blockedClient.key+"&store="+store.Name, "", "")
-		must(p.t, "block: "+text, want("status", code, http.StatusOK))
-	}
-}
-
-// staysBlocked requires that the client is blocked, unless the store that knows it is not in use.
-func (p *pairRun) staysBlocked() {
-	p.t.Helper()
-	if !p.countsInRedis() {
-		return
-	}
-	if a := p.ask(pairRequest{pairClient: blockedClient}); a.status != http.StatusTooManyRequests {
-		p.complain("a blocked client gets %d, %v, %v", a.status, a.err, a.header)
-	}
-}
 
 // spareBytes allows for stopped timers, and for blocks shared with small live objects. It is less
 // than a few buckets take.

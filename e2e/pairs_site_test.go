@@ -40,6 +40,8 @@ type pairSite struct {
 	filtered bool
 	// added is a shard that was not there before a resharding.
 	added string
+	// differing is set if a header says what the limit of a request is.
+	differing bool
 }
 
 func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
@@ -116,6 +118,10 @@ func (s *pairSite) zoneText(name string) string {
 		lines = []string{"key {header.X-Group}", fmt.Sprint("events ", groupLimit)}
 	case zoneInner:
 		lines[1] = fmt.Sprint("events ", innerLimit)
+	default:
+		if s.differing {
+			lines[1] = fmt.Sprint("events {header.X-Events} ", pairLimit)
+		}
 	}
 	if s.p.alike || name == zoneAPI {
 		lines = append(lines, s.zoneLines...)
@@ -467,10 +473,61 @@ var features = []feature{
 			return []func(){p.detachReplica, p.attachReplica}
 		},
 	},
+	{
+		name:      "limits differ",
+		configure: func(_ *pairRun, s *pairSite) { s.differing = true },
+	},
+	{
+		name:      "sliding_window",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("algorithm sliding_window") },
+		excludes:  map[string]string{"window month": "goes with algorithm fixed_window only"},
+	},
+	{
+		name:      "sliding_log",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("algorithm sliding_log") },
+		excludes: map[string]string{
+			"window month": "goes with algorithm fixed_window only", "penalty": "penalty does not go with sliding_log",
+			"batch auto": "batch does not go with sliding_log",
+		},
+	},
+	{
+		name:      "gcra",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("algorithm gcra") },
+		excludes: map[string]string{
+			"window month": "goes with algorithm fixed_window only", "batch auto": "batch does not go with gcra",
+		},
+	},
+	{
+		name: "cost of the response",
+		configure: func(_ *pairRun, s *pairSite) {
+			s.zone(fmt.Sprintf("cost {http.rate_limit.response.json.%s} 1", usagePath))
+		},
+	},
+	{
+		name:    "clients leave",
+		disturb: func(p *pairRun) []func() { return []func(){p.leave, p.leave} },
+	},
+	{
+		name:    "one request after the other",
+		disturb: func(p *pairRun) []func() { return []func(){p.giveBack} },
+	},
+	{
+		name:    "two keys",
+		disturb: func(p *pairRun) []func() { return []func(){p.sendTwoKeys, p.sendTwoKeys} },
+	},
+	{
+		name:    "grant",
+		disturb: func(p *pairRun) []func() { return []func(){p.useGrant} },
+	},
+	{
+		name:    "false reset",
+		disturb: func(p *pairRun) []func() { return []func(){p.storeFalseReset} },
+	},
 }
 
 const (
 	pairLimit      = 40
+	lowLimit       = 15
 	groupLimit     = 150
 	innerLimit     = 60
 	batchPercent   = 10

@@ -44,6 +44,8 @@ type pairRun struct {
 	caddy   *caddytest.Caddy
 	client  *http.Client
 	backend *httptest.Server
+	// reached tells of requests that the backend does not answer.
+	reached chan struct{}
 	socket  string
 	shards  map[string]*redistest.Shard
 	filters map[string]*redistest.Filter
@@ -143,6 +145,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	p := &pairRun{
 		t: t, features: []*feature{&features[which[0]], &features[which[1]]}, rng: rand.New(rand.NewPCG(seed, name.Sum64())),
 		shards: map[string]*redistest.Shard{}, filters: map[string]*redistest.Filter{}, percent: 30,
+		reached: make(chan struct{}, 1),
 	}
 	p.alike = p.rng.IntN(2) == 0
 	dir, err := os.MkdirTemp("", "pair") // a socket's path is short
@@ -233,6 +236,8 @@ type pairRequest struct {
 	pairClient
 	// free requests get a status that costs nothing, logins one that empties the bucket.
 	free, login bool
+	// low requests have the low limit, where limits differ.
+	low bool
 }
 
 // pairAnswer is the outcome of a request.
@@ -260,7 +265,9 @@ func (p *pairRun) mix(modest, greedy, madeUp int) (all []pairRequest) {
 			n = modest
 		}
 		for range n {
-			all = append(all, pairRequest{pairClient: c, free: p.rng.IntN(8) == 0})
+			r := pairRequest{pairClient: c, free: p.rng.IntN(8) == 0}
+			r.low = p.has("limits differ") && !c.modest && p.rng.IntN(2) == 0
+			all = append(all, r)
 		}
 	}
 	for range madeUp {
@@ -373,15 +380,10 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	case r.login:
 		path = "/login"
 	}
-	req, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://pair"+path, nil)
+	req, err := p.request(context.Background(), path, r)
 	if err != nil {
 		a.err = err
 		return a
-	}
-	req.Header.Set("X-Key", r.key)
-	req.Header.Set("X-Group", r.group)
-	if r.staff {
-		req.Header.Set("X-Staff", "yes")
 	}
 	resp, err := p.client.Do(req)
 	if err != nil {
@@ -407,6 +409,22 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	return a
 }
 
+func (p *pairRun) request(ctx context.Context, path string, r pairRequest) (*http.Request, error) {
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://pair"+path, nil)
+	if err != nil {
+		return nil, err
+	}
+	req.Header.Set("X-Key", r.key)
+	req.Header.Set("X-Group", r.group)
+	if r.staff {
+		req.Header.Set("X-Staff", "yes")
+	}
+	if r.low {
+		req.Header.Set("X-Events", strconv.Itoa(lowLimit))
+	}
+	return req, nil
+}
+
 // startBackend starts the site's backend, which delays requests by up to 8 ms, and makes the
 // client.
 func (p *pairRun) startBackend() {
@@ -418,6 +436,13 @@ func (p *pairRun) startBackend() {
 			w.WriteHeader(http.StatusNotModified)
 		case "/login":
 			w.WriteHeader(http.StatusNoContent)
+		case "/left":
+			p.reached <- struct{}{}
+			<-r.Context().Done()
+		default:
+			w.Header().Set("Content-Type", "application/json")
+			w.Header().Set("Content-Encoding", "gzip")
+			_, _ = w.Write(usage)
 		}
 	}))
 	p.t.Cleanup(server.Close)
