@@ -86,8 +86,8 @@ lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golang
 	$(GOLANGCI) run --build-tags build ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
-	@for dir in lab contrib; do \
-		(cd $$dir && ../$(GOLANGCI) run --config ../.golangci.yml ./... && $(GO) mod tidy -diff && $(GO) mod verify) || exit 1; \
+	@for dir in lab contrib e2e/clients/call; do \
+		(cd $$dir && $(CURDIR)/$(GOLANGCI) run --config $(CURDIR)/.golangci.yml ./... && $(GO) mod tidy -diff && $(GO) mod verify) || exit 1; \
 	done
 
 evidence: bench guarantees faults calls algorithms ## measure all of docs/evidence.md, in about two hours, into dist/evidence
