@@ -121,6 +121,28 @@ func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 		want("status", a.Status, http.StatusTooManyRequests), want("decision", s.Decision, "refused")))
 }
 
+// TestSimulateRefusesAsRequests predicts the refusal of a client that an operator has blocked, and of a
+// request that has two values for its key.
+func TestSimulateRefusesAsRequests(t *testing.T) {
+	t.Parallel()
+	c := caddytest.Start(t, zonesSite("", zoneWith("api", "events 10", "window 1h"), "respond ok"))
+	code, text := c.AdminCall(http.MethodPost, "/rate_limit/blocks/api?key=alice&for=1h", "", "")
+	must(t, text, want("status", code, http.StatusOK))
+	a := c.Get("/", "X-Key: alice", "X-Key: bob")
+	must(t, "two values", want("status", a.StatusCode, http.StatusBadRequest))
+	for _, test := range []struct {
+		code  int
+		words []string
+		flags []string
+	}{
+		{0, []string{"allowed\n"}, []string{"-H", "X-Key: bob"}},
+		{2, []string{"refused by zone api, wait ", "blocked"}, []string{"-H", "X-Key: alice"}},
+		{2, []string{"refused\n", "several values of"}, []string{"-H", "X-Key: bob", "-H", "X-Key: carol"}},
+	} {
+		prints(t, test.code, test.words, append([]string{"simulate", c.URL + "/", "--address", c.Admin}, test.flags...)...)
+	}
+}
+
 // simulatedSite has the routes that a request can take.
 var simulatedSite = `{
 	{{global}}

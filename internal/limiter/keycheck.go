@@ -160,6 +160,9 @@ func checkPlaceholder(name string) error {
 	if long != "" {
 		return option.Errorf("key", "{%s} is a shorthand that has no value here: write {%s}", name, long)
 	}
+	if strings.EqualFold(name, headerPrefix+"Host") {
+		return option.Errorf("key", "{%s} has no value, because the server keeps the host apart: write {http.request.host}", name)
+	}
 	if strings.HasPrefix(name, placeholderPrefix) {
 		return option.Errorf("key", "{%s} has no value before the limits are checked: use another", name)
 	}

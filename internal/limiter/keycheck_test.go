@@ -47,6 +47,7 @@ func TestKeysThatCannotWork(t *testing.T) {
 		"uuid":                     {[]string{"{http.request.header.A}", "{http.request.uuid}"}, "another with each request"},
 		"time":                     {[]string{"{time.now.unix_ms}"}, "another with each request"},
 		"duration":                 {[]string{"{http.request.duration}"}, "another with each request"},
+		"header of the host":       {[]string{"{http.request.header.host}"}, "has no value, because the server keeps the host apart: write {http.request.host}"},
 		"of the limiter":           {[]string{"{http.rate_limit.remaining}"}, "has no value before the limits are checked"},
 		"after the address":        {[]string{"{" + ipVar + "}", "{http.request.header.X-Api-Key}"}, "{http.request.header.X-Api-Key} is never reached, because {" + ipVar + "} always has a value: put {" + ipVar + "} last"},
 		"after a part that is set": {[]string{"{http.request.header.A}-{http.request.method}", "{http.request.header.B}"}, "because {http.request.method} always has a value"},

@@ -36,8 +36,12 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	quiet.isSimulated = true
 	var e *evaluation
 	s.tracker, e, err = quiet.collect(s.tracker, s.w, r, repl)
-	if err != nil || e == nil {
-		return err == nil, err
+	switch {
+	case err != nil:
+		s.Answer.Decision = telemetry.Refused.String()
+		return false, err
+	case e == nil:
+		return true, nil
 	}
 	e.enter()
 	defer e.release()
@@ -107,7 +111,7 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 		}
 		return true
 	case e.isBlocked(i):
-		s.refuse(telemetry.Blocked, e.zones[i].Zone, e.states[i].RetryAfter)
+		s.refuse(telemetry.Refused, e.zones[i].Zone, e.states[i].RetryAfter)
 		return false
 	case e.waits():
 		s.Answer.Wait = max(s.Answer.Wait, e.states[i].RetryAfter.Seconds())

@@ -28,6 +28,8 @@ const (
 	hostName
 	// hostLabel is a part of a host.
 	hostLabel
+	// escaped is a value of a cookie, in which servers commonly decode what is written with a percent sign.
+	escaped
 )
 
 // What the placeholders of request headers, query parameters, cookies and labels of the host begin with.
@@ -38,14 +40,23 @@ const (
 	hostLabelPrefix = "http.request.host.labels."
 )
 
-// spellings has the placeholders with values that are not exact.
+// spellings has the placeholders, other than headers and cookies, with values that are not exact.
 var spellings = map[string]spelling{
-	headerPrefix + "Authorization":       credentials,
-	headerPrefix + "Proxy-Authorization": credentials,
-	headerPrefix + "X-Forwarded-Host":    hostName,
-	"http.request.host":                  hostName,
-	"http.request.hostport":              hostName,
-	"http.request.tls.server_name":       hostName,
+	"http.request.host":            hostName,
+	"http.request.hostport":        hostName,
+	"http.request.tls.server_name": hostName,
+}
+
+// spellingOf returns the spelling of a header's value, by the name of the header. Proxies pass values on
+// under names such as X-Forwarded-Authorization and X-Original-Host.
+func spellingOf(header string) spelling {
+	switch {
+	case strings.HasSuffix(header, "Authorization"):
+		return credentials
+	case strings.HasSuffix(header, "-Host"):
+		return hostName
+	}
+	return exact
 }
 
 // lists are the request headers that have several values by their definition.
@@ -73,11 +84,11 @@ func sourceOf(placeholder string) source {
 	switch {
 	case strings.HasPrefix(placeholder, headerPrefix):
 		s.header = textproto.CanonicalMIMEHeaderKey(placeholder[len(headerPrefix):])
-		s.isList, s.spelling = lists[s.header], spellings[headerPrefix+s.header]
+		s.isList, s.spelling = lists[s.header], spellingOf(s.header)
 	case strings.HasPrefix(placeholder, queryPrefix):
 		s.query = placeholder[len(queryPrefix):]
 	case strings.HasPrefix(placeholder, cookiePrefix):
-		s.cookie = placeholder[len(cookiePrefix):]
+		s.cookie, s.spelling = placeholder[len(cookiePrefix):], escaped
 	case strings.HasPrefix(placeholder, hostLabelPrefix):
 		s.spelling = hostLabel
 	}
@@ -138,7 +149,7 @@ func single(values []string) (value string, isSingle bool) {
 }
 
 // queryValues returns the values of a query parameter for which any server may take them: Go drops pairs
-// with a semicolon or a bad escape, and everything where there are thousands.
+// with a semicolon or a bad escape, and everything where there are thousands; others drop what follows a #.
 func queryValues(query, name string) (values []string) {
 	unescaped := func(s string) string {
 		if text, err := url.QueryUnescape(s); err == nil {
@@ -146,6 +157,7 @@ func queryValues(query, name string) (values []string) {
 		}
 		return s
 	}
+	query, _, _ = strings.Cut(query, "#")
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		key, value, _ := strings.Cut(pair, "=")
 		if unescaped(key) == name {
@@ -171,6 +183,10 @@ func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
 		return append(b, name...)
 	case hostLabel:
 		return append(b, strings.ToLower(value)...)
+	case escaped:
+		if text, err := url.PathUnescape(value); err == nil {
+			value = text
+		}
 	case exact:
 	}
 	return append(b, value...)

@@ -34,7 +34,7 @@ func spelt(t *testing.T, z *Zone, host, header, value string) string {
 }
 
 func TestCredentialsHaveOneSpelling(t *testing.T) {
-	for _, header := range []string{"Authorization", "Proxy-Authorization"} {
+	for _, header := range []string{"Authorization", "Proxy-Authorization", "X-Forwarded-Authorization", "X-Authorization"} {
 		z := keyZone("{" + headerPrefix + strings.ToLower(header) + "}")
 		for want, values := range map[string][]string{
 			"bearer aBc":             {"Bearer aBc", "bearer aBc", "BEARER aBc", "bEaReR  aBc", "Bearer\taBc", " Bearer \t aBc "},
@@ -82,8 +82,10 @@ func TestHostsHaveOneSpelling(t *testing.T) {
 			}
 		}
 		for _, host := range hosts {
-			if got := spelt(t, keyZone("{http.request.header.x-forwarded-host}"), "other", "X-Forwarded-Host", host); got != want {
-				t.Errorf("a forwarded %q is counted as %q, want %q", host, got, want)
+			for _, header := range []string{"X-Forwarded-Host", "X-Original-Host"} {
+				if got := spelt(t, keyZone("{http.request.header."+strings.ToLower(header)+"}"), "other", header, host); got != want {
+					t.Errorf("%s %q is counted as %q, want %q", header, host, got, want)
+				}
 			}
 		}
 	}
@@ -98,11 +100,26 @@ func TestHostsHaveOneSpelling(t *testing.T) {
 	}
 }
 
+func TestCookiesHaveOneSpelling(t *testing.T) {
+	for want, values := range map[string][]string{
+		"s:aB/c": {"s:aB/c", "s%3AaB/c", "s%3aaB%2Fc", "%73%3A%61B%2fc"},
+		"a+b":    {"a+b", "a%2Bb"},
+		"50%":    {"50%"}, // no escape
+	} {
+		for _, value := range values {
+			if got := spelt(t, keyZone("{http.request.cookie.sid}"), "example.com", "Cookie", "a=b; sid="+value); got != want {
+				t.Errorf("%q is counted as %q, want %q", value, got, want)
+			}
+		}
+	}
+}
+
 // TestOperatorsSpellAsClients finds the bucket of each spelling.
 func TestOperatorsSpellAsClients(t *testing.T) {
 	for text, spellings := range map[string][]string{
 		"{http.request.header.Authorization}": {"Bearer x", "bearer  x"},
 		"{http.request.host}":                 {"tenant.example", "Tenant.example."},
+		"{http.request.cookie.sid}":           {"s:a", "s%3Aa"},
 		clientIPText:                          {"192.0.2.1", "::ffff:192.0.2.1", "64:ff9b::192.0.2.1"},
 		"{http.request.remote.host}":          {"2001:db8::/64", "2001:DB8::/64", "2001:0db8:0::/64", "2001:db8::7"},
 	} {
@@ -201,6 +218,8 @@ func TestRepeatedValues(t *testing.T) {
 		{"{http.request.uri.query.key}", "key=z&x;key=k", nil, ""},
 		{"{http.request.uri.query.key}", "key=z&key=re%zzal", nil, ""},
 		{"{http.request.uri.query.key}", "a;key=k", nil, "k"},
+		{"{http.request.uri.query.key}", "key=k#z", nil, "k"},
+		{"{http.request.uri.query.key}", "a=1#&key=z", nil, "192.0.2.1"},
 		{"{http.request.uri.query.key}", "%zz&key=k", nil, "k"},
 		{"{http.request.uri.query.key}", "key=k+", nil, "k"},
 		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"SID=z; sid=k"}}, "k"},
