@@ -147,20 +147,21 @@ func (r *response) value(name string) (any, bool) {
 
 // fault returns why not all of the response is known of which the cost of a zone is made.
 func (r *response) fault(z *Zone) (telemetry.Cause, error) {
-	switch {
-	case r == nil || len(z.paths) == 0 && !z.readsSize:
+	if r == nil || len(z.paths) == 0 && !z.readsSize {
 		return telemetry.Known, nil
-	case len(z.paths) > 0 && r.status == http.StatusPartialContent:
-		// The client has chosen the part, which may even look like a document.
-		return telemetry.BrokenOff, nil
-	case !z.readsSize && r.body.IsStream() && r.body.IsWhole():
+	}
+	// The client has chosen the part, which may even look like a document.
+	isPart := r.status == http.StatusPartialContent
+	isWhole := !isPart && r.body.IsWhole()
+	switch {
+	case isWhole && r.body.IsStream() && !z.readsSize:
 		// Clients leave such a stream, and handlers then fail or panic.
 		return telemetry.Known, nil
 	case r.isUnseen && r.isBrokenOff:
 		return telemetry.BrokenOff, nil
 	case r.isUnseen:
 		return telemetry.NotFound, nil
-	case len(z.paths) == 0, r.body.IsWhole():
+	case len(z.paths) == 0, isWhole:
 		return telemetry.Known, nil
 	}
 	err := r.body.Err()
@@ -171,6 +172,8 @@ func (r *response) fault(z *Zone) (telemetry.Cause, error) {
 		return telemetry.BrokenOff, err
 	case errors.Is(err, body.ErrNotJSON):
 		return telemetry.NotJSON, err
+	case isPart:
+		return telemetry.BrokenOff, nil
 	}
 	return telemetry.Known, nil
 }
