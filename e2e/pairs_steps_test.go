@@ -116,7 +116,7 @@ func (p *pairRun) leave() {
 		select {
 		case <-p.reached:
 			leave()
-			<-ended
+			_ = <-ended
 			a := pairAnswer{pairRequest: pairRequest{pairClient: c}, status: http.StatusOK, life: p.life, outcome: map[string]string{}}
 			for _, zone := range p.site().zonesOf() {
 				a.outcome[zone] = "allowed"

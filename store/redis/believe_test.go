@@ -160,3 +160,17 @@ func TestLateReplyIsNoJump(t *testing.T) {
 		t.Errorf("a jump by %v", by)
 	}
 }
+
+// TestReplyRepeatsTheInstant that it was asked to judge by: a damaged one changes nothing.
+func TestReplyRepeatsTheInstant(t *testing.T) {
+	limit := store.Limit{Zone: "zone", Algorithm: store.SlidingLog, Window: time.Minute}
+	r := store.Request{Limit: &limit, Events: 10, Cost: 1}
+	now := time.Now().UnixMicro()
+	op := reading(algorithm.Check, store.RoleReplica, now)
+	for _, said := range []int64{now, 4 * now, now / 4, 0} {
+		st := op.reply(layoutOf(limit.Algorithm), &r, []int64{said, 0, 3, now, now, 0}, 0)
+		if st.Err != nil || st.Now != now || st.Used != 3 || st.Reset != now+limit.Window.Microseconds() {
+			t.Errorf("a reply of the instant %d, asked for at %d: %+v", said, now, st)
+		}
+	}
+}

@@ -98,7 +98,11 @@ func (op operation) reply(l *layout, r *store.Request, reply []int64, fallback i
 		return store.State{Err: fmt.Errorf("%w: a reply of %d numbers", errReply, len(reply))}
 	}
 	now := reply[placeOfNow]
-	if now == 0 {
+	switch {
+	case op.readOnly && op.now != 0:
+		// The reply can only repeat it.
+		now = op.now
+	case now == 0:
 		now = fallback
 	}
 	st := l.state(r, now, reply[1] == 1, reply[2:])
