@@ -116,7 +116,9 @@ func (p *pairRun) leave() {
 		select {
 		case <-p.reached:
 			leave()
-			_ = <-ended
+			if err := <-ended; !errors.Is(err, context.Canceled) {
+				p.complain("a request of a client that has left ends with %v", err)
+			}
 			a := pairAnswer{pairRequest: pairRequest{pairClient: c}, status: http.StatusOK, life: p.life, outcome: map[string]string{}}
 			for _, zone := range p.site().zonesOf() {
 				a.outcome[zone] = "allowed"
