@@ -157,9 +157,10 @@ func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) tim
 	until := now + d.Microseconds()
 	// The instant at which it is empty, its rest, the events, the beginning of the
 	// busy time, what was spent in it, their span, and the end of the penalty.
+	spent := math.Ceil(d.Seconds() * float64(events))
 	var packed []byte
-	for _, n := range []int64{until, 0, int64(events), now, 0, 1e6, 0} {
-		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(float64(n)))
+	for _, n := range []float64{float64(until), 0, float64(events), float64(now), spent, 1e6, 0} {
+		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(n))
 	}
 	tag := sha256.Sum256([]byte("{http.request.header.X-Key}"))
 	key := "rl:1:slow:gcra1s:" + base64.RawURLEncoding.EncodeToString(tag[:3])[:3] + ":alice"
