@@ -205,17 +205,12 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 var errStoreDown = errors.New("rate limit store cannot answer, and on_error is deny")
 
 // admit asks the stores of e, and returns nil if the request may pass.
-func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request) (err error) {
+func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request) error {
 	if t.response != nil {
 		// What the request waits for here is no part of its duration.
 		began := l.Now()
 		defer func() { t.response.held += l.Now().Sub(began) }()
 	}
-	defer func() {
-		if left := awaitBody(r); left != nil && err == nil {
-			t.refusal, err = e, left
-		}
-	}()
 	e.enter()
 	if !e.refusesOutright() {
 		e.divert(r.Context())

@@ -149,7 +149,8 @@ func single(values []string) (value string, isSingle bool) {
 }
 
 // queryValues returns the values of a query parameter for which any server may take them: Go drops pairs
-// with a semicolon or a bad escape, and everything where there are thousands; others drop what follows a #.
+// with a semicolon or a bad escape, and everything where there are thousands. Some drop what follows a #,
+// others do not.
 func queryValues(query, name string) (values []string) {
 	unescaped := func(s string) string {
 		if text, err := url.QueryUnescape(s); err == nil {
@@ -157,7 +158,9 @@ func queryValues(query, name string) (values []string) {
 		}
 		return s
 	}
-	query, _, _ = strings.Cut(query, "#")
+	if before, _, isCut := strings.Cut(query, "#"); isCut {
+		query += "&" + before
+	}
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		key, value, _ := strings.Cut(pair, "=")
 		if unescaped(key) == name {
@@ -169,6 +172,9 @@ func queryValues(query, name string) (values []string) {
 
 // appendCanonical appends the one form of a value, or of the network in which it is counted.
 func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
+	if s == escaped {
+		value = decoded(value)
+	}
 	if addr, ok := parseAddr(value); ok {
 		return z.appendAddr(b, addr)
 	}
@@ -183,13 +189,21 @@ func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
 		return append(b, name...)
 	case hostLabel:
 		return append(b, strings.ToLower(value)...)
-	case escaped:
-		if text, err := url.PathUnescape(value); err == nil {
-			value = text
-		}
-	case exact:
+	case escaped, exact:
 	}
 	return append(b, value...)
+}
+
+// decoded returns a value without escapes, also of escapes, so that what operators are shown names the same
+// client when they enter it.
+func decoded(value string) string {
+	for {
+		text, err := url.PathUnescape(value)
+		if err != nil || text == value {
+			return value
+		}
+		value = text
+	}
 }
 
 // parseAddr parses an IP address. Most values are none, and it allocates nothing for most of these.

@@ -102,9 +102,11 @@ func TestHostsHaveOneSpelling(t *testing.T) {
 
 func TestCookiesHaveOneSpelling(t *testing.T) {
 	for want, values := range map[string][]string{
-		"s:aB/c": {"s:aB/c", "s%3AaB/c", "s%3aaB%2Fc", "%73%3A%61B%2fc"},
-		"a+b":    {"a+b", "a%2Bb"},
-		"50%":    {"50%"}, // no escape
+		"s:aB/c":   {"s:aB/c", "s%3AaB/c", "s%3aaB%2Fc", "%73%3A%61B%2fc"},
+		"a+b":      {"a+b", "a%2Bb"},
+		"50%":      {"50%"}, // no escape
+		"A":        {"A", "%41", "%2541"},
+		"10.0.0.1": {"10.0.0.1", "%31%30.0.0.1"},
 	} {
 		for _, value := range values {
 			if got := spelt(t, keyZone("{http.request.cookie.sid}"), "example.com", "Cookie", "a=b; sid="+value); got != want {
@@ -218,8 +220,10 @@ func TestRepeatedValues(t *testing.T) {
 		{"{http.request.uri.query.key}", "key=z&x;key=k", nil, ""},
 		{"{http.request.uri.query.key}", "key=z&key=re%zzal", nil, ""},
 		{"{http.request.uri.query.key}", "a;key=k", nil, "k"},
-		{"{http.request.uri.query.key}", "key=k#z", nil, "k"},
-		{"{http.request.uri.query.key}", "a=1#&key=z", nil, "192.0.2.1"},
+		{"{http.request.uri.query.key}", "key=k#z", nil, ""},
+		{"{http.request.uri.query.key}", "a=1#&key=z", nil, "z"},
+		{"{http.request.uri.query.key}", "key=z1#&key=k", nil, ""},
+		{"{http.request.uri.query.key}", "key=k#", nil, ""},
 		{"{http.request.uri.query.key}", "%zz&key=k", nil, "k"},
 		{"{http.request.uri.query.key}", "key=k+", nil, "k"},
 		{"{http.request.cookie.sid}", "", http.Header{"Cookie": {"SID=z; sid=k"}}, "k"},

@@ -115,10 +115,20 @@ func (t *tracker) mayWait(began time.Time) bool {
 	return isRefused
 }
 
+// trustedAnswer is how old the answers may be by which a request lines up.
+const trustedAnswer = time.Second
+
 // wait gives back what the request holds, in all its handlers, and waits until it passes in all
 // of them, a zone refuses it for too long, or the client leaves.
 func (t *tracker) wait(r *http.Request, began time.Time) error {
 	t.giveBack()
+	asked := t.own()[0].limiter.Now()
+	if err := readAhead(r); err != nil {
+		return err
+	}
+	if t.own()[0].limiter.Now().Sub(asked) > trustedAnswer {
+		t.forget()
+	}
 	w := t.newWaiter(began)
 	defer w.leave()
 	timer := time.NewTimer(0)
@@ -128,7 +138,6 @@ func (t *tracker) wait(r *http.Request, began time.Time) error {
 		if !waits {
 			return nil
 		}
-		readAhead(r)
 		switch turn, err := t.awaitTurn(w, line, timer, r); {
 		case err != nil:
 			return err

@@ -35,11 +35,11 @@ func TestRefundRestores(t *testing.T) {
 	})
 }
 
-// near reports whether got differs from want by no more than the microseconds to which a
-// bucket of gcra rounds up where rates differ, and what they are of an event.
+// near reports whether got differs from want by no more than the microsecond to which a
+// bucket of gcra rounds where rates differ, and what that is of an event.
 func near(got, want *store.State) bool {
 	late, more := got.Reset-want.Reset, got.Used-want.Used
-	return late >= 0 && late <= 1 && more >= 0 && more <= 1
+	return late >= -1 && late <= 1 && more >= 0 && more <= 1
 }
 
 // act is one operation of a history, and what came of it.

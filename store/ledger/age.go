@@ -14,12 +14,14 @@ type age struct {
 	clock int64
 	// known is a copy of the bucket or, where buckets cannot be copied, a wheel.
 	known algorithm.Known
+	// least are the fewest events of the requests: what is left may be theirs.
+	least int64
 }
 
 // newAge begins an age of charges on top of what is known. What drains in order has to wait
 // for what was before it.
 func (e *entry) newAge(r *store.Request, known algorithm.Known) age {
-	a := age{began: true, clock: e.clock}
+	a := age{began: true, clock: e.clock, least: r.Events}
 	if r.Limit.Algorithm.HasBurst() {
 		a.known = known
 	}
@@ -28,6 +30,7 @@ func (e *entry) newAge(r *store.Request, known algorithm.Known) age {
 
 // add notes that a request was to be charged at now.
 func (a *age) add(r *store.Request, now int64) {
+	a.least = min(a.least, r.Events)
 	switch t := algorithm.Of(r.Limit.Algorithm); {
 	case t.Windowed:
 	case t.Copies():
@@ -55,8 +58,15 @@ func (a *age) turn(limit *store.Limit, now int64) {
 	c[0] = max(c[0], part)
 }
 
-// left is how much of the merged charges still counts, and 1 at least: when nothing does,
-// they expire. What drains is charged as it was, up to a full bucket.
+// shrink makes the merged charges cost what still counts of them.
+func (w *mergedCharge) shrink(now int64) {
+	if left := w.left(now); left < w.req.Cost {
+		w.req.Cost, w.req.Events = left, w.age.least
+	}
+}
+
+// left is how much of the merged charges still counts, and 1 at least, because charges of which
+// nothing counts expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
 	left, a := w.req.Cost, w.age
 	switch t := algorithm.Of(w.req.Limit.Algorithm); {

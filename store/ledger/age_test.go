@@ -45,3 +45,20 @@ func TestOutageEndsWithWhatStillCounts(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatIsLeftDrainsAtTheLowestRate of the charges that waited, because it may be of those.
+func TestWhatIsLeftDrainsAtTheLowestRate(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		s.setDown(true, false)
+		r := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: store.GCRA, Window: time.Minute}, ClientKey: "alice", Events: 1000, Burst: 5, Cost: 1000}
+		l.ChargeDetached([]store.Request{r})
+		time.Sleep(2 * time.Minute)
+		r.Events, r.Cost = 10, 5
+		l.ChargeDetached([]store.Request{r})
+		s.setDown(false, false)
+		time.Sleep(3 * time.Second)
+		if used := s.used(r); used < 4 {
+			t.Errorf("%d of 5 are used after some seconds, 10 of which drain in a minute", used)
+		}
+	})
+}

@@ -145,6 +145,7 @@ func (e *entry) waitAgain(r *store.Request, requests, now int64) {
 	}
 	later := w.req
 	later.Cost = w.left(now)
+	age.least = min(age.least, w.age.least)
 	w.age = age
 	w.age.add(&later, now)
 	w.merge(r, requests, p.expires)
@@ -459,7 +460,7 @@ func (l *Ledger) sendNext(e *entry, now int64) []store.Request {
 		l.endPending(e)
 		return nil
 	}
-	w.req.Cost = w.left(now)
+	w.shrink(now)
 	p.age = w.age
 	p.sent, p.sentRequests, p.sentCost, p.sentAt, p.expires = true, w.requests, w.req.Cost, now, w.expires
 	p.held, p.via, p.base = false, l, e.known
@@ -482,7 +483,10 @@ func (l *Ledger) giveUp(e *entry, err error) {
 // whether they were as much. So nothing depends on a refund, which may fail.
 func (l *Ledger) offset(e *entry, cost, now int64) bool {
 	p := e.pending
-	if p == nil || p.waiting == nil || p.waiting.req.Cost < cost || p.waiting.expires <= now {
+	if p == nil || p.waiting == nil || p.waiting.expires <= now {
+		return false
+	}
+	if p.waiting.shrink(now); p.waiting.req.Cost < cost {
 		return false
 	}
 	if p.waiting.req.Cost -= cost; p.waiting.req.Cost == 0 {

@@ -57,26 +57,25 @@ func (e *entry) receive(cost int64) {
 	v.cost -= cost
 	v.arrived += cost
 	v.ways--
-	e.rare.back = min(e.rare.back+max(cost-v.wake(), 0), wholeBucket)
+	e.rare.back = min(e.rare.back+v.wake(), wholeBucket)
 	if v.ways == 0 {
 		e.rare.returning = nil
 	}
 }
 
 // wake ends the waiting of the first takes for which enough has arrived, or of all if nothing
-// more does, and returns what they take. What arrived is kept for waiters only.
-func (v *returning) wake() (taken int64) {
+// more does. It returns what has arrived for none of them.
+func (v *returning) wake() (rest int64) {
 	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
 		first := v.waiters[0]
-		taken += first.need
 		v.arrived -= first.need
 		v.remove(0)
 		close(first.come)
 	}
 	if len(v.waiters) == 0 {
-		v.arrived = 0
+		rest, v.arrived = max(v.arrived, 0), 0
 	}
-	return taken
+	return rest
 }
 
 func (v *returning) remove(i int) {
@@ -194,7 +193,7 @@ func (l *Ledger) withdraw(c *claimant) {
 	if v := c.entry.past().returning; v != nil {
 		if i := slices.Index(v.waiters, c); i >= 0 {
 			v.remove(i)
-			v.wake()
+			c.entry.rare.back = min(c.entry.rare.back+v.wake(), wholeBucket)
 		}
 	}
 }
