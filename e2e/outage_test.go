@@ -391,7 +391,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := caddytest.StartShards(t, 2, 1)
-			c := caddytest.Start(t, onErrorSite(servers.Store(pipelining, "charge_timeout 2s")))
+			c := caddytest.Start(t, onErrorSite(servers.Store(pipelining, "check_timeout 1s", "charge_timeout 2s")))
 			up, down := clientsOf(t, servers, c, "/default", "default")
 			for i, key := range []string{up, down} {
 				for _, zone := range []string{"allow", "deny", "local"} {
