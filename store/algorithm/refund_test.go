@@ -29,17 +29,22 @@ func TestRefundRestores(t *testing.T) {
 		refund.Run(s.bucket, &r, s.now)
 		got := check.Run(s.bucket, &look, s.now)
 		got.Content, before.Content = store.Content{}, store.Content{} // a refund is noted there
-		if got != before && (kind.Algorithm != store.GCRA || !near(&got, &before)) {
+		if got != before && (kind.Algorithm != store.GCRA || !s.near(&got, &before, r.Cost)) {
 			t.Fatalf("before %+v,\ntaken  %+v,\nafter  %+v", before, took, got)
 		}
 	})
 }
 
-// near reports whether got differs from want by no more than the microsecond to which a
-// bucket of gcra rounds where rates differ, and what that is of an event.
-func near(got, want *store.State) bool {
+// near reports whether got, after a refund, differs from want by no more than rounding
+// where rates differ: takes add up to a microsecond, and what that is of an event, and a
+// refund forgets up to 2^-40 of what there was.
+func (s *subject) near(got, want *store.State, cost int64) bool {
 	late, more := got.Reset-want.Reset, got.Used-want.Used
-	return late >= -1 && late <= 1 && more >= 0 && more <= 1
+	if late < 0 {
+		least := float64(s.window()) * float64(cost+1) / (1 << 40)
+		return got.Used == 0 && want.Used <= 1 && got.Reset == got.Now && -late <= 1+int64(least)
+	}
+	return late <= 1 && more >= 0 && more <= 1
 }
 
 // act is one operation of a history, and what came of it.
