@@ -9,7 +9,6 @@ import (
 // outage must not end with all that was spent in it at one instant. Charges of a window
 // that ends expire together, and have no age.
 type age struct {
-	began bool
 	// clock is how far the store's clock is ahead of the books', as heard when age began.
 	clock int64
 	// known is a copy of the bucket or, where buckets cannot be copied, a wheel.
@@ -18,13 +17,14 @@ type age struct {
 	least int64
 }
 
-// newAge begins an age of charges on top of what is known. What drains in order has to wait
-// for what was before it.
-func (e *entry) newAge(r *store.Request, known algorithm.Known) age {
-	a := age{began: true, clock: e.clock, least: r.Events}
+// newAge begins an age with a request that was to be charged at now, on top of what is known. What
+// drains in order has to wait for what was before it.
+func (e *entry) newAge(r *store.Request, known algorithm.Known, now int64) *age {
+	a := &age{clock: e.clock, least: r.Events}
 	if r.Limit.Algorithm.HasBurst() {
 		a.known = known
 	}
+	a.add(r, now)
 	return a
 }
 

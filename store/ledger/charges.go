@@ -46,7 +46,7 @@ type pendingCharges struct {
 	via *Ledger
 	// base is what was known when the charge was sent; age is that of a charge that had waited.
 	base algorithm.Known
-	age  age
+	age  *age
 	// waiting is the next charge, or nil.
 	waiting *mergedCharge
 	// held is set while waiting is for the next tick.
@@ -64,7 +64,7 @@ type mergedCharge struct {
 	req      store.Request
 	requests int64
 	expires  int64
-	age      age
+	age      *age
 }
 
 // isQueued reports whether charges are pending and none is in flight: they are held
@@ -119,8 +119,7 @@ func (e *entry) countUnsent(requests int64) {
 func (e *entry) addWaiting(r *store.Request, requests, expires, now int64) {
 	w := e.pending.waiting
 	if w == nil {
-		w = &mergedCharge{req: *r, requests: requests, expires: expires, age: e.newAge(r, e.known)}
-		w.age.add(r, now)
+		w = &mergedCharge{req: *r, requests: requests, expires: expires, age: e.newAge(r, e.known, now)}
 		e.setWaiting(w)
 		return
 	}
@@ -134,9 +133,8 @@ func (e *entry) addWaiting(r *store.Request, requests, expires, now int64) {
 func (e *entry) waitAgain(r *store.Request, requests, now int64) {
 	p := e.pending
 	age := p.age
-	if !age.began {
-		age = e.newAge(r, p.base)
-		age.add(r, p.sentAt)
+	if age == nil {
+		age = e.newAge(r, p.base, p.sentAt)
 	}
 	w := p.waiting
 	if w == nil {

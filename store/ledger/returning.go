@@ -28,12 +28,13 @@ type returning struct {
 	waiters          []*claimant
 }
 
-// claimant is a refused take that waits for a part of what is on its way.
+// claimant is a refused take that waits for a part of what is on its way, or is to be repeated
+// for what has arrived.
 type claimant struct {
 	entry     *entry
 	clientKey string
 	need      int64
-	// come is closed when that has arrived, or nothing more does.
+	// come is closed when that has arrived, or nothing more does; nil if it had arrived before.
 	come chan struct{}
 }
 
@@ -96,7 +97,8 @@ func (t *taking) retake(asked int64) {
 		if until.IsZero() {
 			until = t.ledger.books.clock().Add(t.ledger.opts.Timeout)
 		}
-		if len(claims) == 0 {
+		waits := slices.ContainsFunc(claims, func(c *claimant) bool { return c.come != nil })
+		if !waits {
 			retakes++
 		} else if !t.ledger.books.clock().Before(until) {
 			retakes = maxRetakes
@@ -115,55 +117,52 @@ func (t *taking) retake(asked int64) {
 }
 
 // claimReturns returns the requests that the store refused, unless there is one to whose bucket
-// nothing comes back, and what they wait for.
+// nothing comes back, and what they claim of it.
 func (t *taking) claimReturns(asked int64) (refused []int, claims []*claimant) {
 	for i := range t.reqs {
 		st := &t.states[i]
 		if st.Err != nil || st.Allowed {
 			continue
 		}
-		c, returns := t.ledger.claimReturn(&t.reqs[i], st, asked)
-		if !returns {
+		c := t.ledger.claimReturn(&t.reqs[i], st, asked)
+		if c == nil {
 			for _, c := range claims {
 				t.ledger.withdraw(c)
 			}
 			return nil, nil
 		}
-		if refused = append(refused, i); c != nil {
-			claims = append(claims, c)
-		}
+		refused, claims = append(refused, i), append(claims, c)
 	}
 	return refused, claims
 }
 
-// claimReturn reports whether something has come back to the bucket of a request, refused with
-// st, since it was asked, or will: then c waits for it.
-func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c *claimant, returns bool) {
+// claimReturn claims what a request, refused with st, needs of what has come back to its bucket
+// since it was asked, or will. It returns nil if that is not enough.
+func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) *claimant {
 	e := l.find(r)
 	if e == nil {
-		return nil, false
+		return nil
 	}
 	defer e.page.mu.Unlock()
 	past := e.past()
-	need := max(r.Cost-st.Remaining, 1)
+	c := &claimant{entry: e, clientKey: r.ClientKey, need: max(r.Cost-st.Remaining, 1)}
 	switch v := past.returning; {
 	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
 		// What is in flight here refuses the take, whatever comes back: its own refund does.
-		return nil, false
-	case v == nil || v.claimed+need > v.cost+v.arrived:
+		return nil
+	case v == nil || v.claimed+c.need > v.cost+v.arrived:
 		// No more than the whole bucket can be free.
-		back := min(past.back, r.Capacity()) - need
+		back := min(past.back, r.Capacity()) - c.need
 		if back < 0 || !mayLack(asked, max(past.refunded, past.reset)) {
-			return nil, false
+			return nil
 		}
 		e.rare.back = back
-		return nil, true
 	default:
-		c = &claimant{e, r.ClientKey, need, make(chan struct{})}
-		v.claimed += need
+		c.come = make(chan struct{})
+		v.claimed += c.need
 		v.waiters = append(v.waiters, c)
-		return c, true
 	}
+	return c
 }
 
 // hurrier is a store that can send at once what waits for others to join.
@@ -172,6 +171,9 @@ type hurrier interface{ Hurry(clientKey string) }
 // awaitReturn waits until what c needs has arrived, for as long as there is time and the
 // client stays.
 func (l *Ledger) awaitReturn(ctx context.Context, c *claimant, until time.Time) {
+	if c.come == nil {
+		return
+	}
 	if h, ok := l.store.(hurrier); ok {
 		h.Hurry(c.clientKey)
 	}
@@ -190,10 +192,17 @@ func (l *Ledger) awaitReturn(ctx context.Context, c *claimant, until time.Time) 
 func (l *Ledger) withdraw(c *claimant) {
 	c.entry.page.mu.Lock()
 	defer c.entry.page.mu.Unlock()
-	if v := c.entry.past().returning; v != nil {
+	rest, v := int64(0), c.entry.past().returning
+	if c.come == nil {
+		rest = c.need
+	} else if v != nil {
 		if i := slices.Index(v.waiters, c); i >= 0 {
 			v.remove(i)
-			c.entry.rare.back = min(c.entry.rare.back+v.wake(), wholeBucket)
+			rest = v.wake()
 		}
+	}
+	if rest > 0 {
+		past := c.entry.rarely()
+		past.back = min(past.back+rest, wholeBucket)
 	}
 }

@@ -320,8 +320,7 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 		e.page.mu.Unlock()
 		claim := func(cost int64) *claimant {
 			r.Cost = cost
-			c, _ := l.claimReturn(&r, &store.State{}, l.books.now())
-			return c
+			return l.claimReturn(&r, &store.State{}, l.books.now())
 		}
 		receive := func(cost int64) {
 			e.page.mu.Lock()
@@ -345,6 +344,29 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 		receive(3)
 		if e.past().returning != nil {
 			t.Errorf("nothing is on its way, but noted is %+v", *e.past().returning)
+		}
+	})
+}
+
+// TestClaimIsUndoneIfAnotherRequestIsRefused: what has come back to one bucket is there for the
+// next take, if the other bucket of a call refuses it.
+func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
+	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
+		first, second := requestOf("alice", 10), requestOf("bob", 10)
+		first.Cost = 1
+		now := l.books.now()
+		e := l.enter(&first, now)
+		e.rarely().back, e.rare.refunded = 1, now
+		e.page.mu.Unlock()
+		both := &taking{call: call{ledger: l, reqs: []store.Request{first, second}, states: make([]store.State, 2)}}
+		one := &taking{call: call{ledger: l, reqs: []store.Request{first}, states: make([]store.State, 1)}}
+		for _, c := range []struct {
+			t    *taking
+			want int
+		}{{both, 0}, {one, 1}, {one, 0}} {
+			if refused, _ := c.t.claimReturns(now); len(refused) != c.want {
+				t.Errorf("a call of %d requests repeats %d, want %d", len(c.t.reqs), len(refused), c.want)
+			}
 		}
 	})
 }
