@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -121,6 +123,47 @@ func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 		want("status", a.Status, http.StatusTooManyRequests), want("decision", s.Decision, "refused")))
 }
 
+// TestOneZoneDecides: of several zones, headers, placeholders and a simulation speak of the same
+// one.
+func TestOneZoneDecides(t *testing.T) {
+	t.Parallel()
+	blocks := zoneWith("blocks", "events 100", "window 1h", "block_status 403")
+	for _, k := range []struct {
+		name, zones, block string
+		status             int
+		decision, zone     string
+	}{
+		{"one blocks, one is full", zoneWith("full", "events 1", "window 1h") + blocks, "blocks", 403, "blocked", "blocks"},
+		{"both block, the second for longer", zoneWith("first", "block_status 403") + blocks, "first blocks", 403, "blocked", "blocks"},
+		{"limit 0 beside a full one", zoneWith("full", "events 1", "window 24h") + zoneWith("none", "events {header.X-Events} 1", "window 1h"), "", 429, "refused", "none"},
+		{"two full ones", zoneWith("short", "events 1", "window 1m") + zoneWith("long", "events 1", "window 1h"), "", 429, "refused", "long"},
+		{"a penalty is longer", zoneWith("short", "events 1", "window 1m", "penalty 2h") + zoneWith("long", "events 1", "window 1h"), "", 429, "refused", "short"},
+		{"one observes", zoneWith("seen", "events 1", "window 1h", "enforce 0") + zoneWith("short", "events 1", "window 1m"), "", 429, "refused", "short"},
+		{"both observe", zoneWith("short", "events 1", "window 1m", "enforce 0") + zoneWith("long", "events 1", "window 1h", "enforce 0"), "", 200, "allowed", "long"},
+		{"one has less left", zoneWith("more", "events 9", "window 1h") + zoneWith("less", "events 5", "window 1m"), "", 200, "allowed", "less"},
+	} {
+		const shows = "header >X-Zone {http.rate_limit.zone}\nheader >X-By {http.rate_limit.exceeded.name}\nrespond shown\n"
+		c := caddytest.Start(t, caddytest.Site("", "route {\nrate_limit {\n"+k.zones+"}\n"+shows+"}\nhandle_errors {\n"+shows+"}"))
+		c.Probe("/", "X-Key: alice")
+		for i, zone := range strings.Fields(k.block) {
+			code, text := c.AdminCall(http.MethodPost, fmt.Sprintf("/rate_limit/blocks/%s?key=alice&for=%dm", zone, i+1), "", "")
+			must(t, text, want("status", code, http.StatusOK))
+		}
+		s, a := simulate(c, "/", "X-Key: alice", "X-Events: 0"), c.Probe("/", "X-Key: alice", "X-Events: 0")
+		by := ""
+		if k.status != http.StatusOK {
+			by = k.zone
+		}
+		must(t, fmt.Sprintf("%s: %+v, %v", k.name, s, a.Header), errors.Join(
+			want("status", a.Status, k.status), want("decision", s.Decision, k.decision), want("decides", s.Zone, by),
+			want("X-RateLimit-Resource", a.Header.Get("X-RateLimit-Resource"), k.zone),
+			want("placeholder", a.Header.Get("X-Zone"), k.zone), want("exceeded", a.Header.Get("X-By"), by)))
+		if wait, err := strconv.ParseFloat(a.Header.Get("Retry-After"), 64); err == nil && math.Abs(wait-s.Wait) > 30 {
+			t.Errorf("%s: a wait of %v was foreseen, and is %v", k.name, s.Wait, wait)
+		}
+	}
+}
+
 // TestSimulateRefusesAsRequests predicts the refusal of a client that an operator has blocked, and of a
 // request that has two values for its key.
 func TestSimulateRefusesAsRequests(t *testing.T) {
@@ -136,7 +179,7 @@ func TestSimulateRefusesAsRequests(t *testing.T) {
 		flags []string
 	}{
 		{0, []string{"allowed\n"}, []string{"-H", "X-Key: bob"}},
-		{2, []string{"refused by zone api, wait ", "blocked"}, []string{"-H", "X-Key: alice"}},
+		{2, []string{"blocked by zone api, wait "}, []string{"-H", "X-Key: alice"}},
 		{2, []string{"refused\n", "several values of"}, []string{"-H", "X-Key: bob", "-H", "X-Key: carol"}},
 	} {
 		prints(t, test.code, test.words, append([]string{"simulate", c.URL + "/", "--address", c.Admin}, test.flags...)...)

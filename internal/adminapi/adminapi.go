@@ -325,7 +325,7 @@ type SimulatedRequest struct {
 
 // Simulation is the foreseen outcome of a request.
 type Simulation struct {
-	// Decision is allowed, refused, error_allowed or error_refused.
+	// Decision is allowed, refused, blocked, error_allowed or error_refused.
 	Decision string `json:"decision"`
 	// Zone is the one that refuses.
 	Zone string `json:"zone,omitempty"`

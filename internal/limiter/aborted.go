@@ -139,7 +139,10 @@ func (e *evaluation) noteAborted(t *tracker) {
 func (e *evaluation) boundAborted(i int) {
 	if e.refuseAborted(i, e.reqs[i].Cost) {
 		e.giveBack(func(other int) bool { return other == i })
-		e.zones[i].taken, e.zones[i].mirrored, e.reqs[i].ID = false, false, newID()
+		if e.zones[i].lose(); !e.zones[i].isLocal() {
+			e.zones[i].alone = localNone
+		}
+		e.reqs[i].ID = newID()
 	}
 }
 

@@ -25,9 +25,9 @@ type evaluation struct {
 	// reqs have their final cost once their zones have settled.
 	reqs   []store.Request
 	states []store.State
-	// opens are the open stores, until the request has settled and its leases have ended.
-	// An element is nil if no zone counts there, or if opening that store failed.
-	opens [maxStores]*stores.Opened
+	// own is the handler's own store, open until the request has settled and its leases have
+	// ended. It is nil if no zone counts there, or if opening it failed.
+	own *stores.Opened
 	// rare is nil for most requests.
 	rare *rare
 }
@@ -44,9 +44,13 @@ type inZone struct {
 
 // rare holds the fields that few evaluations need. It is allocated on demand.
 type rare struct {
+	// other is the store of a rollout, as own is.
+	other *stores.Opened
 	// failed are the errors of stores that could not be opened.
 	failed [maxStores]error
 	lease  *lease
+	// refusal is the decision that ended the request; only the first evaluation of a request has it.
+	refusal *decision
 	// blocked are the zones for which an operator has blocked the client.
 	blocked map[int]store.Override
 	// takes are those from the zones that forgive.
@@ -85,21 +89,6 @@ func (r *roomForTwo) lend(e *evaluation) {
 	e.zones, e.reqs, e.states = r.zones[:0], r.reqs[:0], r.states[:0]
 }
 
-// spend is what the request has spent in a zone.
-type spend struct {
-	// held: the cost is in flight.
-	held bool
-	// local: the local counts decided; the cost was spent there as well, or is heldLocally.
-	// undo leaves local.
-	local, heldLocally bool
-	// mirrored: the slot that the store gave is taken in the local counts as well.
-	mirrored bool
-	// taken: the cost was spent and can be refunded.
-	taken bool
-	// unknown: a take may have spent the cost or not.
-	unknown bool
-}
-
 // add adds a zone, with the block of its client, or nil.
 func (e *evaluation) add(z *boundZone, req store.Request, block *store.Override) {
 	e.zones = append(e.zones, inZone{boundZone: z, observed: !z.enforces(req.ClientKey)})
@@ -136,14 +125,33 @@ func (e *evaluation) isBlocked(i int) bool {
 // enter opens the stores. An error fails the zones that count there.
 func (e *evaluation) enter() {
 	for _, z := range e.zones {
-		if e.opens[z.in] != nil || e.openError(z.in) != nil {
+		if e.opened(z.in) != nil || e.openError(z.in) != nil {
 			continue
 		}
 		open, err := z.handle.Enter()
 		if err != nil {
 			e.rarely().failed[z.in] = err
 		}
-		e.opens[z.in] = open
+		e.setOpened(z.in, open)
+	}
+}
+
+// opened returns an open store, or nil.
+func (e *evaluation) opened(in int) *stores.Opened {
+	switch {
+	case in == ownStore:
+		return e.own
+	case e.rare == nil:
+		return nil
+	}
+	return e.rare.other
+}
+
+func (e *evaluation) setOpened(in int, open *stores.Opened) {
+	if in == ownStore {
+		e.own = open
+	} else {
+		e.rarely().other = open
 	}
 }
 
@@ -159,8 +167,8 @@ func (e *evaluation) openError(in int) error {
 func (e *evaluation) release() {
 	e.endTakes()
 	for _, z := range e.zones {
-		if e.opens[z.in] != nil {
-			e.opens[z.in] = nil
+		if e.opened(z.in) != nil {
+			e.setOpened(z.in, nil)
 			z.handle.Leave()
 		}
 	}
@@ -209,7 +217,7 @@ func (e *evaluation) resetStates() {
 	e.states = slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
 	clear(e.states)
 	for i := range e.reqs {
-		e.zones[i].local = false
+		e.zones[i].alone = localNone
 		if block, isBlocked := e.block(i); isBlocked {
 			now := e.limiter.Now().UnixMicro()
 			e.states[i] = store.State{
@@ -233,7 +241,7 @@ func (e *evaluation) divert(ctx context.Context) {
 		return
 	}
 	for in, there := range e.byStore(e.where(func(int) bool { return true })) {
-		if open := e.opens[in]; open != nil {
+		if open := e.opened(in); open != nil {
 			for _, n := range open.Overflow(ctx, e.pick(there), e.limiter.Now) {
 				e.share(ctx, there[n.Index], n.Err)
 			}
@@ -321,7 +329,7 @@ func (e *evaluation) ask(r *http.Request) error {
 		return e.handleErrors(r, nil)
 	}
 	if e.anyZone(e.observes) {
-		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.zones[i].unknown && !e.isDoubtful(i) })
+		enforced := e.where(func(i int) bool { return !e.observes(i) && !e.zones[i].isUnknown() && !e.isDoubtful(i) })
 		if e.refuseKnown(enforced) {
 			// The zones that only observe make no call for such a request either.
 			return nil
@@ -407,7 +415,7 @@ func (e *evaluation) askEnforced(r *http.Request) error {
 // asked, and reports whether there are any.
 func (e *evaluation) refuseKnown(some []int) (refused bool) {
 	for in, there := range e.byStore(some) {
-		open := e.opens[in]
+		open := e.opened(in)
 		if open == nil || len(there) == 0 {
 			continue
 		}
@@ -474,7 +482,7 @@ func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
 
 // askIn asks one store about some zones that count there.
 func (e *evaluation) askIn(ctx context.Context, in int, ask question, some []int) {
-	open := e.opens[in]
+	open := e.opened(in)
 	switch {
 	case open == nil:
 		for _, i := range some {
@@ -503,7 +511,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if e.zones[i].ChargeBefore && !e.isDoubtful(i) && errors.Is(failed, store.ErrUncertain) {
-			e.zones[i].unknown = true
+			e.zones[i].doubt()
 		}
 	}
 	if failed == nil {
@@ -520,7 +528,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		switch {
 		case e.isDoubtful(i):
 			// The error was reported when the doubt arose.
-		case e.isDiverted(i) && !z.unknown:
+		case e.isDiverted(i) && !z.isUnknown():
 			// Requests that on_error admits must not fill the overflow bucket, which
 			// would refuse new clients later.
 			e.share(r.Context(), i, e.states[i].Err)
@@ -547,8 +555,16 @@ func (e *evaluation) askLocal(i int) {
 		known = &e.reqs[i]
 	}
 	e.states[i] = e.open(i).AdmitAlone(known, &local, z.ChargeBefore)
-	admitted := e.states[i].Allowed
-	z.local, z.held, z.heldLocally = true, admitted && known != nil, admitted && !z.ChargeBefore
+	z.alone = localDecided
+	if !e.states[i].Allowed {
+		return
+	}
+	if known != nil {
+		z.hold()
+	}
+	if !z.ChargeBefore {
+		z.alone = localHeld
+	}
 }
 
 // localRequest is the request to the local counts of zone i, where no client shares a bucket:
@@ -564,7 +580,7 @@ func (e *evaluation) localRequest(i int) store.Request {
 
 // decidedBy returns the client key of the bucket that has decided in zone i.
 func (e *evaluation) decidedBy(i int) string {
-	if e.zones[i].local {
+	if e.zones[i].isLocal() {
 		return e.resolvedKey(i)
 	}
 	return e.reqs[i].ClientKey
@@ -575,7 +591,7 @@ func (e *evaluation) decidedBy(i int) string {
 func (e *evaluation) noteHeld(some []int) {
 	for i := range e.states {
 		if within(some, i) && e.states[i].Err == nil && e.states[i].Allowed {
-			e.zones[i].held = true
+			e.zones[i].hold()
 		}
 	}
 }
@@ -585,7 +601,7 @@ func (e *evaluation) noteTaken(takes []int) {
 	for _, i := range takes {
 		switch st := &e.states[i]; {
 		case st.Err == nil && st.Allowed:
-			e.zones[i].taken = true
+			e.zones[i].take()
 			if !e.zones[i].Forgives.IsEmpty() {
 				e.beginTake(i)
 			}
@@ -594,7 +610,7 @@ func (e *evaluation) noteTaken(takes []int) {
 			if e.zones[i].isLease() {
 				e.boundAborted(i)
 			}
-		case e.hasNoRoom(i) && !e.zones[i].local:
+		case e.hasNoRoom(i) && !e.zones[i].isLocal():
 			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
 		}
 	}
@@ -604,9 +620,9 @@ func (e *evaluation) noteTaken(takes []int) {
 // it once they decide.
 func (e *evaluation) mirror(i int) {
 	z := &e.zones[i]
-	if z.isLease() && !z.local && z.onError == stores.OnErrorLocal && e.open(i).Ledger != nil {
+	if z.isLease() && !z.isLocal() && z.onError == stores.OnErrorLocal && e.open(i).Ledger != nil {
 		e.open(i).Local.Buckets.Charge(context.Background(), []store.Request{e.localRequest(i)})
-		z.mirrored = true
+		z.alone = localMirrored
 	}
 }
 
@@ -626,13 +642,13 @@ func (e *evaluation) wasAsked(i int) bool { return e.states[i].Err != nil || e.s
 
 // takes reports whether zone i takes. One that may have done so before the request
 // waited does not.
-func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.zones[i].unknown }
+func (e *evaluation) takes(i int) bool { return e.zones[i].ChargeBefore && !e.zones[i].isUnknown() }
 
 // observes reports whether zone i only observes the client.
 func (e *evaluation) observes(i int) bool { return e.zones[i].observed }
 
 // open returns the store in which zone i counts, or nil if it could not be opened.
-func (e *evaluation) open(i int) *stores.Opened { return e.opens[e.zones[i].in] }
+func (e *evaluation) open(i int) *stores.Opened { return e.opened(e.zones[i].in) }
 
 // onlyOpen returns the store in which all zones count, or nil if there are two or
 // it could not be opened.

@@ -28,39 +28,29 @@ const (
 // setHeaders sets the headers for a client that passes.
 func (t *tracker) setHeaders() {
 	ietf := false
-	var best *evaluation
-	var at, rank int
+	var d decision
 	for _, e := range t.evaluations {
-		// An evaluation that panicked before any store was asked has no states.
-		if len(e.states) == 0 {
-			continue
-		}
 		ietf = ietf || e.limiter.setsIETF()
-		if !e.limiter.setsGitHub() {
-			continue
-		}
-		for i := range e.zones {
-			r := e.rank(i)
-			if r > max(rank, rankError) || best != nil && r == rank && e.states[i].Remaining < best.states[at].Remaining {
-				best, at, rank = e, i, r
-			}
+		if e.limiter.setsGitHub() {
+			d = e.decide(d)
 		}
 	}
-	if best != nil {
-		t.setLimitHeaders(t.Header(), best.zones[at].Zone, &best.states[at])
+	if ranks[d.outcome] > rankError {
+		t.setLimitHeaders(t.Header(), d.zone(), d.state())
 	}
 	if ietf {
 		t.setFields(t.Header())
 	}
 }
 
-// setRefusal sets the headers for a client that zone i of e refused.
-func (t *tracker) setRefusal(e *evaluation, i int, h http.Header) {
+// setRefusal sets the headers for a client that was refused.
+func (t *tracker) setRefusal(h http.Header) {
 	deleteLimitHeaders(h)
-	if e.limiter.setsGitHub() {
-		t.setLimitHeaders(h, e.zones[i].Zone, &e.states[i])
+	d := t.refusal()
+	if d.limiter.setsGitHub() {
+		t.setLimitHeaders(h, d.zone(), d.state())
 	}
-	if e.limiter.setsIETF() {
+	if d.limiter.setsIETF() {
 		t.setFields(h)
 	}
 }

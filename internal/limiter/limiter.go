@@ -107,7 +107,7 @@ func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 
 func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
 	t := trackerOf(r)
-	if t != nil && t.refusal != nil {
+	if t != nil && t.isEnded() {
 		// This is an error route of a request that was refused.
 		return next.ServeHTTP(w, r)
 	}
@@ -215,7 +215,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	if !e.refusesOutright() {
 		e.divert(r.Context())
 		if err := t.askInTurn(e, r); err != nil {
-			t.refusal = e
+			t.endBy(decision{asked: asked{evaluation: e}})
 			return err
 		}
 	}
@@ -227,16 +227,16 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 			l.reportRefusal(e, i, r)
 		}
 	}
-	switch by, isRefused := t.refuser(); {
-	case isRefused:
-		if by.evaluation != e {
+	switch d := t.decide(); {
+	case d.refuses():
+		if d.evaluation != e {
 			// An outer handler was asked again after the request had waited.
-			by.estimateWaits()
-			by.penalize()
+			d.estimateWaits()
+			d.penalize()
 		}
-		return by.limiter.refuse(t, by.evaluation, by.i, w, r)
-	case t.isDenied():
-		t.refusal = e
+		return t.refuse(d, w, r)
+	case d.ends():
+		t.endBy(d)
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	}
@@ -249,25 +249,25 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	return nil
 }
 
-// refuse returns the error of a request that zone i of e refuses.
-func (l *Limiter) refuse(t *tracker, e *evaluation, i int, w http.ResponseWriter, r *http.Request) error {
-	z, st := e.zones[i].Zone, &e.states[i]
-	t.refusal, t.refusedBy = e, z
+// refuse returns the error of a request that a zone refuses.
+func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) error {
+	t.endBy(d)
+	z, st, l := d.zone(), d.state(), d.limiter
 	z.Counts.Declined.Inc()
 	for _, other := range t.own() {
 		other.showRefunds()
 	}
-	l.reportRefusal(e, i, r)
-	e.promise()
-	t.setRefusal(e, i, w.Header())
+	l.reportRefusal(d.evaluation, d.i, r)
+	d.promise()
+	t.setRefusal(w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
 		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
-	case e.reqs[i].Events > 0:
-		l.warnNever(z, &e.reqs[i])
+	case d.reqs[d.i].Events > 0:
+		l.warnNever(z, &d.reqs[d.i])
 	}
-	e.zones[i].refused.note(e.decidedBy(i), l.Now())
-	if e.isBlocked(i) {
+	d.zones[d.i].refused.note(d.decidedBy(d.i), l.Now())
+	if d.outcome == telemetry.Blocked {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)
 	}
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
@@ -295,7 +295,7 @@ func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
 // of gRPC, or the handler is configured to; otherwise it returns err.
 func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
 	switch {
-	case err == nil || t.refusal != e:
+	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
 		return err
 	case isGRPC(r):
 		return writeGRPC(w, r, err)

@@ -6,27 +6,98 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// penalize keeps clients refused that a zone with a penalty has just refused. Requests
-// in flight may turn out to be free, so they earn no penalty, and nobody earns one for the
-// clients of a shared bucket. No request waits for the
-// stores: the states show the penalty already.
+// decision is what one zone decides about a request or, of several zones, what the one decides
+// that matters most: the one that headers, placeholders, logs and a simulation are about.
+type decision struct {
+	asked
+	outcome telemetry.Outcome
+}
+
+// ranks say how much a decision matters; 0 is not at all.
+var ranks = [telemetry.Outcomes]int{
+	telemetry.ErrorAllowed: rankError, telemetry.Allowed: 2, telemetry.WouldRefuse: 3,
+	telemetry.ErrorRefused: rankEnd, telemetry.Refused: rankRefusal, telemetry.Blocked: rankRefusal,
+}
+
+const rankError, rankEnd, rankRefusal = 1, 4, 5
+
+// ends reports whether the request ends here.
+func (d decision) ends() bool { return ranks[d.outcome] >= rankEnd }
+
+// refuses reports whether the request ends because it has no room, or its client is blocked.
+func (d decision) refuses() bool { return ranks[d.outcome] == rankRefusal }
+
+// outranks reports whether d matters more than another decision: of those that refuse the one
+// that makes the client wait longest, of those that let it pass the one with the least left.
+func (d decision) outranks(other decision) bool {
+	if a, b := ranks[d.outcome], ranks[other.outcome]; a != b || a == 0 {
+		return a > b
+	}
+	if d.outcome == telemetry.Allowed {
+		return d.state().Remaining < other.state().Remaining
+	}
+	return d.state().RetryAfter > other.state().RetryAfter
+}
+
+// decide returns the decision of a zone of e that outranks all others and d, or d.
+func (e *evaluation) decide(d decision) decision {
+	for i := range e.zones {
+		if of := (decision{asked{e, i}, e.outcome(i)}); of.outranks(d) {
+			d = of
+		}
+	}
+	return d
+}
+
+// decide returns what all handlers that the request has met decide together.
+func (t *tracker) decide() (d decision) {
+	for _, e := range t.own() {
+		d = e.decide(d)
+	}
+	return d
+}
+
+// reported returns the decision that placeholders and the access log are about: the one that
+// ended the request, or else that of all zones, also of those before an error.
+func (t *tracker) reported() (d decision) {
+	if t.isEnded() && t.refusal().ends() {
+		return *t.refusal()
+	}
+	for _, e := range t.evaluations {
+		d = e.decide(d)
+	}
+	return d
+}
+
+// penalize keeps clients refused that a zone with a penalty has just refused. No request waits
+// for the stores: the states show the penalty already.
 func (e *evaluation) penalize() {
 	for i, z := range e.zones {
-		st := &e.states[i]
-		if z.Penalty == 0 || e.isDiverted(i) && !z.local || e.isBlocked(i) || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+		if !e.showPenalty(i) {
 			continue
 		}
-		st.Penalty = st.Now + z.Penalty.Microseconds()
-		st.RetryAfter = max(st.RetryAfter, z.Penalty)
-		st.Reset = max(st.Reset, st.Penalty)
-		st.Remaining = 0
 		open, req := e.open(i), e.reqs[i]
-		if z.local {
+		if z.isLocal() {
 			open, req = open.Local.Opened, e.localRequest(i)
 		}
-		req.Until = st.Penalty
+		req.Until = e.states[i].Penalty
 		open.Penalize(req)
 	}
+}
+
+// showPenalty makes the state of zone i show the penalty that its refusal earns, and reports
+// whether it earns one. Requests in flight may turn out to be free, so they earn none, and
+// nobody earns one for the clients of a shared bucket.
+func (e *evaluation) showPenalty(i int) bool {
+	z, st := &e.zones[i], &e.states[i]
+	if z.Penalty == 0 || e.isDiverted(i) && !z.isLocal() || e.isBlocked(i) || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+		return false
+	}
+	st.Penalty = st.Now + z.Penalty.Microseconds()
+	st.RetryAfter = max(st.RetryAfter, z.Penalty)
+	st.Reset = max(st.Reset, st.Penalty)
+	st.Remaining = 0
+	return true
 }
 
 // count counts what the zones decided.
@@ -38,21 +109,6 @@ func (e *evaluation) count() {
 		}
 	}
 }
-
-// refusedBy returns the zone that refuses the request for the longest time, or
-// -1 if none does.
-func (e *evaluation) refusedBy() int {
-	longest := -1
-	for i := range e.states {
-		if e.refuses(i) && (longest < 0 || e.states[i].RetryAfter > e.states[longest].RetryAfter) {
-			longest = i
-		}
-	}
-	return longest
-}
-
-// isDenied reports whether a zone ends the request because its store failed.
-func (e *evaluation) isDenied() bool { return e.anyZone(e.deniesByError) }
 
 // outcome returns what zone i decided.
 func (e *evaluation) outcome(i int) telemetry.Outcome {
@@ -130,14 +186,4 @@ func wait(st *store.State) int64 {
 		return 0
 	}
 	return st.RetryAfter.Microseconds()
-}
-
-const rankError, rankAllowed = 1, 2
-
-// rank returns how much zone i matters for the request; 0 if not at all.
-func (e *evaluation) rank(i int) int {
-	return [telemetry.Outcomes]int{
-		telemetry.ErrorAllowed: rankError, telemetry.Allowed: rankAllowed, telemetry.WouldRefuse: 3,
-		telemetry.Refused: 4, telemetry.ErrorRefused: 4, telemetry.Blocked: 4,
-	}[e.outcome(i)]
 }

@@ -58,12 +58,13 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 	name := rest
 	switch dot := strings.LastIndexByte(rest, '.'); {
 	case rest == "exceeded.name":
-		if t.refusedBy == nil {
+		if !t.isEnded() || !t.refusal().refuses() {
 			return nil, true
 		}
-		return t.refusedBy.Name, true
+		return t.refusal().zone().Name, true
 	case dot < 0:
-		e, i = t.reported()
+		d := t.reported()
+		e, i = d.evaluation, d.i
 	default:
 		e, i = t.evaluationOf(rest[:dot])
 		name = rest[dot+1:]
@@ -133,27 +134,6 @@ func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 	return where, at
 }
 
-// reported returns the zone that placeholders and the access log are about: the one
-// that refused the request, or else would have, or else has the least left, or else
-// could not answer. It returns nil if there is none.
-func (t *tracker) reported() (*evaluation, int) {
-	var best *evaluation
-	var at, rank int
-	for _, e := range t.evaluations {
-		for i := range e.zones {
-			if t.refusedBy != nil && (t.refusal != e || t.refusedBy != e.zones[i].Zone) {
-				continue
-			}
-			r := e.rank(i)
-			if best == nil && r > 0 || r > rank ||
-				r == rank && r == rankAllowed && e.states[i].Remaining < best.states[at].Remaining {
-				best, at, rank = e, i, r
-			}
-		}
-	}
-	return best, at
-}
-
 // logAccess adds the decision to the request's entry in the access log, if there is
 // one.
 func (t *tracker) logAccess(r *http.Request) {
@@ -169,12 +149,12 @@ func (t *tracker) logAccess(r *http.Request) {
 // MarshalLogObject implements [zapcore.ObjectMarshaler]. The log calls it when the
 // request is over.
 func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
-	e, i := t.reported()
-	if e == nil {
+	d := t.reported()
+	if d.evaluation == nil {
 		return nil
 	}
 	for _, name := range zonePlaceholders {
-		switch value := e.placeholder(i, name).(type) {
+		switch value := d.placeholder(d.i, name).(type) {
 		case string:
 			if value != "" {
 				to.AddString(name, value)

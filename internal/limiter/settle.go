@@ -34,7 +34,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	for i, z := range e.zones {
 		if e.hasNoRoom(i) {
 			// What would have been refused would not have been charged.
-			if z.unknown && !hasEnded {
+			if z.isUnknown() && !hasEnded {
 				all.add(e, i, 0, 0)
 			}
 			continue
@@ -94,7 +94,7 @@ func (e *evaluation) tookAlone(i int, shown int64) bool {
 	z, st := e.zones[i], &e.states[i]
 	// A check may have found an old count. A batch, and the local counts, show the part of
 	// this process.
-	isExact := z.taken && !z.local && z.Batch == 0
+	isExact := z.stored == phaseTaken && z.Batch == 0
 	return isExact && st.Used <= shown && st.Penalty == 0
 }
 
@@ -105,7 +105,11 @@ func (e *evaluation) forgiveLater(i int) {
 	e.reqs[i].Cost = 0
 	z.handle.RefundReported(req, func(st store.State) {
 		if st.Err != nil || st.Used > 0 || st.Penalty != 0 {
-			l.empty(z, req, spend{taken: errors.Is(st.Err, store.ErrNotExecuted)})
+			var left spend
+			if errors.Is(st.Err, store.ErrNotExecuted) {
+				left.take()
+			}
+			l.empty(z, req, left)
 			return
 		}
 		z.room.wake(req.ClientKey)
@@ -115,7 +119,7 @@ func (e *evaluation) forgiveLater(i int) {
 // forgive ends what the request holds in flight in zone i, and empties the bucket.
 func (e *evaluation) forgive(i int) {
 	z, spend, req := e.zones[i].boundZone, e.zones[i].spend, e.reqs[i]
-	if spend.held {
+	if spend.isHeld() {
 		var ended settlements
 		ended.add(e, i, 0, 0)
 		ended.send(e)
@@ -142,7 +146,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
 		// without a reply may arrive there as well; its refund, by ID, does no harm.
-		isLeft := err != nil && spend.taken && !spend.local || spend.unknown && z.needsID()
+		isLeft := err != nil && spend.stored == phaseTaken || spend.isUnknown() && z.needsID()
 		if open != nil && isLeft {
 			open.Refund([]store.Request{req})
 		}
@@ -153,11 +157,11 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 // was emptied since. A request that is running counts when it ends.
 func (e *evaluation) noteForgiven(i int) {
 	z := &e.zones[i]
-	if z.Forgives.IsEmpty() || !z.taken {
+	if z.Forgives.IsEmpty() || !z.isTaken() {
 		return
 	}
 	if k, ok := e.rare.takes[i]; ok && z.running.isVoid(k) {
-		z.taken = false
+		z.lose()
 	}
 }
 
@@ -179,7 +183,7 @@ func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
 	for _, z := range e.zones {
-		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{held: true}) {
+		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
 			return false
 		}
 	}
@@ -188,7 +192,7 @@ func (e *evaluation) chargesWhole(status int) bool {
 
 // spent returns what the request has spent in zone i.
 func (e *evaluation) spent(i int) int64 {
-	if e.zones[i].taken {
+	if e.zones[i].isTaken() {
 		return e.reqs[i].Cost
 	}
 	return 0
@@ -198,7 +202,7 @@ func (e *evaluation) spent(i int) int64 {
 // a reply has spent is not known.
 func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	counts := &e.zones[i].Counts
-	if e.zones[i].unknown {
+	if e.zones[i].isUnknown() {
 		return
 	}
 	counts.Charged.Add(float64(cost))
@@ -223,9 +227,16 @@ func (e *evaluation) undo() {
 			// find the new take. The ledger refunds takes as well that it refuses.
 			e.reqs[i].ID = newID()
 		}
-		if spent != (spend{}) {
+		var left spend
+		if spent.isUnknown() && !z.needsID() {
 			// What may have been spent without an ID is not spent again.
-			e.zones[i].spend = spend{unknown: spent.unknown && !z.needsID(), local: spent.local}
+			left.stored = phaseUnknown
+		}
+		if spent.isLocal() {
+			left.alone = localDecided
+		}
+		if spent != left {
+			e.zones[i].spend = left
 		}
 	}
 }
@@ -266,25 +277,27 @@ type settlement struct {
 // add notes what zone i has to charge or refund so that spent becomes cost.
 func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 	z, req := e.zones[i], e.reqs[i]
-	done := z.spend
 	in := &s[z.in]
-	switch {
-	case done.local:
-		in.local.add(e.localRequest(i), spend{held: done.heldLocally}, spent, cost)
+	switch z.alone {
+	case localHeld:
+		in.local.add(e.localRequest(i), phaseHeld, spent, cost)
+	case localDecided, localTaken, localMirrored:
+		in.local.add(e.localRequest(i), phaseNone, spent, cost)
+	}
+	if z.isLocal() {
 		// The store may be back, so it settles the cost as well.
 		spent = 0
-	case done.mirrored:
-		in.local.add(e.localRequest(i), spend{}, spent, cost)
 	}
-	if done.unknown && done.held {
+	phase := z.stored
+	if phase == phaseUnknownHeld {
 		in.store.addUnknown(req, cost)
-		done.held = false
+		phase = phaseUnknown
 	}
-	if done.unknown && !z.needsID() {
+	if phase == phaseUnknown && !z.needsID() {
 		// A charge could be the second one.
 		return
 	}
-	in.store.add(req, done, spent, cost)
+	in.store.add(req, phase, spent, cost)
 }
 
 // addUnknown notes the final cost of a take of unknown outcome.
@@ -294,28 +307,26 @@ func (s *settlement) addUnknown(req store.Request, cost int64) {
 	s.unknown = append(s.unknown, req)
 }
 
-// add notes the charge or refund that turns spent into cost. The store knows
-// a take of unknown outcome by its ID: it does no harm to refund what was never
-// taken, or to charge what was.
-func (s *settlement) add(req store.Request, done spend, spent, cost int64) {
-	switch {
-	case done.held:
+// add notes what turns spent into cost.
+func (s *settlement) add(req store.Request, phase storePhase, spent, cost int64) {
+	switch phase.due(spent, cost) {
+	case dueSettle:
 		s.held = append(s.held, req.Cost)
 		req.Cost = cost
 		s.ended = append(s.ended, req)
-	case done.unknown && cost == 0:
-		s.refunds = append(s.refunds, req)
-	case done.unknown:
+	case dueAgain:
 		req.Cost = cost
 		s.again = append(s.again, req)
-	case cost > spent:
+	case dueCharge:
 		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
 			// What is under the old ID stays.
 			req.ID = newID()
 		}
 		s.charges = append(s.charges, req)
-	case cost < spent:
-		req.Cost = spent - cost
+	case dueRefund:
+		if phase != phaseUnknown {
+			req.Cost = spent - cost
+		}
 		s.refunds = append(s.refunds, req)
 	}
 }
@@ -323,7 +334,7 @@ func (s *settlement) add(req store.Request, done spend, spent, cost int64) {
 // send sends each store what concerns it.
 func (s *settlements) send(e *evaluation) {
 	for in := range s {
-		if open := e.opens[in]; open != nil {
+		if open := e.opened(in); open != nil {
 			s[in].local.send(open.Local.Opened)
 			s[in].store.send(open)
 		}
@@ -368,7 +379,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 // showRefunds makes the states show that what was taken is refunded.
 func (e *evaluation) showRefunds() {
 	for i := range e.zones {
-		if e.zones[i].taken {
+		if e.zones[i].isTaken() {
 			e.show(i, e.reqs[i].Cost, 0)
 		}
 	}
@@ -414,7 +425,7 @@ func (e *evaluation) holdLeases() {
 // ends. It reads the spend of lease zones only; others may be settling.
 func (e *evaluation) holdsSlot(i int) bool {
 	z := &e.zones[i]
-	return z.isLease() && (z.taken || z.unknown) && !e.hasNoRoom(i)
+	return z.isLease() && (z.isTaken() || z.isUnknown()) && !e.hasNoRoom(i)
 }
 
 // lease returns the lease of the request's slots, or nil.
@@ -440,12 +451,12 @@ func (l *lease) renew() {
 		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
 			continue
 		}
-		if (z.local || z.mirrored) && z.taken {
+		if z.alone == localTaken || z.alone == localMirrored {
 			open.Local.Buckets.Charge(ctx, req)
 		}
 		// If this fails the slot may be lost; the request goes on. A local slot counts
 		// in the store from now on, if that is back.
-		if st := open.Store.Charge(ctx, req)[0]; z.local && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
+		if st := open.Store.Charge(ctx, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
 			l.handedOver = append(l.handedOver, i)
 		}
 	}
@@ -474,7 +485,7 @@ func (l *lease) stop() bool {
 	l.timer.Stop()
 	l.timer = nil
 	for _, i := range l.handedOver {
-		l.of.zones[i].unknown = true
+		l.of.zones[i].doubt()
 	}
 	return true
 }

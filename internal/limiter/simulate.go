@@ -45,20 +45,37 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	e.resetStates()
-	for i := range e.reqs {
-		if !e.wasAsked(i) {
-			e.states[i] = e.peek(r.Context(), i)
-			if e.zones[i].isLease() && e.states[i].Err == nil && e.states[i].Allowed {
-				e.refuseAborted(i, 0)
-			}
+	isOutright := e.refusesOutright()
+	if !isOutright {
+		e.resetStates()
+		e.foreseeAll(r.Context())
+		for i := range e.zones {
+			e.showPenalty(i)
 		}
 	}
-	e.estimateWaits()
+	goesOn = s.decide(e.decide(decision{}))
+	if isOutright {
+		// No store is asked about such a request: what they would say is only shown.
+		e.foreseeAll(r.Context())
+	}
 	for i := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
 	}
-	return s.decide(e), nil
+	return goesOn, nil
+}
+
+// foreseeAll sets the states of zones that have no answer yet, as their stores would.
+func (e *evaluation) foreseeAll(ctx context.Context) {
+	for i := range e.reqs {
+		if e.wasAsked(i) {
+			continue
+		}
+		e.states[i] = e.peek(ctx, i)
+		if e.zones[i].isLease() && e.states[i].Err == nil && e.states[i].Allowed {
+			e.refuseAborted(i, 0)
+		}
+	}
+	e.estimateWaits()
 }
 
 // peek returns the state that zone i would get from its store or, if that fails and
@@ -94,50 +111,23 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	return answer
 }
 
-// decide sets the decision, and reports whether the request goes on.
-func (s *Simulation) decide(e *evaluation) (goesOn bool) {
-	i := e.refusedBy()
-	switch {
-	case e.isDenied():
-		for i, z := range e.zones {
-			if e.deniesByError(i) {
-				s.refuse(telemetry.ErrorRefused, z.Zone, 0)
-			}
+// decide notes the decision of a handler, and reports whether the request goes on.
+func (s *Simulation) decide(d decision) (goesOn bool) {
+	if d.refuses() {
+		if _, waits := d.letsAllWait(d.limiter.Now()); waits {
+			s.Answer.Wait = max(s.Answer.Wait, d.state().RetryAfter.Seconds())
+			return true
 		}
-		return false
-	case i < 0:
-		if e.anyZone(func(i int) bool { return e.outcome(i) == telemetry.ErrorAllowed }) {
-			s.Answer.Decision = telemetry.ErrorAllowed.String()
+	}
+	if !d.ends() {
+		if d.outcome == telemetry.ErrorAllowed {
+			s.Answer.Decision = d.outcome.String()
 		}
 		return true
-	case e.isBlocked(i):
-		s.refuse(telemetry.Refused, e.zones[i].Zone, e.states[i].RetryAfter)
-		return false
-	case e.waits():
-		s.Answer.Wait = max(s.Answer.Wait, e.states[i].RetryAfter.Seconds())
-		return true
 	}
-	z, st := e.zones[i], &e.states[i]
-	wait := st.RetryAfter
-	switch {
-	case wait == store.Never:
-		wait = 0
-	case z.Penalty > 0 && st.Penalty == 0 && !st.InFlight:
-		wait = max(wait, z.Penalty)
-	}
-	s.refuse(telemetry.Refused, z.Zone, wait)
+	wait := time.Duration(wait(d.state())) * time.Microsecond
+	s.Answer.Decision, s.Answer.Zone, s.Answer.Wait = d.outcome.String(), d.zone().Name, wait.Seconds()
 	return false
-}
-
-func (s *Simulation) refuse(o telemetry.Outcome, z *Zone, wait time.Duration) {
-	s.Answer.Decision, s.Answer.Zone, s.Answer.Wait = o.String(), z.Name, wait.Seconds()
-}
-
-// waits reports whether all zones that refuse the request would hold it.
-func (e *evaluation) waits() bool {
-	return !e.anyZone(func(i int) bool {
-		return e.refuses(i) && (!e.letsWait(i) || e.states[i].RetryAfter > e.zones[i].MaxWait)
-	})
 }
 
 // EpochSeconds converts microseconds since the epoch to seconds.

@@ -27,10 +27,6 @@ type tracker struct {
 	caddyhttp.ResponseWriterWrapper
 
 	evaluations []*evaluation
-	// refusal is the evaluation that ended the request: because of refusedBy or, if
-	// that is nil, because its store did not answer.
-	refusal   *evaluation
-	refusedBy *Zone
 	// request is what the outermost handler got; nil in tests of the writer alone.
 	request *http.Request
 	// admitted is when the last handler admitted the request: see [Limiter.stamp].
@@ -147,10 +143,25 @@ func (t *tracker) commit(status int) {
 	}
 	t.unsent = t.bodyLength(status)
 	t.settle(status)
-	if t.refusal == nil {
+	if !t.isEnded() {
 		t.setHeaders()
 	}
 }
+
+// endBy notes the decision that ends the request.
+func (t *tracker) endBy(d decision) { t.first.rarely().refusal = &d }
+
+// refusal returns the decision that ended the request, or nil. It has no outcome if the client left
+// while the evaluation asked.
+func (t *tracker) refusal() *decision {
+	if t.first.rare == nil {
+		return nil
+	}
+	return t.first.rare.refusal
+}
+
+// isEnded reports whether a handler has ended the request: it was not served.
+func (t *tracker) isEnded() bool { return t.refusal() != nil }
 
 // noVerdict stands for the status of a request whose client left before there was one. It is
 // in no StatusSet, so such a request is charged and forgives nothing.
@@ -190,7 +201,12 @@ func (t *tracker) bodyLength(status int) int64 {
 	case status == http.StatusNoContent, status == http.StatusNotModified, t.request != nil && t.request.Method == http.MethodHead:
 		return 0
 	}
-	if n, err := strconv.ParseInt(t.Header().Get("Content-Length"), 10, 64); err == nil && n >= 0 {
+	length := t.Header().Get("Content-Length")
+	if length == "" {
+		// Parsing it would allocate an error.
+		return unknownLength
+	}
+	if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
 		return n
 	}
 	return unknownLength
@@ -206,7 +222,7 @@ func (t *tracker) finish(how ending) {
 		return
 	}
 	t.response.end(t.own()[0].limiter.Now(), t.Header(), how)
-	if t.refusal != nil {
+	if t.isEnded() {
 		return
 	}
 	for _, e := range t.own() {
@@ -249,7 +265,7 @@ func (t *tracker) settle(status int) {
 		t.response.status = status
 	}
 	for _, e := range t.own() {
-		if t.refusal == nil {
+		if !t.isEnded() {
 			e.settle(t, status, false)
 			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease() })
 		} else {
@@ -257,7 +273,7 @@ func (t *tracker) settle(status int) {
 			e.undo()
 			e.wakeLines(held)
 		}
-		if e.lease() == nil && (t.refusal != nil || t.response == nil) {
+		if e.lease() == nil && (t.isEnded() || t.response == nil) {
 			e.release()
 		}
 	}

@@ -64,6 +64,10 @@ type asked struct {
 	i int
 }
 
+func (a asked) zone() *Zone { return a.zones[a.i].Zone }
+
+func (a asked) state() *store.State { return &a.states[a.i] }
+
 // zones are those of all handlers that the request has met.
 func (t *tracker) zones() iter.Seq2[int, asked] {
 	return func(yield func(int, asked) bool) {
@@ -79,40 +83,33 @@ func (t *tracker) zones() iter.Seq2[int, asked] {
 	}
 }
 
-// refuser returns the zone that refuses the request for the longest time, if one does.
-func (t *tracker) refuser() (by asked, isRefused bool) {
-	for _, e := range t.own() {
-		if i := e.refusedBy(); i >= 0 && (!isRefused || e.states[i].RetryAfter > by.states[by.i].RetryAfter) {
-			by, isRefused = asked{e, i}, true
-		}
-	}
-	return by, isRefused
-}
-
-// isDenied reports whether a zone ends the request because its store failed.
-func (t *tracker) isDenied() bool {
-	for _, e := range t.own() {
-		if e.isDenied() {
-			return true
-		}
-	}
-	return false
-}
-
 // mayWait reports whether zones refuse the request, and all of them let it wait for that long.
 func (t *tracker) mayWait(began time.Time) bool {
-	if t.isDenied() {
-		return false
-	}
 	isRefused := false
-	for _, z := range t.zones() {
-		if z.refuses(z.i) {
-			if isRefused = true; !z.letsWait(z.i) || z.states[z.i].RetryAfter > z.timeLeft(z.i, began) {
-				return false
+	for _, e := range t.own() {
+		refused, lets := e.letsAllWait(began)
+		if !lets {
+			return false
+		}
+		isRefused = isRefused || refused
+	}
+	return isRefused
+}
+
+// letsAllWait reports whether zones of e refuse the request, and whether none ends it: those that
+// refuse it let it wait.
+func (e *evaluation) letsAllWait(began time.Time) (refused, lets bool) {
+	for i := range e.zones {
+		switch {
+		case e.deniesByError(i):
+			return refused, false
+		case e.refuses(i):
+			if refused = true; !e.letsWait(i) || e.states[i].RetryAfter > e.timeLeft(i, began) {
+				return true, false
 			}
 		}
 	}
-	return isRefused
+	return refused, true
 }
 
 // trustedAnswer is how old the answers may be by which a request lines up.
@@ -190,11 +187,11 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
 		}
 	}
-	if by, isRefused := t.refuser(); isRefused {
+	if d := t.decide(); d.refuses() {
 		if !t.mayWait(w.arrived) {
-			return by, false
+			return d.asked, false
 		}
-		line = by
+		line = d.asked
 	} else {
 		// The line that it is in goes on as far as the request.
 		for n, z := range t.zones() {
@@ -232,7 +229,7 @@ func (t *tracker) ahead(w *waiter) []int64 {
 // which may be too short.
 func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout time.Duration) {
 	open := e.open(i)
-	if open == nil || e.observes(i) || e.isDoubtful(i) || e.zones[i].unknown {
+	if open == nil || e.observes(i) || e.isDoubtful(i) || e.zones[i].isUnknown() {
 		return
 	}
 	req := e.reqs[i]
@@ -255,7 +252,7 @@ func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout ti
 		// Another process may have made room that they do not know of.
 		e.zones[i].room.wake(req.ClientKey)
 	}
-	e.states[i], e.zones[i].local = st, false
+	e.states[i], e.zones[i].alone = st, localNone
 }
 
 // turnAway makes a zone refuse a request that may not wait, or not any longer. It makes no call,
@@ -301,7 +298,7 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 		for i := range e.zones {
 			e.zones[i].hasWaited = line == asked{e, i}
 		}
-		if err := e.ask(r); err != nil || e.refusedBy() >= 0 || e.isDenied() {
+		if err := e.ask(r); err != nil || e.decide(decision{}).ends() {
 			return err
 		}
 	}

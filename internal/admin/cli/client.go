@@ -206,7 +206,7 @@ refused.
 			s.showSimulation(&sim)
 		}
 		switch {
-		case sim.Decision == "refused" || sim.Decision == "error_refused":
+		case sim.Decision == "refused" || sim.Decision == "blocked" || sim.Decision == "error_refused":
 			return exitRefused, nil
 		case sim.Error != "":
 			// Whether it would pass is unknown.

@@ -1,0 +1,69 @@
+package limiter
+
+import (
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// TestDecide goes through two zones, in both orders, with each of their outcomes.
+func TestDecide(t *testing.T) {
+	t.Parallel()
+	type answer struct {
+		name     string
+		state    store.State
+		observed bool
+		onError  string
+		blocked  bool
+	}
+	failed := store.State{Err: store.ErrNotExecuted}
+	refused := func(after time.Duration) store.State { return store.State{Now: 1, RetryAfter: after} }
+	left := func(n int64) store.State { return store.State{Now: 1, Allowed: true, Remaining: n} }
+	// Those that come first outrank those that follow.
+	ranked := []answer{
+		{name: "never fits", state: refused(store.Never)},
+		{name: "is blocked for two hours", state: refused(2 * time.Hour), blocked: true},
+		{name: "is refused for an hour", state: refused(time.Hour)},
+		{name: "is refused for a minute", state: refused(time.Minute)},
+		{name: "is denied", state: failed, onError: stores.OnErrorDeny},
+		{name: "would be refused for an hour", state: refused(time.Hour), observed: true},
+		{name: "would be refused for a minute", state: refused(time.Minute), observed: true},
+		{name: "has one left", state: left(1)},
+		{name: "has two left", state: left(2)},
+		{name: "passes without an answer", state: failed},
+		{name: "was not asked"},
+	}
+	evaluate := func(both ...answer) *evaluation {
+		e := new(evaluation)
+		for _, a := range both {
+			z := &boundZone{Zone: &Zone{Name: a.name}, onError: a.onError}
+			e.zones = append(e.zones, inZone{boundZone: z, observed: a.observed})
+			e.reqs, e.states = append(e.reqs, store.Request{}), append(e.states, a.state)
+			if a.blocked {
+				e.setBlock(len(e.zones)-1, &store.Override{})
+			}
+		}
+		return e
+	}
+	for n, a := range ranked {
+		for _, b := range ranked[n+1:] {
+			for _, both := range [][]answer{{a, b}, {b, a}} {
+				if d := evaluate(both...).decide(decision{}); d.zone().Name != a.name {
+					t.Errorf("of %q and %q decides %q, want %q", both[0].name, both[1].name, d.zone().Name, a.name)
+				}
+			}
+		}
+		d := evaluate(a).decide(decision{})
+		if ends, want := d.ends(), n < 5; ends != want {
+			t.Errorf("%q ends the request: %v, want %v", a.name, ends, want)
+		}
+		if refuses, want := d.refuses(), n < 4; refuses != want {
+			t.Errorf("%q refuses the request: %v, want %v", a.name, refuses, want)
+		}
+	}
+	if d := evaluate(ranked[len(ranked)-1]).decide(decision{}); d.evaluation != nil {
+		t.Errorf("a zone that was not asked decides: %+v", d)
+	}
+}
