@@ -222,7 +222,7 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 			t.Run(mode, func(t *testing.T) {
 				t.Parallel()
 				isRefusal := func(a caddytest.Answer) error {
-					return errors.Join(a.Refuses("aligned."+mode), want("reset being a multiple of the window", a.Reset%window, 0),
+					return errors.Join(want("reset being a multiple of the window", a.Reset%window, 0),
 						want("reset being no more than a window away", a.Reset <= a.Received.Unix()+window, true),
 						want("Retry-After being no longer than the window, rounded up", a.RetryAfter <= window+1, true))
 				}
@@ -230,7 +230,11 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 				// What is in flight refuses for a second, which may go beyond the window.
 				eventually(t, "a request is refused until the window ends", func() error {
 					refused = c.Probe("/aligned."+mode, "X-Key: alice")
-					return errors.Join(want("status", refused.Status, http.StatusTooManyRequests), isRefusal(refused))
+					if err := want("status", refused.Status, http.StatusTooManyRequests); err != nil {
+						return err
+					}
+					must(t, "refusal", refused.Refuses("aligned."+mode))
+					return isRefusal(refused)
 				})
 				wasLate := false
 				eventually(t, "a request is admitted", func() error {
@@ -240,7 +244,7 @@ func TestAlignedWindowEndsOnTheClock(t *testing.T) {
 							want("reset being a multiple of the window", a.Reset%window, 0)))
 						return nil
 					}
-					must(t, "refusal", isRefusal(a))
+					must(t, "refusal", errors.Join(a.Refuses("aligned."+mode), isRefusal(a)))
 					if mode == "after" && a.Reset > refused.Reset {
 						// The charge of the admitted request, in flight at the first refusal, was
 						// executed in a later window.

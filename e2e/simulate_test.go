@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"math/rand/v2"
 	"net/http"
 	"strconv"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // simulated is what POST /rate_limit/simulate answers.
@@ -121,6 +123,13 @@ func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 	a, s := c.Probe("/", "X-Key: alice"), simulate(c, "/", "X-Key: alice")
 	must(t, fmt.Sprintf("%+v", s), errors.Join(
 		want("status", a.Status, http.StatusTooManyRequests), want("decision", s.Decision, "refused")))
+
+	// A request that waits earns no penalty.
+	c.MustLoad(zonesSite("", zoneWith("patient", "events 1", "window 30s", "charge before", "max_wait 1m", "penalty 1h"), "respond ok"))
+	c.Probe("/", "X-Key: bob")
+	s = simulate(c, "/", "X-Key: bob")
+	must(t, fmt.Sprintf("%+v", s), errors.Join(want("decision", s.Decision, "allowed"), want("wait", s.Wait > 0 && s.Wait <= 30, true),
+		want("reason", s.Zones[0].Reason, "over_limit")))
 }
 
 // TestOneZoneDecides: of several zones, headers, placeholders and a simulation speak of the same
@@ -162,6 +171,94 @@ func TestOneZoneDecides(t *testing.T) {
 			t.Errorf("%s: a wait of %v was foreseen, and is %v", k.name, s.Wait, wait)
 		}
 	}
+}
+
+// TestSimulationIsWhatIsServed goes through random sites, in which a simulation before each request
+// foretells its status and, if only one zone refuses, which, and for how long: with blocks and grants and, in the
+// second half of the requests, with a shard that is down.
+func TestSimulationIsWhatIsServed(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 2, 0)
+	forStores(t, bothStores(servers, "check_timeout 5s"), func(t *testing.T, store string) {
+		const requests = 8
+		random := rand.New(rand.NewPCG(sweep.Seed(), 36))
+		oneOf := func(texts ...string) string { return texts[random.IntN(len(texts))] }
+		type zone struct{ name, header, value, text string }
+		sites, routes := make([][]zone, sweep.Size(20, 300)), ""
+		for n := range sites {
+			// Where ways of charging are mixed, a check that a dead shard denies keeps the takes from
+			// being asked.
+			zones, charge := "", "charge "+oneOf(modes...)
+			for i := range 1 + random.IntN(3) {
+				z := zone{name: fmt.Sprintf("z%d.%d", n, i), header: oneOf("X-A", "X-B")}
+				z.value = fmt.Sprint(z.header, n)
+				algorithm := oneOf(counting...)
+				options := []string{
+					"key {header." + z.header + "}", fmt.Sprintf("events %d", 2+random.IntN(5)), "window " + []string{"601s", "3607s", "10007s"}[i], "block_status 403",
+					"algorithm " + algorithm, charge, "on_error " + oneOf("deny", "allow", "local"), "cost " + oneOf("1", "1", "2"),
+				}
+				if random.IntN(5) == 0 {
+					options = append(options, "enforce 0")
+				}
+				if random.IntN(4) == 0 && algorithm != "sliding_log" {
+					options = append(options, "penalty 2h")
+				}
+				z.text = zoneWith(z.name, options...)
+				zones += z.text
+				sites[n] = append(sites[n], z)
+			}
+			routes += fmt.Sprintf("handle /%d {\nrate_limit {\n%s}\nheader >X-By {http.rate_limit.exceeded.name}\nrespond ok\n}\n", n, zones)
+		}
+		c := caddytest.Start(t, caddytest.Site(store, routes+"handle_errors {\nheader >X-By {http.rate_limit.exceeded.name}\nrespond refused\n}"))
+		override := func(zones []zone) {
+			z := zones[random.IntN(len(zones))]
+			what := fmt.Sprintf("blocks/%s?key=%s&for=%dm", z.name, z.value, 1+random.IntN(90))
+			if random.IntN(2) == 0 {
+				what = fmt.Sprintf("grants/%s?key=%s&events=%d", z.name, z.value, 1+random.IntN(3))
+			}
+			code, text := c.AdminCall(http.MethodPost, "/rate_limit/"+what, "", "")
+			must(t, what+": "+text, want("status", code, http.StatusOK))
+		}
+		statuses := map[string]int{"allowed": 200, "error_allowed": 200, "refused": 429, "blocked": 403, "error_refused": 503}
+		for request := range requests {
+			if request == requests/2 && store != "" {
+				must(t, "stop a shard", servers[0].Primary.Kill())
+			}
+			for n, zones := range sites {
+				if request < requests/2 && random.IntN(10) == 0 {
+					override(zones)
+				}
+				path, headers := fmt.Sprintf("/%d", n), []string{fmt.Sprintf("X-A: X-A%d", n), fmt.Sprintf("X-B: X-B%d", n)}
+				var s simulated
+				eventually(t, "what is in flight has landed", func() error {
+					s = simulate(c, path, headers...)
+					for _, z := range s.Zones {
+						if z.Reason == "in_flight" {
+							return errors.New("some is in flight")
+						}
+					}
+					return nil
+				})
+				refusing := 0
+				for _, z := range s.Zones {
+					if z.Outcome == "refused" || z.Outcome == "blocked" {
+						refusing++
+					}
+				}
+				a := c.Probe(path, headers...)
+				err := want("status", a.Status, statuses[s.Decision])
+				if refusing == 1 && (s.Decision == "refused" || s.Decision == "blocked") {
+					// Of several, a request meets first what Caddy knows to refuse it.
+					wait, _ := strconv.ParseFloat(a.Header.Get("Retry-After"), 64)
+					err = errors.Join(err, want("exceeded", a.Header.Get("X-By"), s.Zone), want("resource", a.Resource, s.Zone),
+						want("wait as foreseen", math.Abs(wait-s.Wait) < 5, true))
+				}
+				if err != nil {
+					t.Errorf("request %d of %s, foreseen %+v, served %d %v:\n%v\n%+v", request, path, s, a.Status, a.Header, err, zones)
+				}
+			}
+		}
+	})
 }
 
 // TestSimulateRefusesAsRequests predicts the refusal of a client that an operator has blocked, and of a

@@ -130,8 +130,9 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 	if err := l.admit(t, e, w, r); err != nil {
 		return l.answer(t, e, w, r, err)
 	}
-	// The outer handler's writer sees the final status.
-	return next.ServeHTTP(w, r)
+	// The outer handler's writer sees the final status. An inner handler may have asked e again, which
+	// then ends the request.
+	return l.answer(t, e, w, r, next.ServeHTTP(w, r))
 }
 
 // collect resolves what the request asks of the zones that match it, as a new

@@ -19,6 +19,8 @@ type Simulation struct {
 	Answer  adminapi.Simulation
 	w       http.ResponseWriter
 	tracker *tracker
+	// passed is what the handlers decide together that let the request go on.
+	passed decision
 }
 
 // NewSimulation returns a simulation of one request, whose response goes to w.
@@ -49,11 +51,8 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	if !isOutright {
 		e.resetStates()
 		e.foreseeAll(r.Context())
-		for i := range e.zones {
-			e.showPenalty(i)
-		}
 	}
-	goesOn = s.decide(e.decide(decision{}))
+	goesOn = s.decide(e)
 	if isOutright {
 		// No store is asked about such a request: what they would say is only shown.
 		e.foreseeAll(r.Context())
@@ -111,17 +110,21 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	return answer
 }
 
-// decide notes the decision of a handler, and reports whether the request goes on.
-func (s *Simulation) decide(d decision) (goesOn bool) {
-	if d.refuses() {
-		if _, waits := d.letsAllWait(d.limiter.Now()); waits {
-			s.Answer.Wait = max(s.Answer.Wait, d.state().RetryAfter.Seconds())
-			return true
-		}
+// decide notes what e decides, and reports whether the request goes on.
+func (s *Simulation) decide(e *evaluation) (goesOn bool) {
+	if isRefused, waits := e.letsAllWait(e.limiter.Now()); isRefused && waits {
+		s.Answer.Wait = max(s.Answer.Wait, e.decide(decision{}).state().RetryAfter.Seconds())
+		return true
 	}
+	for i := range e.zones {
+		e.showPenalty(i)
+	}
+	d := e.decide(decision{})
 	if !d.ends() {
-		if d.outcome == telemetry.ErrorAllowed {
-			s.Answer.Decision = d.outcome.String()
+		if s.passed = e.decide(s.passed); s.passed.outcome == telemetry.ErrorAllowed {
+			s.Answer.Decision = s.passed.outcome.String()
+		} else {
+			s.Answer.Decision = telemetry.Allowed.String()
 		}
 		return true
 	}

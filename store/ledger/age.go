@@ -68,18 +68,19 @@ func (w *mergedCharge) shrink(now int64) {
 // left is how much of the merged charges still counts, and 1 at least, because charges of which
 // nothing counts expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
-	left, a := w.req.Cost, w.age
+	left := w.req.Cost
 	switch t := algorithm.Of(w.req.Limit.Algorithm); {
 	case t.Windowed:
 		return left
 	case t.Copies():
 		asked := w.req
 		asked.Cost = 0
-		left = a.known.View(&asked, 0, now+a.clock).Used
+		left = w.age.known.View(&asked, 0, now+w.age.clock).Used
 		if w.req.Limit.Algorithm.HasBurst() {
 			left = max(left, w.req.Capacity())
 		}
 	default:
+		a := *w.age // looks change nothing
 		a.turn(w.req.Limit, now)
 		left = 0
 		for _, cost := range a.known.Content[1:] {

@@ -106,11 +106,10 @@ func (t *taking) retake(asked int64) {
 		for _, c := range claims {
 			t.ledger.awaitReturn(t.ctx, c, until)
 		}
-		if t.ctx.Err() != nil {
-			return
-		}
+		hasLeft := t.ctx.Err() != nil
 		asked = t.ledger.books.now()
-		if t.takeAgain(refused) {
+		if hasLeft || t.takeAgain(refused) {
+			t.withdraw(claims)
 			return
 		}
 	}
@@ -126,14 +125,18 @@ func (t *taking) claimReturns(asked int64) (refused []int, claims []*claimant) {
 		}
 		c := t.ledger.claimReturn(&t.reqs[i], st, asked)
 		if c == nil {
-			for _, c := range claims {
-				t.ledger.withdraw(c)
-			}
+			t.withdraw(claims)
 			return nil, nil
 		}
 		refused, claims = append(refused, i), append(claims, c)
 	}
 	return refused, claims
+}
+
+func (t *taking) withdraw(claims []*claimant) {
+	for _, c := range claims {
+		t.ledger.withdraw(c)
+	}
 }
 
 // claimReturn claims what a request, refused with st, needs of what has come back to its bucket
