@@ -139,6 +139,10 @@ elseif op == 'refund' then
   end
   if changed and later == 0 then
     sum = math.max(sum - back, 0)
+    if sum == 0 then
+      -- What rounding has left is of no event.
+      tat, rest = now, 0
+    end
   end
 elseif op == 'penalize' and penalty <= now then
   penalty, changed = cost, true

@@ -224,7 +224,10 @@ func (b *GCRA) Refund(r *store.Request, now int64) {
 		return
 	}
 	if later == 0 {
-		b.Spent = max(b.Spent-back, 0)
+		if b.Spent = max(b.Spent-back, 0); b.Spent == 0 {
+			// What rounding has left is of no event.
+			b.TAT, b.Rest = now, 0
+		}
 	}
 }
 

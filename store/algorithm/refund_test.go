@@ -273,3 +273,16 @@ func TestGCRARefundsInAnyOrder(t *testing.T) {
 		}
 	})
 }
+
+// TestGCRARefundOfAllLeavesNothing: rounding leaves no part of an event that was refunded.
+func TestGCRARefundOfAllLeavesNothing(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: 7 * time.Microsecond}
+	b := algorithm.New(&limit)
+	r := store.Request{Limit: &limit, Events: 2, Cost: 1}
+	r.Receipt = take.Run(b, &r, origin).Receipt
+	refund.Run(b, &r, origin+1)
+	r.Cost = 0
+	if got := check.Run(b, &r, origin+1); got.Used != 0 || got.Reset != origin+1 {
+		t.Errorf("%d used until %d", got.Used, got.Reset-origin)
+	}
+}
