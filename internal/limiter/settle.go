@@ -278,11 +278,12 @@ type settlement struct {
 func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 	z, req := e.zones[i], e.reqs[i]
 	in := &s[z.in]
-	switch z.alone {
-	case localHeld:
-		in.local.add(e.localRequest(i), phaseHeld, spent, cost)
-	case localDecided, localTaken, localMirrored:
-		in.local.add(e.localRequest(i), phaseNone, spent, cost)
+	if z.alone != localNone {
+		phase := phaseNone
+		if z.alone == localHeld {
+			phase = phaseHeld
+		}
+		in.local.add(e.localRequest(i), phase, spent, cost)
 	}
 	if z.isLocal() {
 		// The store may be back, so it settles the cost as well.

@@ -148,24 +148,25 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) *cl
 	}
 	defer e.page.mu.Unlock()
 	past := e.past()
-	c := &claimant{entry: e, clientKey: r.ClientKey, need: max(r.Cost-st.Remaining, 1)}
+	need := max(r.Cost-st.Remaining, 1)
 	switch v := past.returning; {
 	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
 		// What is in flight here refuses the take, whatever comes back: its own refund does.
 		return nil
-	case v == nil || v.claimed+c.need > v.cost+v.arrived:
+	case v == nil || v.claimed+need > v.cost+v.arrived:
 		// No more than the whole bucket can be free.
-		back := min(past.back, r.Capacity()) - c.need
+		back := min(past.back, r.Capacity()) - need
 		if back < 0 || !mayLack(asked, max(past.refunded, past.reset)) {
 			return nil
 		}
 		e.rare.back = back
+		return &claimant{entry: e, need: need}
 	default:
-		c.come = make(chan struct{})
-		v.claimed += c.need
+		c := &claimant{e, r.ClientKey, need, make(chan struct{})}
+		v.claimed += need
 		v.waiters = append(v.waiters, c)
+		return c
 	}
-	return c
 }
 
 // hurrier is a store that can send at once what waits for others to join.
