@@ -71,7 +71,7 @@ func TestSoleWriterMakesNoChecks(t *testing.T) {
 			c.want("after another process has charged", c.come(10), 8, 10)
 			c.want("as the sole writer again", c.come(20), 0, 5)
 
-			time.Sleep(c.req.Limit.Window/maxTrustShare + DefaultTrust)
+			time.Sleep(c.req.Limit.Window/10 + DefaultTrust)
 			c.want("after trust has run out", c.come(1), 1, 1)
 			c.want("after the check that renews trust", c.come(10), 0, 0)
 

@@ -321,7 +321,8 @@ func TestCountedAloneIsKept(t *testing.T) {
 		flood := func() {
 			for i := range 20_000 {
 				r := request(fmt.Sprint(i))
-				l.enter(&r, l.books.now()).page.mu.Unlock()
+				m := l.moment()
+				l.enter(&r, &m).release(&m)
 			}
 		}
 		r := request("alice")

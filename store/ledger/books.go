@@ -10,6 +10,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 const (
@@ -59,13 +60,58 @@ type Books struct {
 // page is a part of the books with a lock of its own.
 type page struct {
 	mu      sync.Mutex
+	books   *Books
 	entries table
-	counts  Figures
-	// delivery is that of the books.
-	delivery *atomic.Int64
+	// counts and gauges sum up those of the page; before are the gauges of the entry that is
+	// locked, as they were then.
+	counts         core.Counts
+	gauges, before core.Gauges
 	// held are entries whose charges wait for the next tick, and some whose charges
 	// were sent before it.
 	held []*entry
+}
+
+// entry is a bucket in the books.
+type entry struct {
+	core.Bucket
+	id   identity.ID
+	page *page
+}
+
+// acquire locks the entry's page for an event of the entry.
+func (e *entry) acquire() {
+	e.page.mu.Lock()
+	e.page.before = e.Gauges()
+}
+
+// release ends an event: it counts it, tells others what it brings about for them, and
+// unlocks the page.
+func (e *entry) release(m *core.Moment) {
+	e.page.note(e, e.page.before, m)
+	for _, c := range m.Woken {
+		close(c.Come)
+	}
+	for i := range m.Turns {
+		e.pass(&m.Turns[i])
+	}
+	m.Woken, m.Turns = nil, nil
+	e.page.mu.Unlock()
+}
+
+// note counts what an event has changed in an entry since its gauges were as before.
+func (p *page) note(e *entry, before core.Gauges, m *core.Moment) {
+	after := e.Gauges()
+	p.gauges.InFlight += after.InFlight - before.InFlight
+	p.gauges.Unsent += after.Unsent - before.Unsent
+	p.gauges.Uncertain += after.Uncertain - before.Uncertain
+	if d := after.Owing - before.Owing; d != 0 {
+		p.books.owing.Add(d)
+	}
+	if after.Tokens > 0 && before.Tokens == 0 {
+		p.books.noteReserved(e)
+	}
+	p.counts.Add(m.Counts)
+	m.Counts = core.Counts{}
 }
 
 // table holds entries by their identity: a hash table with open addressing. A map, with a
@@ -158,7 +204,7 @@ func NewBooks(clock func() time.Time) *Books {
 	}
 	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
 	for i := range b.pages {
-		b.pages[i].delivery = &b.delivery
+		b.pages[i].books = b
 	}
 	return b
 }
@@ -248,20 +294,30 @@ func (l *Ledger) leave(ends func(*Ledger) bool) {
 		b.pages[i].mu.Lock()
 	}
 	loses := b.detach(ends) && b.owing.Load() > 0
-	var held []store.Request
-	var entries []*entry
+	var last outgoing
 	for i := range b.pages {
 		if loses {
-			for _, e := range b.pages[i].held {
-				if e.pending.isHeld() {
-					held, entries = append(held, l.sendNext(e, b.now())...), append(entries, e)
-				}
-			}
-			l.giveUpAll(&b.pages[i])
+			l.giveUpAll(&b.pages[i], &last)
 		}
 		b.pages[i].mu.Unlock()
 	}
-	l.deliverAll(held, entries)
+	l.send(&last)
+}
+
+// giveUpAll sends the held charges of p, which is locked, and gives up the others.
+func (l *Ledger) giveUpAll(p *page, last *outgoing) {
+	m := l.moment()
+	for e := range p.entries.all {
+		before := e.Gauges()
+		n := core.Next{}
+		if e.IsHeld() {
+			n = e.Send(&m)
+		} else {
+			n = e.GiveUp(errEnded)
+		}
+		l.carry(e, &n, last)
+		p.note(e, before, &m)
+	}
 }
 
 // detach removes views, and reports whether none is left.
@@ -294,12 +350,14 @@ func (b *Books) noteLatest() {
 // pageOf returns the number of the page of a bucket whose identity has this hash.
 func pageOf(hash uint64) uint64 { return hash >> (64 - pageBits) }
 
-// find returns the bucket's entry with its page locked, or nil.
+// find returns the bucket's entry, acquired, or nil.
 func (l *Ledger) find(r *store.Request) *entry {
 	e, p, _ := l.lock(r)
 	if e == nil {
 		p.mu.Unlock()
+		return nil
 	}
+	p.before = e.Gauges()
 	return e
 }
 
@@ -314,26 +372,25 @@ func (l *Ledger) lock(r *store.Request) (*entry, *page, identity.ID) {
 }
 
 // enter is find, and inserts a missing entry.
-func (l *Ledger) enter(r *store.Request, now int64) *entry {
+func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 	e, p, id := l.lock(r)
-	if e != nil {
-		return e
+	if e == nil {
+		l.books.sweep(p, m)
+		if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
+			l.evict(p, m)
+		}
+		e = &entry{id: id, page: p, Bucket: core.New(l.books.start.UnixMicro()-1, m)}
+		p.entries.insert(e, l.books.seed)
+		l.books.count.Add(1)
 	}
-	l.books.sweep(p, now)
-	if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
-		l.evict(p, now)
-	}
-	// Until the store says what time it is, this machine's clock stands for its own.
-	e = &entry{id: id, page: p, until: now, clock: l.books.start.UnixMicro() - 1}
-	p.entries.insert(e, l.books.seed)
-	l.books.count.Add(1)
+	p.before = e.Gauges()
 	return e
 }
 
 // sweep removes expired entries. p is locked.
-func (b *Books) sweep(p *page, now int64) {
+func (b *Books) sweep(p *page, m *core.Moment) {
 	for range sweepSize {
-		if e := p.entries.next(); e != nil && e.isIdle() && e.until <= now {
+		if e := p.entries.next(); e != nil && e.IsExpired(m) {
 			b.remove(p, e)
 		}
 	}
@@ -342,16 +399,16 @@ func (b *Books) sweep(p *page, now int64) {
 // evict makes room in p, which is locked. It prefers an idle entry, if possible one that
 // counts nothing which the store does not know; without one it gives up the charges of an
 // entry in a retry queue.
-func (l *Ledger) evict(p *page, now int64) {
+func (l *Ledger) evict(p *page, m *core.Moment) {
 	var alone, owing *entry
 	for range min(evictSize, p.entries.count) {
 		switch e := p.entries.next(); {
-		case e.isIdle() && (e.past().alone == 0 || e.until <= now):
+		case e.IsIdle() && !e.CountsAlone(m):
 			l.books.remove(p, e)
 			return
-		case e.isIdle():
+		case e.IsIdle():
 			alone = e
-		case owing == nil && e.isUnused() && e.pending.isQueued() && !e.pending.held:
+		case owing == nil && e.CanGiveUp():
 			owing = e
 		}
 	}
@@ -359,13 +416,17 @@ func (l *Ledger) evict(p *page, now int64) {
 	case alone != nil:
 		l.books.remove(p, alone)
 	case owing != nil:
-		l.giveUp(owing, errNoRoom)
+		before := owing.Gauges()
+		n := owing.GiveUp(errNoRoom)
+		l.lose(&n)
+		p.note(owing, before, m)
 		l.books.remove(p, owing)
 	}
 }
 
+// remove removes an entry that is idle.
 func (b *Books) remove(p *page, e *entry) {
-	e.noteUnsure(false)
+	p.gauges.Uncertain -= e.Gauges().Uncertain
 	p.entries.remove(e, b.seed)
 	b.count.Add(-1)
 }
@@ -383,46 +444,34 @@ type Figures struct {
 	// Uncertain is the number of buckets with a charge of unknown outcome, which
 	// the primary has not cleared up yet.
 	Uncertain int64
-	// LocalRefusals are requests refused without a call, UnaskedAdmissions those
-	// admitted without a check.
-	LocalRefusals, UnaskedAdmissions int64
-	// Fetches are the batches requested of the store. TokensFetched are the
-	// events that the store gave, TokensReturned those given back to it, and
-	// TokensExpired those lost with their window.
-	Fetches, TokensFetched, TokensReturned, TokensExpired int64
+	core.Counts
 }
 
 // Figures sums up the figures of all pages.
 func (b *Books) Figures() Figures {
 	f := Figures{Buckets: b.count.Load()}
-	now := b.now()
+	m := core.Moment{Now: b.now()}
 	for i := range b.pages {
 		p := &b.pages[i]
 		p.mu.Lock()
-		p.settleUnsure(now)
-		c := &p.counts
-		f.InFlight += c.InFlight
-		f.Unsent += c.Unsent
-		f.Uncertain += c.Uncertain
-		f.LocalRefusals += c.LocalRefusals
-		f.UnaskedAdmissions += c.UnaskedAdmissions
-		f.Fetches += c.Fetches
-		f.TokensFetched += c.TokensFetched
-		f.TokensReturned += c.TokensReturned
-		f.TokensExpired += c.TokensExpired
+		p.forgetUncertainty(&m)
+		f.InFlight += p.gauges.InFlight
+		f.Unsent += p.gauges.Unsent
+		f.Uncertain += p.gauges.Uncertain
+		f.Counts.Add(p.counts)
 		p.mu.Unlock()
 	}
 	return f
 }
 
-// settleUnsure drops uncertainty about expired charges. p is locked.
-func (p *page) settleUnsure(now int64) {
-	if p.counts.Uncertain == 0 {
+// forgetUncertainty drops uncertainty about expired charges. p is locked.
+func (p *page) forgetUncertainty(m *core.Moment) {
+	if p.gauges.Uncertain == 0 {
 		return
 	}
 	for e := range p.entries.all {
-		if e.until <= now {
-			e.noteUnsure(false)
-		}
+		before := e.Gauges()
+		e.ForgetUncertainty(m)
+		p.note(e, before, m)
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // Owes reports whether charges or refunds are undelivered, or tokens are to be given
@@ -121,9 +122,10 @@ func TestMemoryPerBucket(t *testing.T) {
 	before := heap()
 	for i := range requests {
 		r := requests[i]
-		e := l.enter(&r, 1)
-		e.hear(&r, &store.State{Now: 1, Content: store.Content{1, int64(time.Hour)}}, 1, 1)
-		e.page.mu.Unlock()
+		m := core.Moment{Now: 1}
+		e := l.enter(&r, &m)
+		e.AheadAnswered(&r, &store.State{Now: 1, Content: store.Content{1, int64(time.Hour)}}, &core.Check{At: 1}, &m)
+		e.release(&m)
 	}
 	used := (heap() - before) / buckets
 	runtime.KeepAlive(requests)

@@ -8,7 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // localTimeout bounds a charge of a store that is no [store.Detacher].
@@ -156,14 +156,14 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 	switch {
 	case st.Err != nil:
 	case st.Allowed:
-		showFlight(st, fl.cost)
+		core.ShowFlight(st, fl.cost)
 		fl.cost += r.Cost
 		users, cost = 0, r.Cost
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
 		if l.check(ctx, asked, states); st.Err == nil && st.Allowed {
-			refuseForFlight(st, r, algorithm.Known{Content: st.Content}, fl.cost)
-			showFlight(st, fl.cost)
+			core.RefuseForFlight(st, r, fl.cost)
+			core.ShowFlight(st, fl.cost)
 		}
 	}
 }
@@ -192,9 +192,9 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 		if st = peek(r); st.Err != nil || !st.Allowed {
 			return st
 		}
-		refuseForFlight(&st, &r, algorithm.Known{Content: st.Content}, held)
+		core.RefuseForFlight(&st, &r, held)
 	}
-	showFlight(&st, held)
+	core.ShowFlight(&st, held)
 	return st
 }
 
@@ -223,8 +223,12 @@ func (l *Local) Settle(reqs []store.Request, held []int64) {
 		// Deferred, because a panic of the store must not leave the other requests in flight.
 		defer l.Settle(reqs[1:], held[min(1, len(held)):])
 	}
-	if len(reqs) > 0 {
-		l.settle(reqs[:1], holdOf(reqs, held, 0))
+	switch {
+	case len(reqs) == 0:
+	case held == nil:
+		l.settle(reqs[:1], reqs[0].Cost)
+	default:
+		l.settle(reqs[:1], held[0])
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
@@ -148,7 +149,7 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 			defer p.mu.Unlock()
 			for i := range entries {
 				id := identity.New(books.limits.Number(&limit), strconv.Itoa(from+i))
-				p.entries.insert(&entry{id: id, page: p, until: math.MaxInt64}, books.seed)
+				p.entries.insert(&entry{id: id, page: p, Bucket: core.New(0, &core.Moment{Now: math.MaxInt64})}, books.seed)
 			}
 		}
 		grow(0)
@@ -207,14 +208,14 @@ func TestDelays(t *testing.T) {
 	})
 }
 
-// snapshot is the entry of a bucket.
+// snapshot is what is known of a bucket.
 func (l *Ledger) snapshot(r *store.Request) any {
 	e := l.find(r)
 	if e == nil {
 		return nil
 	}
 	defer e.page.mu.Unlock()
-	return [...]any{e.known, e.clock, e.trusted, e.written, e.soleWriter, e.past(), e.asked, e.until, e.flight, e.silent, e.doubted, e.pending == nil}
+	return e.Copy()
 }
 
 // TestForeseeKeepsUncertainCosts checks that Foresee keeps costs of unknown outcome.
@@ -630,7 +631,7 @@ func TestResetGivesUpTokens(t *testing.T) {
 		if st := b.take(l, 1); !st.Allowed || b.spent() != 10 {
 			t.Errorf("%+v, %d spent in the store, want a batch", st, b.spent())
 		}
-		want := Figures{Buckets: 1, Fetches: 2, TokensFetched: 20, TokensExpired: 9}
+		want := Figures{Buckets: 1, Counts: core.Counts{Fetches: 2, TokensFetched: 20, TokensExpired: 9}}
 		if f := l.Figures(); f != want {
 			t.Errorf("figures %+v, want %+v", f, want)
 		}

@@ -5,27 +5,30 @@
 // without a call where its knowledge suffices. So it saves calls, and requests of
 // one client cannot all pass because their charges come later.
 //
+// Package core decides; this package drives it: it locks a bucket, lets the core decide
+// about an event, and then waits, calls the store or wakes others as the core says.
+//
 // [Books] hold the state and outlive configs; a [Ledger] is a view of them on one
 // [Remote] store. [Flights] and [Local] are the counterparts for a store in this
-// process. The package imports store, store/algorithm and internal/identity.
-//
-// The ledger never compares two machines' clocks: an answer has the store's time, to
-// which the ledger adds durations of its own clock.
+// process. The package imports store, store/algorithm, store/ledger/core and
+// internal/identity.
 package ledger
 
 import (
 	"cmp"
 	"context"
+	"slices"
 	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 const (
 	// DefaultTrust is the default of [Options.Trust].
-	DefaultTrust = time.Second
+	DefaultTrust = core.UsualTrust
 	// DefaultMaxBuckets is the default of [Options.MaxBuckets].
 	DefaultMaxBuckets = 1_000_000
 	// UsualChargeDelay is what stores set [Options.ChargeDelay] to, unless their
@@ -35,9 +38,6 @@ const (
 	DefaultTimeout = 50 * time.Millisecond
 	// NoTrust is an [Options.Trust] with which no answer of the primary is relied upon.
 	NoTrust = -time.Microsecond
-	// maxTrustShare is the part of a window, as its divisor, for which an answer about a
-	// returning client is relied upon at most.
-	maxTrustShare = 10
 )
 
 // Options are the settings of one view of the books.
@@ -118,23 +118,45 @@ func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State
 	return states
 }
 
-// RefundDetached implements [store.Detacher]. Tokens of a reservation go back to
+// RefundDetached implements [store.Detacher]. Tokens of a batch go back to
 // it without a call.
-func (l *Ledger) RefundDetached(reqs []store.Request) { l.refund(l.restore(reqs)) }
+func (l *Ledger) RefundDetached(reqs []store.Request) {
+	l.refund(slices.DeleteFunc(reqs, func(r store.Request) bool { return l.restore(&r) }))
+}
 
-// refund refunds to the store without waiting for it. No page is locked.
+// restore puts a refund back into its batch, if it is of one.
+func (l *Ledger) restore(r *store.Request) bool {
+	if r.Batch == 0 || r.Cost == 0 {
+		return false
+	}
+	m := l.moment()
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer e.release(&m)
+	return e.Restore(r, &m)
+}
+
+// refund refunds to the store without waiting for it.
 func (l *Ledger) refund(reqs []store.Request) {
-	isLease := func(i int) bool { return algorithm.Of(reqs[i].Limit.Algorithm).Lease }
 	for first, end := 0, 0; first < len(reqs); first = end {
-		for end = first + 1; end < len(reqs) && isLease(end) == isLease(first); {
+		for end = first + 1; end < len(reqs) && isLease(&reqs[end]) == isLease(&reqs[first]); {
 			end++
 		}
 		w := l
-		if !isLease(first) {
+		if !isLease(&reqs[first]) {
 			// A lease ends where it was taken: it is not copied to another owner.
 			w = l.writer()
 		}
 		l.refundBy(w, reqs[first:end], nil)
+	}
+}
+
+// refundOne refunds what a request costs, if anything.
+func (l *Ledger) refundOne(r store.Request) {
+	if r.Cost > 0 {
+		l.refund([]store.Request{r})
 	}
 }
 
@@ -157,35 +179,23 @@ func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.
 	})
 }
 
-// beginRefund notes that refunds are in flight: until endRefund, answers about
-// their buckets may lack them.
 func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 	entries := make([]*entry, len(reqs))
-	now := l.books.now()
-	l.books.owing.Add(int64(len(reqs)))
+	m := l.moment()
 	for i := range reqs {
-		e := l.enter(&reqs[i], now)
-		e.refunds++
-		e.doubted = true
-		e.expect(reqs[i].Cost)
+		e := l.enter(&reqs[i], &m)
+		e.RefundSent(reqs[i].Cost, &m)
+		e.release(&m)
 		entries[i] = e
-		e.page.mu.Unlock()
 	}
 	return entries
 }
 
-// endRefund remembers for a while that the refund is over, because answers that lack
-// it may come yet.
 func (l *Ledger) endRefund(e *entry, cost int64) {
-	e.page.mu.Lock()
-	e.refunds--
-	now := l.books.now()
-	e.rarely().refunded = now
-	e.receive(cost)
-	e.written = now
-	e.until = max(e.until, now+l.trust)
-	e.page.mu.Unlock()
-	l.books.owing.Add(-1)
+	e.acquire()
+	m := l.moment()
+	e.RefundArrived(cost, &m)
+	e.release(&m)
 }
 
 // Penalize implements [store.Penalizer], if the store does.
@@ -195,16 +205,11 @@ func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.Sta
 
 // PenalizeDetached implements [store.Penalizer], if the store does.
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
-	now := l.books.now()
+	m := l.moment()
 	for i := range reqs {
-		r := &reqs[i]
-		if !algorithm.Of(r.Limit.Algorithm).Copies() {
-			continue
-		}
-		e := l.enter(r, now)
-		e.known.Penalize(r, now+e.clock)
-		e.keepUntil(r, now)
-		e.page.mu.Unlock()
+		e := l.enter(&reqs[i], &m)
+		e.Penalize(&reqs[i], &m)
+		e.release(&m)
 	}
 	l.writer().store.(store.Penalizer).PenalizeDetached(reqs)
 }
@@ -214,6 +219,17 @@ func (l *Ledger) Warm(ctx context.Context) {
 	if w, ok := l.store.(store.Warmer); ok {
 		w.Warm(ctx)
 	}
+}
+
+// moment is when an event happens that the view drives.
+func (l *Ledger) moment() core.Moment {
+	b := l.books
+	m := core.Moment{Now: b.now(), Trust: l.trust, Shortened: l.opts.Trust < DefaultTrust, Delivery: b.delivery.Load()}
+	if b.inUse.Load() > 0 {
+		// Otherwise no tick is to come.
+		m.Delay = l.opts.ChargeDelay.Microseconds()
+	}
+	return m
 }
 
 // Figures are those of the books.

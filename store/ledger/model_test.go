@@ -358,7 +358,8 @@ func (m *model) waitsForWord() bool {
 		return false
 	}
 	defer e.page.mu.Unlock()
-	return e.doubted || m.wasReset > 0 && e.trusted < m.wasReset+m.sim.lag.Microseconds()
+	disturbed, trusted := inside(e, "disturbed").Int(), inside(e, "trusted").Int()
+	return inside(e, "refunds").Int() > 0 || disturbed > 0 && trusted <= disturbed || m.wasReset > 0 && trusted < m.wasReset+m.sim.lag.Microseconds()
 }
 
 // atEnd requires that nothing is in flight, nothing was lost or counted twice, and
@@ -387,8 +388,8 @@ func (m *model) atEnd() {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	if e := m.ledger.find(&r); e != nil {
 		defer e.page.mu.Unlock()
-		if e.flight != 0 || e.check != nil || e.pending != nil {
-			m.fail("left at the end: %+v", *e)
+		if !e.IsIdle() {
+			m.fail("left at the end: %+v", e.Bucket)
 		}
 	}
 	if n := m.ledger.books.owing.Load(); n != 0 {

@@ -79,9 +79,10 @@ func TestPenaltyEndsABatch(t *testing.T) {
 	for name, penalize := range map[string]func(b *batches, r store.Request){
 		"here": func(b *batches, r store.Request) {
 			b.sim.others(algorithm.Penalize, r)
+			m := b.ledgers[0].moment()
 			e := b.ledgers[0].find(&r)
-			e.known.Penalize(&r, b.sim.now())
-			e.page.mu.Unlock()
+			e.Penalize(&r, &m)
+			e.release(&m)
 		},
 		"elsewhere": func(b *batches, r store.Request) { b.sim.others(algorithm.Penalize, r) },
 	} {

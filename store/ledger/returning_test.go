@@ -127,8 +127,8 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 		late.Leave()
 		synctest.Wait()
 		if e := l.find(&store.Request{Limit: &limit, ClientKey: "alice"}); e != nil {
-			if e.past().returning != nil {
-				t.Errorf("nothing is on its way, but noted is %+v", *e.past().returning)
+			if isReturning(e) {
+				t.Error("nothing is on its way, and something is noted")
 			}
 			e.page.mu.Unlock()
 		}
@@ -308,42 +308,43 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 	})
 }
 
+// isReturning reports whether something is on its way back to a bucket.
+func isReturning(e *entry) bool { return !inside(e, "rare", "returning").IsNil() }
+
 // TestWithdrawnClaimIsLeftToOthers: what has arrived for a take that gives up is for the takes
 // behind it, and without one for whoever comes.
 func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
 		r := requestOf("alice", 10)
-		e := l.enter(&r, l.books.now())
+		m := l.moment()
+		e := l.enter(&r, &m)
 		for _, cost := range []int64{1, 1, 3} {
-			e.expect(cost)
+			e.RefundSent(cost, &m)
 		}
-		e.page.mu.Unlock()
-		claim := func(cost int64) *claimant {
+		e.release(&m)
+		claim := func(cost int64) claim {
 			r.Cost = cost
-			return l.claimReturn(&r, &store.State{}, l.books.now())
+			c, _ := l.claimReturn(&r, &store.State{}, l.books.now())
+			return c
 		}
-		receive := func(cost int64) {
-			e.page.mu.Lock()
-			defer e.page.mu.Unlock()
-			e.receive(cost)
-		}
+		receive := func(cost int64) { l.endRefund(e, cost) }
 		first, second := claim(2), claim(1)
 		receive(1)
 		l.withdraw(first)
 		select {
-		case <-second.come:
+		case <-second.Come:
 		default:
 			t.Error("the second take waits, although the first one has left it enough")
 		}
 		third := claim(2)
 		receive(1)
 		l.withdraw(third)
-		if c := claim(4); c != nil {
+		if c := claim(4); c.Claim != nil {
 			t.Error("4 were claimed while 3 are on their way")
 		}
 		receive(3)
-		if e.past().returning != nil {
-			t.Errorf("nothing is on its way, but noted is %+v", *e.past().returning)
+		if isReturning(e) {
+			t.Error("nothing is on its way, and something is noted")
 		}
 	})
 }
@@ -354,10 +355,12 @@ func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
 	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
 		first, second := requestOf("alice", 10), requestOf("bob", 10)
 		first.Cost = 1
-		now := l.books.now()
-		e := l.enter(&first, now)
-		e.rarely().back, e.rare.refunded = 1, now
-		e.page.mu.Unlock()
+		m := l.moment()
+		now := m.Now
+		e := l.enter(&first, &m)
+		e.RefundSent(1, &m)
+		e.RefundArrived(1, &m)
+		e.release(&m)
 		both := &taking{call: call{ledger: l, reqs: []store.Request{first, second}, states: make([]store.State, 2)}}
 		one := &taking{call: call{ledger: l, reqs: []store.Request{first}, states: make([]store.State, 1)}}
 		for _, c := range []struct {

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"fmt"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -12,6 +11,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // batches is a bucket from which several processes take batches.
@@ -214,13 +214,13 @@ func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
 	}
 	r := b.request(cost)
 	e := l.find(&r)
-	if e == nil || e.reservation == nil {
+	if e == nil {
 		return
 	}
 	defer e.page.mu.Unlock()
 	// Other processes may have refunded some at the same instant.
-	if v := e.reservation; v.tokens > 8*cost {
-		b.Errorf("refused %d while %d are reserved here: %+v", cost, v.tokens, *st)
+	if tokens := e.Gauges().Tokens; tokens > 8*cost {
+		b.Errorf("refused %d while %d are reserved here: %+v", cost, tokens, *st)
 	}
 }
 
@@ -284,7 +284,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			b.refund(b.ledgers[0], 1, first)
 			r := b.request(1)
 			e := b.ledgers[0].find(&r)
-			tokens := e.reservation.tokens
+			tokens := e.Gauges().Tokens
 			e.page.mu.Unlock()
 			if tokens != 99 {
 				t.Errorf("%s: %d are left of a batch of 100 of which one was used", a, tokens)
@@ -302,7 +302,7 @@ func TestAutoBatch(t *testing.T) {
 			r := b.request(1)
 			e := l.find(&r)
 			defer e.page.mu.Unlock()
-			return e.reservation.size
+			return inside(e, "batch", "size").Int()
 		}
 		// Nothing is taken in advance before the processes are counted.
 		b.take(b.ledgers[0], 1)
@@ -347,28 +347,6 @@ func TestAutoBatch(t *testing.T) {
 			}
 		}
 	})
-}
-
-// TestRation covers sizes at their bounds.
-func TestRation(t *testing.T) {
-	for _, c := range []struct{ events, batch, size, processes, want int64 }{
-		{events: 1000, batch: 10, want: 10},
-		{events: 5, batch: 10, want: 5},
-		{events: 1000, batch: store.BatchAuto, processes: 0, want: 0},
-		{events: 1000, batch: store.BatchAuto, processes: 1, want: 1},
-		{events: 999, batch: store.BatchAuto, processes: 1, want: 1},
-		{events: 1_000_000, batch: store.BatchAuto, processes: 1, want: 1000},
-		{events: 1_000_000, batch: store.BatchAuto, size: 90_000_000, processes: 1, want: 100_000},
-		{events: 1_000_000, batch: store.BatchAuto, size: 90_000_000, processes: 16, want: 6_250},
-		{events: 50, batch: store.BatchAuto, size: 100, processes: 2, want: 2},
-		{events: 50, batch: store.BatchAuto, size: 100, processes: 200, want: 1},
-	} {
-		v := reservation{size: c.size}
-		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch}
-		if got := BatchSize(&r, v.size, c.processes); got != c.want {
-			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
-		}
-	}
 }
 
 // TestAutoBatchGrowsFromOne: a size of 1 is no dead end.
@@ -494,7 +472,7 @@ func (b *batches) requireLeft(here, there int64) {
 	b.Helper()
 	r := b.request(1)
 	e := b.ledgers[0].find(&r)
-	tokens := e.reservation.tokens
+	tokens := e.Gauges().Tokens
 	e.page.mu.Unlock()
 	if spent := b.spent(); tokens != here || b.events-spent != there {
 		b.Errorf("%d are left here and %d in the store, want %d and %d", tokens, b.events-spent, here, there)
@@ -542,12 +520,17 @@ func TestRefusalStands(t *testing.T) {
 		l := b.ledgers[0]
 		fetch := b.request(5)
 		e := l.find(&fetch)
-		e.reservation.coming, e.reservation.claimed = 5, 1
-		e.page.mu.Unlock()
+		m := l.moment()
+		first := b.request(3)
+		first.Batch = 10
+		if do, size := e.Claim(b.refusedTake(0, first).waiter(0), &m); do != core.Fetch || size != 10 {
+			t.Fatalf("a request that the tokens do not serve: %v of %d", do, size)
+		}
+		e.release(&m)
 		k := b.refusedTake(0, b.request(4))
 		go k.reclaim()
 		synctest.Wait()
-		l.fetched(b.refusedTake(0, b.request(1)), 0, &fetch, &store.State{Err: store.ErrUncertain})
+		b.refusedTake(0, b.request(1)).fetched(0, &fetch, &store.State{Err: store.ErrUncertain})
 		synctest.Wait()
 		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
 			t.Errorf("the batch was lost: %+v", st)

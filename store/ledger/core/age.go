@@ -1,4 +1,4 @@
-package ledger
+package core
 
 import (
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -9,7 +9,7 @@ import (
 // outage must not end with all that was spent in it at one instant. Charges of a window
 // that ends expire together, and have no age.
 type age struct {
-	// clock is how far the store's clock is ahead of the books', as heard when age began.
+	// clock is how far the store's clock is ahead of the process's, as heard when age began.
 	clock int64
 	// known is a copy of the bucket or, where buckets cannot be copied, a wheel.
 	known algorithm.Known
@@ -19,8 +19,8 @@ type age struct {
 
 // newAge begins an age with a request that was to be charged at now, on top of what is known. What
 // drains in order has to wait for what was before it.
-func (e *entry) newAge(r *store.Request, known algorithm.Known, now int64) *age {
-	a := &age{clock: e.clock, least: r.Events}
+func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) *age {
+	a := &age{clock: b.clock, least: r.Events}
 	if r.Limit.Algorithm.HasBurst() {
 		a.known = known
 	}
@@ -60,32 +60,32 @@ func (a *age) turn(limit *store.Limit, now int64) {
 
 // shrink makes the merged charges cost what still counts of them.
 func (w *mergedCharge) shrink(now int64) {
-	if left := w.left(now); left < w.req.Cost {
-		w.req.Cost, w.req.Events = left, w.age.least
+	if left := w.left(now); left < w.req[0].Cost {
+		w.req[0].Cost, w.req[0].Events = left, w.age.least
 	}
 }
 
 // left is how much of the merged charges still counts, and 1 at least, because charges of which
 // nothing counts expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
-	left := w.req.Cost
-	switch t := algorithm.Of(w.req.Limit.Algorithm); {
+	left := w.req[0].Cost
+	switch t := algorithm.Of(w.req[0].Limit.Algorithm); {
 	case t.Windowed:
 		return left
 	case t.Copies():
-		asked := w.req
+		asked := w.req[0]
 		asked.Cost = 0
 		left = w.age.known.View(&asked, 0, now+w.age.clock).Used
-		if w.req.Limit.Algorithm.HasBurst() {
-			left = max(left, w.req.Capacity())
+		if w.req[0].Limit.Algorithm.HasBurst() {
+			left = max(left, w.req[0].Capacity())
 		}
 	default:
 		a := *w.age // looks change nothing
-		a.turn(w.req.Limit, now)
+		a.turn(w.req[0].Limit, now)
 		left = 0
 		for _, cost := range a.known.Content[1:] {
 			left += cost
 		}
 	}
-	return min(w.req.Cost, max(left, 1))
+	return min(w.req[0].Cost, max(left, 1))
 }

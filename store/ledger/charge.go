@@ -1,0 +1,357 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
+)
+
+const (
+	// retryPause is the first pause after a shard executed none of the charges
+	// it was sent. Pauses double up to maxRetryPause.
+	retryPause    = 50 * time.Millisecond
+	maxRetryPause = time.Second
+	// retryBatch is how many charges a retry sends.
+	retryBatch = 256
+	// tickBatch is how many charges a tick sends in a call. A call is what lanes count.
+	tickBatch = 32
+	// flushTick is the interval at which a flush looks whether it is done.
+	flushTick = 5 * time.Millisecond
+)
+
+// ErrExpired is the error of charges that could not be delivered while they
+// counted.
+var ErrExpired = core.ErrExpired
+
+var (
+	errNoRoom = fmt.Errorf("%w: the ledger is full", store.ErrNotExecuted)
+	errEnded  = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
+)
+
+// Settle ends what the requests hold in flight, and charges their costs without
+// waiting for the store. held has what each request holds, if that differs from
+// its cost; nil means the costs. The caller must not change reqs afterwards.
+func (l *Ledger) Settle(reqs []store.Request, held []int64) {
+	w, m := l.writer(), l.moment()
+	var out outgoing
+	for i := range reqs {
+		hold := reqs[i].Cost
+		if held != nil {
+			hold = held[i]
+		}
+		e := l.enter(&reqs[i], &m)
+		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
+		if n.Do == core.Hold {
+			l.awaitTick(e)
+		}
+		w.carry(e, &n, &out)
+		e.release(&m)
+	}
+	w.send(&out)
+}
+
+// SettleUnknown ends what requests hold whose takes may have spent their cost: nothing is
+// charged, and it counts here until what the primary says has it.
+func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64) {
+	m := l.moment()
+	for i := range reqs {
+		e := l.enter(&reqs[i], &m)
+		e.SettleUnknown(&reqs[i], held[i], &m)
+		e.release(&m)
+	}
+}
+
+// outgoing are charges that are noted as sent, each of an entry.
+type outgoing struct {
+	reqs    []store.Request
+	entries []*entry
+}
+
+// carry adds the next charge of an entry, which is locked, to those that leave through the
+// view, and reports charges that are given up.
+func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
+	if n.Lost > 0 {
+		l.lose(n)
+	}
+	if n.Do != core.Send {
+		return
+	}
+	e.Transit().Via = l
+	if out.reqs == nil {
+		out.reqs, out.entries = n.Charge, []*entry{e}
+		return
+	}
+	out.reqs, out.entries = append(out.reqs, n.Charge...), append(out.entries, e)
+}
+
+func (l *Ledger) lose(n *core.Next) {
+	if l.opts.OnUndelivered != nil {
+		l.opts.OnUndelivered(l.store.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
+	}
+}
+
+// send sends charges through the view. No page is locked.
+func (l *Ledger) send(out *outgoing) {
+	if len(out.reqs) > 0 {
+		reqs, entries := out.reqs, out.entries
+		l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
+	}
+}
+
+// delivered takes in the outcome of a charge, and sends the next one through the view that
+// writes now.
+func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
+	w := l.writer()
+	var out outgoing
+	e.acquire()
+	m := w.moment()
+	t := e.Transit()
+	if t.Arrived != nil {
+		close(t.Arrived)
+	}
+	if st.Err == nil {
+		l.books.noteDelivery(e.ChargeAge(&m))
+	}
+	n := e.Delivered(r, st, &m)
+	switch {
+	case n.Do == core.Hold:
+		w.awaitTick(e)
+	case n.Do == core.Retry && !l.books.enqueue(l.store.Owner(r.ClientKey), e):
+		n = e.GiveUp(errEnded)
+	}
+	if n.Lost > 0 {
+		l.lose(&n)
+		n.Lost = 0
+	}
+	w.carry(e, &n, &out)
+	e.release(&m)
+	w.send(&out)
+}
+
+// noteDelivery notes how long a charge took.
+func (b *Books) noteDelivery(took int64) {
+	took = max(took, 1)
+	was := b.delivery.Load()
+	if was > 0 {
+		took = was + (took-was)/8
+	}
+	b.delivery.Store(took)
+}
+
+// awaitTick makes the held charges of an entry leave at the next tick, with all others.
+func (l *Ledger) awaitTick(e *entry) {
+	b := l.books
+	e.page.held = append(e.page.held, e)
+	due := b.now() + l.opts.ChargeDelay.Microseconds()
+	if tick := b.tick.Load(); (tick == 0 || due < tick) && b.tick.CompareAndSwap(tick, due) {
+		time.AfterFunc(l.opts.ChargeDelay, func() {
+			b.tick.CompareAndSwap(due, 0)
+			b.sendHeld()
+		})
+	}
+}
+
+func (b *Books) sendHeld() {
+	through := b.current()
+	if through == nil {
+		// The last view gave them up.
+		return
+	}
+	var held []*entry
+	for i := range b.pages {
+		p := &b.pages[i]
+		p.mu.Lock()
+		held = append(held, p.held...)
+		clear(p.held)
+		p.held = p.held[:0]
+		p.mu.Unlock()
+	}
+	for len(held) > 0 {
+		n := min(len(held), tickBatch)
+		out := through.collect(held[:n])
+		through.send(&out)
+		held = held[n:]
+	}
+}
+
+// collect notes the waiting charges of entries as sent, and gives up expired ones.
+func (l *Ledger) collect(entries []*entry) (out outgoing) {
+	m := l.moment()
+	for _, e := range entries {
+		e.acquire()
+		n := e.Send(&m)
+		l.carry(e, &n, &out)
+		e.release(&m)
+	}
+	return out
+}
+
+// enqueue puts an entry into the retry queue of a shard, and reports whether a
+// view is left to deliver its charges. The entry's page is locked.
+func (b *Books) enqueue(owner string, e *entry) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.views) == 0 {
+		return false
+	}
+	queue, ok := b.retryQueues[owner]
+	if !ok {
+		go b.work(owner)
+	}
+	b.retryQueues[owner] = append(queue, e)
+	return true
+}
+
+// dequeue returns the first entries of a queue and the view that delivers their
+// charges. Without entries it removes the queue, and its goroutine ends.
+func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	queue := b.retryQueues[owner]
+	n := min(len(queue), retryBatch)
+	if n == 0 {
+		delete(b.retryQueues, owner)
+		return nil, nil
+	}
+	b.retryQueues[owner] = queue[n:]
+	return b.currentLocked(), queue[:n:n]
+}
+
+func (b *Books) work(owner string) {
+	pause := retryPause
+	time.Sleep(pause)
+	for {
+		through, batch := b.dequeue(owner)
+		if len(batch) == 0 {
+			return
+		}
+		if through.retry(batch) {
+			pause = retryPause
+			continue
+		}
+		pause = min(2*pause, maxRetryPause)
+		time.Sleep(pause)
+	}
+}
+
+// retry sends the charges of entries, waits for their outcome, and reports
+// whether the shard answers. Charges that did not run are queued again.
+func (l *Ledger) retry(batch []*entry) bool {
+	out := l.collect(batch)
+	if len(out.reqs) == 0 {
+		return true
+	}
+	var left, refused atomic.Int64
+	left.Store(int64(len(out.reqs)))
+	finished := make(chan struct{})
+	l.store.ChargeReported(out.reqs, func(i int, st store.State) {
+		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
+			refused.Add(1)
+		}
+		l.delivered(out.entries[i], &out.reqs[i], &st)
+		if left.Add(-1) == 0 {
+			close(finished)
+		}
+	})
+	<-finished
+	return refused.Load() < int64(len(out.reqs))
+}
+
+// awaitCharge waits until the bucket's charge in flight is answered, and reports
+// whether that happened in time.
+func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
+	left := until.Sub(l.books.clock())
+	if left <= 0 {
+		return false
+	}
+	arrived := l.arrival(r, false)
+	if arrived == nil {
+		return true
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	select {
+	case <-arrived:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
+
+// awaitMoves waits until no charge of the requests' buckets is in flight to another
+// owner: the call that follows may copy a bucket from there, which would lack it.
+func (l *Ledger) awaitMoves(reqs []store.Request) error {
+	until := l.books.clock().Add(l.opts.Timeout)
+	for i := range reqs {
+		for l.arrival(&reqs[i], true) != nil {
+			if !l.awaitCharge(&reqs[i], until) {
+				return errMoves
+			}
+		}
+	}
+	return nil
+}
+
+// arrival returns a channel that is closed when the bucket's charge in flight is
+// answered, or nil if there is none, or none that moves if only those matter.
+func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
+	e := l.find(r)
+	if e == nil {
+		return nil
+	}
+	defer e.page.mu.Unlock()
+	t := e.Transit()
+	if t == nil || moving && !l.moves(e, r) {
+		return nil
+	}
+	if t.Arrived == nil {
+		t.Arrived = make(chan struct{})
+	}
+	return t.Arrived
+}
+
+// moves reports whether a charge is in flight to another owner than l has.
+func (l *Ledger) moves(e *entry, r *store.Request) bool {
+	t := e.Transit()
+	if t == nil || t.Via == l {
+		return false
+	}
+	return t.Via.(*Ledger).store.Owner(r.ClientKey) != l.store.Owner(r.ClientKey)
+}
+
+// IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
+// back, and this view does that. A later view that runs does it instead.
+func (l *Ledger) IsNeeded() bool {
+	l.books.mu.Lock()
+	defer l.books.mu.Unlock()
+	return (l.books.owing.Load() > 0 || len(l.books.reserved) > 0) && l.books.currentLocked() == l
+}
+
+// Flush gives tokens back, and waits until all charges and refunds are
+// delivered, another view delivers them, or ctx ends. Books that began before a
+// refund arrived would trust an answer that lacks it.
+func (l *Ledger) Flush(ctx context.Context) {
+	if !l.IsNeeded() {
+		return
+	}
+	l.books.giveBack(0)
+	l.books.sendHeld()
+	tick := time.NewTicker(flushTick)
+	defer tick.Stop()
+	for l.books.owing.Load() > 0 && l.books.current() == l {
+		select {
+		case <-tick.C:
+			l.books.sendHeld()
+		case <-ctx.Done():
+			return
+		}
+	}
+}

@@ -1,0 +1,411 @@
+package core
+
+import (
+	"errors"
+	"fmt"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// ErrExpired is the error of charges that could not be delivered while they
+// counted.
+var ErrExpired = fmt.Errorf("%w: their window is over", store.ErrNotExecuted)
+
+// chargePhase is where the charges of a bucket are.
+type chargePhase uint8
+
+const (
+	// sent: one is in flight, and later ones wait for its outcome.
+	sent chargePhase = iota
+	// held: they wait for the next tick.
+	held
+	// queued: they wait for their shard.
+	queued
+)
+
+// pending are the charges of one bucket that the store has not confirmed: one in
+// flight, which an answer may count, and later ones, merged, which no answer counts.
+type pending struct {
+	phase chargePhase
+	// requests are those of the charge in flight, which costs cost; 0 unless one is.
+	requests, cost int64
+	// at is when the charge in flight was sent, or when those that wait were noted; expires
+	// is when it counts no more.
+	at, expires int64
+	// base is what was known at that instant; age is that of a charge that had waited.
+	base algorithm.Known
+	age  *age
+	// heard sums up the answers since the charge was sent; nil without one.
+	heard *algorithm.Known
+	// isStale is set if the bucket was reset since the charge was sent.
+	isStale bool
+	// waiting is the next charge, or nil.
+	waiting *mergedCharge
+	// transit is the driver's.
+	transit Transit
+}
+
+// Transit is what the driver keeps of a charge in flight.
+type Transit struct {
+	// Via is the store through which it was sent.
+	Via any
+	// Arrived is closed when it is answered; nil if nobody waits.
+	Arrived chan struct{}
+}
+
+// mergedCharge is a charge for several requests.
+type mergedCharge struct {
+	req      [1]store.Request
+	requests int64
+	expires  int64
+	age      *age
+}
+
+// Next is what has to be done with the charges of a bucket.
+type Next struct {
+	// Do is Nothing, Send, Hold or Retry.
+	Do Do
+	// Charge is what is to be sent: one request.
+	Charge []store.Request
+	// Lost is how many requests' charges are given up, of the client with a key, and Err is
+	// why.
+	Lost      int64
+	ClientKey string
+	Err       error
+}
+
+// Transit returns what the driver keeps of the charge in flight, or nil if none is.
+func (b *Bucket) Transit() *Transit {
+	if !b.isSent() {
+		return nil
+	}
+	return &b.pending.transit
+}
+
+func (b *Bucket) isSent() bool { return b.pending != nil && b.pending.phase == sent }
+
+// left is what the charges would count by now, had they arrived at once.
+func (p *pending) left(now int64) int64 {
+	if p.waiting == nil {
+		return p.cost
+	}
+	return p.cost + p.waiting.left(now)
+}
+
+// withCharge is what was known when the charge was sent, with a cost charged on top,
+// raised by what is known now.
+func (p *pending) withCharge(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
+	base := p.base
+	base.Charge(r, cost, now)
+	base.Raise(r.Limit, known, now)
+	return base
+}
+
+// note remembers an answer that comes while a charge is in flight.
+func (p *pending) note(limit *store.Limit, answer algorithm.Known, storeNow int64) {
+	if p.heard == nil {
+		p.heard = &answer
+		return
+	}
+	p.heard.Raise(limit, answer, storeNow)
+}
+
+// Settle ends what a request holds in flight, and notes its charge, of which there is one.
+func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
+	r := &req[0]
+	b.flight -= hold
+	if r.Cost == 0 {
+		return n
+	}
+	b.countOwn(r, m)
+	expires := b.expiryOf(r, m)
+	b.keepUntil(r, m)
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
+		b.ensureRare().charged = m.Now
+	}
+	mayHold := b.mayHold(r, m)
+	switch {
+	case b.pending == nil && mayHold:
+		b.pending = &pending{phase: held, at: m.Now, base: b.known}
+		b.addWaiting(r, 1, expires, m)
+		return Next{Do: Hold}
+	case b.pending == nil:
+		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
+		r.Until = b.openUntil(r, m)
+		return Next{Do: Send, Charge: req[:1:1]}
+	}
+	if older := b.pending.waiting; older != nil && older.expires <= m.Now {
+		n = b.dropWaiting(ErrExpired)
+	}
+	b.addWaiting(r, 1, expires, m)
+	// The newer request has the limit that holds now.
+	merged := &b.pending.waiting.req[0]
+	cost, events := merged.Cost, merged.Events
+	*merged = *r
+	merged.Cost, merged.Events = cost, events
+	if b.pending.phase == held && (!mayHold || b.soleWriter == 0) {
+		b.sendNext(&n, m)
+	}
+	return n
+}
+
+// expiryOf is the instant from which nothing of the charge of r counts any more, with what
+// is pending before it.
+func (b *Bucket) expiryOf(r *store.Request, m *Moment) int64 {
+	t := algorithm.Of(r.Limit.Algorithm)
+	switch {
+	case !t.Copies():
+		return m.Now + r.Limit.Window.Microseconds()
+	case t.Windowed && b.known.IsOpen(r.Limit, m.Now+b.clock):
+		return b.known.WindowEnd() - b.clock
+	}
+	cost := r.Cost
+	if b.pending != nil {
+		cost += min(b.pending.left(m.Now), store.MaxInteger-cost)
+	}
+	return b.known.ChargeExpiry(r, cost, m.Now+b.clock) - b.clock
+}
+
+// mayHold reports whether the charge of a request may wait for the next tick: that makes
+// pipelines longer, and the charges of one bucket become one.
+func (b *Bucket) mayHold(r *store.Request, m *Moment) bool {
+	switch {
+	case m.Delay == 0, b.standing(m) < old, b.uncertain, b.rarely().loose > 0:
+		return false
+	case !algorithm.Of(r.Limit.Algorithm).Windowed, b.openUntil(r, m)-b.clock-m.Now <= 2*m.Delay:
+		return false
+	}
+	asked := *r
+	asked.Reserved = 0
+	v := b.viewOf(&asked, nil, m.Now+b.clock)
+	st := v.ahead(0)
+	return 2*(st.Remaining-v.flight-r.Cost) >= st.Limit
+}
+
+// openUntil is the end of the window that is known to be open and stored, or 0. An
+// aligned window is stored once something counts in it.
+func (b *Bucket) openUntil(r *store.Request, m *Moment) int64 {
+	if !algorithm.Of(r.Limit.Algorithm).Windowed || b.isDisturbed() || !b.known.IsOpen(r.Limit, m.Now+b.clock) {
+		return 0
+	}
+	if r.Limit.Align && b.known.Content[0] == 0 {
+		return 0
+	}
+	if b.known.Content[0] > store.MaxInteger/2 || r.Cost > store.MaxInteger/4 {
+		// Only the script stops the count at MaxInteger.
+		return 0
+	}
+	return b.known.WindowEnd()
+}
+
+func (b *Bucket) addWaiting(r *store.Request, requests, expires int64, m *Moment) {
+	if w := b.pending.waiting; w != nil {
+		w.age.add(r, m.Now)
+		w.merge(r, requests, expires)
+		return
+	}
+	b.pending.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
+}
+
+func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
+	own := &w.req[0]
+	own.Events = algorithm.MergedEvents(own, r)
+	own.Cost += min(r.Cost, store.MaxInteger-own.Cost)
+	w.requests += requests
+	if algorithm.Of(r.Limit.Algorithm).Windowed {
+		w.expires = min(w.expires, expires)
+	} else {
+		w.expires = max(w.expires, expires)
+	}
+}
+
+// Delivered takes in the outcome of the charge in flight, and says what to do with the
+// next one.
+func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next) {
+	p := b.pending
+	requests, cost, heard := p.requests, p.cost, p.heard
+	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
+	if b.rarely().charged > 0 {
+		b.rare.charged = m.Now
+	}
+	b.written = m.Now
+	switch {
+	case p.isStale:
+		// The reply may predate the reset, and only the primary knows whether
+		// the charge counts after it.
+		p.isStale, b.disturbed = false, m.Now
+	case st.Err == nil:
+		b.confirmCharge(r, st, cost, heard, m)
+	case errors.Is(st.Err, store.ErrUncertain):
+		b.suspect(r, cost, m)
+		n = lost(r, requests, st.Err)
+	case errors.Is(st.Err, store.ErrFinal):
+		b.silent = true
+		n = lost(r, requests, st.Err)
+	default:
+		b.silent = true
+		// The charge did not run: it waits for its shard.
+		p.phase = queued
+		b.waitAgain(r, requests, m)
+		return Next{Do: Retry}
+	}
+	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req[0], m) {
+		p.phase, p.at, p.base = held, m.Now, b.known
+		n.Do = Hold
+		return n
+	}
+	b.sendNext(&n, m)
+	return n
+}
+
+func lost(r *store.Request, requests int64, err error) Next {
+	return Next{Lost: requests, ClientKey: r.ClientKey, Err: err}
+}
+
+// confirmCharge takes in the reply to the charge in flight.
+func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, heard *algorithm.Known, m *Moment) {
+	p := b.pending
+	b.clock, b.silent = st.Now-m.Now, false
+	reply := algorithm.Known{Content: st.Content}
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
+		reply.KeepPenalty(r.Limit, b.known)
+		b.noteSoleWriter(r, reply, st.Now, m)
+	} else if reply.Content[confirmedUsed] = st.Used; mayLack(p.at, b.rarely().took) {
+		// A take may have come later, and been answered first.
+		reply.Content[confirmedUsed] = max(st.Used, b.known.Content[confirmedUsed])
+	}
+	b.confirm(reply, p.at)
+	if b.check != nil {
+		b.check.landed += cost
+	}
+	if heard != nil {
+		if b.known.Raise(r.Limit, *heard, st.Now); b.known != reply {
+			b.soleWriter = 0
+		}
+	}
+	b.keepUntil(r, m)
+}
+
+// noteSoleWriter notes whether the reply adds the charge to what was known, and no more.
+func (b *Bucket) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow int64, m *Moment) {
+	expected := b.pending.base
+	expected.Charge(r, r.Cost, storeNow)
+	switch {
+	case reply != expected:
+		b.soleWriter = 0
+	case b.soleWriter == 0:
+		b.soleWriter = m.Now
+	}
+}
+
+// suspect counts a charge of unknown outcome until the primary answers. What is
+// known may count it already.
+func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
+	// An answer asked for since knows of it.
+	b.disturbed = max(b.disturbed, b.pending.at)
+	b.uncertain, b.soleWriter = true, 0
+	storeNow := m.Now + b.clock
+	if !b.countsInOpenWindow(b.pending, r.Limit, storeNow) {
+		b.ensureRare().loose += cost
+		return
+	}
+	b.known = b.pending.withCharge(r, cost, b.known, storeNow)
+}
+
+// waitAgain makes the charge that was in flight and did not run wait, before those that
+// came later.
+func (b *Bucket) waitAgain(r *store.Request, requests int64, m *Moment) {
+	p := b.pending
+	age := p.age
+	if age == nil {
+		age = b.newAge(r, p.base, p.at)
+	}
+	w := p.waiting
+	if w == nil {
+		p.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: p.expires, age: age}
+		return
+	}
+	later := w.req[0]
+	later.Cost = w.left(m.Now)
+	age.least = min(age.least, w.age.least)
+	w.age = age
+	w.age.add(&later, m.Now)
+	w.merge(r, requests, p.expires)
+}
+
+// sendNext notes the waiting charge as sent.
+func (b *Bucket) sendNext(n *Next, m *Moment) {
+	p := b.pending
+	w := p.waiting
+	if w == nil {
+		b.pending = nil
+		return
+	}
+	w.shrink(m.Now)
+	r := &w.req[0]
+	p.phase, p.waiting, p.age = sent, nil, w.age
+	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
+	r.Until = b.openUntil(r, m)
+	n.Do, n.Charge = Send, w.req[:]
+}
+
+// Send sends what is held, or waits for its shard. What counts no more is given up. Do is
+// Nothing if neither is the case any more.
+func (b *Bucket) Send(m *Moment) (n Next) {
+	switch p := b.pending; {
+	case p == nil || p.phase == sent:
+	case p.waiting.expires <= m.Now:
+		return b.GiveUp(ErrExpired)
+	default:
+		b.sendNext(&n, m)
+	}
+	return n
+}
+
+// IsHeld reports whether charges wait for the next tick.
+func (b *Bucket) IsHeld() bool { return b.pending != nil && b.pending.phase == held }
+
+// GiveUp gives up the charges that wait.
+func (b *Bucket) GiveUp(err error) (n Next) {
+	if b.pending == nil {
+		return n
+	}
+	n = b.dropWaiting(err)
+	if b.pending.phase != sent {
+		b.pending = nil
+	}
+	return n
+}
+
+func (b *Bucket) dropWaiting(err error) (n Next) {
+	if w := b.pending.waiting; w != nil {
+		n = lost(&w.req[0], w.requests, err)
+		n.Do = GiveUp
+		b.pending.waiting = nil
+	}
+	return n
+}
+
+// offset makes the waiting charges spend less by what a refused take has spent, and reports
+// whether they were as much. So nothing depends on a refund, which may fail.
+func (b *Bucket) offset(cost int64, m *Moment) bool {
+	p := b.pending
+	if p == nil || p.waiting == nil || p.waiting.expires <= m.Now {
+		return false
+	}
+	p.waiting.shrink(m.Now)
+	r := &p.waiting.req[0]
+	if r.Cost < cost {
+		return false
+	}
+	if r.Cost -= cost; r.Cost == 0 {
+		if p.waiting = nil; p.phase != sent {
+			b.pending = nil
+		}
+	}
+	return true
+}
+
+// ChargeAge returns how long ago the charge in flight was sent.
+func (b *Bucket) ChargeAge(m *Moment) int64 { return m.Now - b.pending.at }

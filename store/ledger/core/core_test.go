@@ -1,0 +1,93 @@
+package core
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+func requestOf(clientKey string, events int64) store.Request {
+	return store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Minute}, ClientKey: clientKey, Events: events, Cost: 1}
+}
+
+// TestNewerAnswersStay: the reply to a charge does not replace an answer that
+// arrived while the charge was in flight, and may be newer.
+func TestNewerAnswersStay(t *testing.T) {
+	const now = 1_000_000
+	word := func(used int64) *store.State {
+		return &store.State{Now: now, Content: store.Content{used, 2 * now}}
+	}
+	r := requestOf("alice", 100)
+	b := New(0, &Moment{Now: 1})
+	b.hear(&r, word(3), 1, &Moment{Now: 1})
+	b.Settle([]store.Request{r}, 0, &Moment{Now: 2})
+	b.hear(&r, word(7), 3, &Moment{Now: 3})
+	b.Delivered(&r, word(5), &Moment{Now: 3})
+	if used := b.known.Content[0]; used != 7 {
+		t.Errorf("known is a count of %d, want the primary's 7", used)
+	}
+	// The reply to a charge sent later does.
+	b.Settle([]store.Request{r}, 0, &Moment{Now: 4})
+	b.Delivered(&r, word(6), &Moment{Now: 5})
+	if used := b.known.Content[0]; used != 6 {
+		t.Errorf("known is a count of %d, want the 6 of the last reply", used)
+	}
+}
+
+// TestAnswerOfTheSameInstant: a clock may stand still between the reply to a charge and an
+// answer asked for before it, which lacks the charge.
+func TestAnswerOfTheSameInstant(t *testing.T) {
+	const now = 1_000_000
+	word := func(used int64) *store.State {
+		return &store.State{Now: now, Content: store.Content{used, 2 * now}}
+	}
+	r, m := requestOf("alice", 100), &Moment{Now: 1}
+	b := New(0, m)
+	b.Settle([]store.Request{r}, 0, m)
+	b.Delivered(&r, word(5), m)
+	b.hear(&r, word(4), 1, m)
+	if used := b.known.Content[0]; used != 5 {
+		t.Errorf("known is a count of %d, want the 5 of the charge's reply", used)
+	}
+	// What is asked for later replaces it.
+	b.hear(&r, word(4), 2, &Moment{Now: 2})
+	if used := b.known.Content[0]; used != 4 {
+		t.Errorf("known is a count of %d, want the 4 of the last answer", used)
+	}
+}
+
+// TestPendingChargesAddToOthers: pending charges count on top of the cost that other
+// processes have spent.
+func TestPendingChargesAddToOthers(t *testing.T) {
+	r := requestOf("alice", 100)
+	b := Bucket{known: algorithm.Known{Content: store.Content{9, 100}}}
+	b.pending = &pending{base: algorithm.Known{Content: store.Content{3, 100}}, cost: 2, waiting: &mergedCharge{req: [1]store.Request{{Limit: r.Limit, Cost: 4}}}}
+	v := b.viewOf(&r, nil, 50)
+	if st := v.ahead(0); st.Used != 9+4 {
+		t.Errorf("used is %d, want the 9 of the last reply and 4 pending", st.Used)
+	}
+}
+
+// TestRation covers sizes at their bounds.
+func TestRation(t *testing.T) {
+	for _, c := range []struct{ events, batch, size, processes, want int64 }{
+		{events: 1000, batch: 10, want: 10},
+		{events: 5, batch: 10, want: 5},
+		{events: 1000, batch: store.BatchAuto, processes: 0, want: 0},
+		{events: 1000, batch: store.BatchAuto, processes: 1, want: 1},
+		{events: 999, batch: store.BatchAuto, processes: 1, want: 1},
+		{events: 1_000_000, batch: store.BatchAuto, processes: 1, want: 1000},
+		{events: 1_000_000, batch: store.BatchAuto, size: 90_000_000, processes: 1, want: 100_000},
+		{events: 1_000_000, batch: store.BatchAuto, size: 90_000_000, processes: 16, want: 6_250},
+		{events: 50, batch: store.BatchAuto, size: 100, processes: 2, want: 2},
+		{events: 50, batch: store.BatchAuto, size: 100, processes: 200, want: 1},
+	} {
+		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch}
+		if got := batchSize(&r, c.size, c.processes); got != c.want {
+			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
+		}
+	}
+}

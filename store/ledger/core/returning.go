@@ -1,0 +1,172 @@
+package core
+
+import (
+	"slices"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// wholeBucket is what a reset in flight is about to give back.
+const wholeBucket = 1 << 52
+
+// returning is what is on its way back to a bucket, by refunds in flight and resets, and the
+// takes that wait for it.
+type returning struct {
+	// cost is on its way, ways is how many refunds and resets bring it.
+	cost int64
+	ways int
+	// claimed is the part for which waiters wait, in order of arrival; arrived is what has
+	// arrived for them and is not enough for the first one yet.
+	claimed, arrived int64
+	waiters          []*Claim
+}
+
+// Claim is what a refused take claims of what is on its way back, or of what has arrived.
+type Claim struct {
+	need int64
+	// Come is closed by the driver when the claim is woken; nil if what it claims has
+	// arrived already.
+	Come chan struct{}
+}
+
+// RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it.
+func (b *Bucket) RefundSent(cost int64, m *Moment) {
+	b.refunds++
+	b.disturbed = m.Now
+	b.expect(cost)
+}
+
+// RefundArrived remembers for a while that a refund is over, because answers that lack
+// it may come yet.
+func (b *Bucket) RefundArrived(cost int64, m *Moment) {
+	b.refunds--
+	b.ensureRare().refunded = m.Now
+	b.receive(cost, m)
+	b.written, b.disturbed = m.Now, m.Now
+	b.until = max(b.until, m.Now+m.Trust)
+}
+
+// expect notes that cost is on its way back.
+func (b *Bucket) expect(cost int64) {
+	rare := b.ensureRare()
+	if rare.returning == nil {
+		rare.returning = new(returning)
+	}
+	rare.returning.cost += cost
+	rare.returning.ways++
+}
+
+// receive notes that what expect has noted has arrived, or never will.
+func (b *Bucket) receive(cost int64, m *Moment) {
+	v := b.rarely().returning
+	if v == nil {
+		return
+	}
+	v.cost -= cost
+	v.arrived += cost
+	v.ways--
+	b.rare.back = min(b.rare.back+v.wake(m), wholeBucket)
+	if v.ways == 0 {
+		b.rare.returning = nil
+	}
+}
+
+// wake ends the waiting of the first takes for which enough has arrived, or of all if nothing
+// more does. It returns what has arrived for none of them.
+func (v *returning) wake(m *Moment) (rest int64) {
+	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
+		first := v.waiters[0]
+		v.arrived -= first.need
+		v.remove(0)
+		m.Woken = append(m.Woken, first)
+	}
+	if len(v.waiters) == 0 {
+		rest, v.arrived = max(v.arrived, 0), 0
+	}
+	return rest
+}
+
+func (v *returning) remove(i int) {
+	v.claimed -= v.waiters[i].need
+	v.waiters = slices.Delete(v.waiters, i, i+1)
+}
+
+// ClaimReturn claims what a request, refused with st, needs of what has come back
+// since it was asked, or will. It returns nil if that is not enough.
+func (b *Bucket) ClaimReturn(r *store.Request, st *store.State, asked int64) *Claim {
+	rare := b.rarely()
+	need := max(r.Cost-st.Remaining, 1)
+	switch v := rare.returning; {
+	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
+		// What is in flight here refuses the take, whatever comes back: its own refund does.
+		return nil
+	case v == nil || v.claimed+need > v.cost+v.arrived:
+		// No more than the whole bucket can be free.
+		back := min(rare.back, r.Capacity()) - need
+		if back < 0 || !mayLack(asked, max(rare.refunded, rare.reset)) {
+			return nil
+		}
+		b.rare.back = back
+		return &Claim{need: need}
+	default:
+		c := &Claim{need: need, Come: make(chan struct{})}
+		v.claimed += need
+		v.waiters = append(v.waiters, c)
+		return c
+	}
+}
+
+// Withdraw ends the waiting of c, and leaves what has arrived for it to those behind it.
+func (b *Bucket) Withdraw(c *Claim, m *Moment) {
+	rest, v := int64(0), b.rarely().returning
+	if c.Come == nil {
+		rest = c.need
+	} else if v != nil {
+		if i := slices.Index(v.waiters, c); i >= 0 {
+			v.remove(i)
+			rest = v.wake(m)
+		}
+	}
+	if rest > 0 {
+		rare := b.ensureRare()
+		rare.back = min(rare.back+rest, wholeBucket)
+	}
+}
+
+// ResetSent notes that the bucket is being emptied. It sends held charges, so that the reset
+// can wait for them, and lets none be held until it is over: a tick could make the bucket anew.
+func (b *Bucket) ResetSent(m *Moment) (n Next) {
+	b.resets = true
+	b.expect(wholeBucket)
+	if b.IsHeld() {
+		b.sendNext(&n, m)
+	}
+	return n
+}
+
+// ResetFailed notes that the bucket was not emptied.
+func (b *Bucket) ResetFailed(m *Moment) {
+	b.resets = false
+	b.receive(wholeBucket, m)
+}
+
+// ResetDone drops what is known of a bucket that was emptied, its waiting charges and
+// its tokens. Requests ask the primary for a while, because replicas may be stale.
+func (b *Bucket) ResetDone(m *Moment) {
+	b.known, b.trusted, b.soleWriter, b.asked = algorithm.Known{}, 0, 0, 0
+	b.disturbed, b.resets, b.uncertain = m.Now, false, false
+	rare := b.ensureRare()
+	rare.reset, rare.failed, rare.alone, rare.loose = m.Now, 0, 0, 0
+	b.receive(wholeBucket, m)
+	if p := b.pending; p != nil {
+		p.base, p.heard, p.waiting = algorithm.Known{}, nil, nil
+		if p.isStale = p.phase == sent; !p.isStale {
+			b.pending = nil
+		}
+	}
+	if b.batch != nil {
+		m.Counts.TokensExpired += b.batch.abandon()
+	}
+	b.until = max(b.until, m.Now+m.leastTrust())
+}
