@@ -67,9 +67,11 @@ func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64) {
 	}
 }
 
-// outgoing are charges that are noted as sent, each of an entry.
+// outgoing are charges that are noted as sent, each of an entry. Most are one.
 type outgoing struct {
-	reqs    []store.Request
+	reqs  []store.Request
+	first *entry
+	// entries are all, unless the first is the only one.
 	entries []*entry
 }
 
@@ -83,11 +85,22 @@ func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
 		return
 	}
 	e.Transit().Via = l
-	if out.reqs == nil {
-		out.reqs, out.entries = n.Charge, []*entry{e}
+	switch len(out.reqs) {
+	case 0:
+		out.reqs, out.first = n.Charge, e
 		return
+	case 1:
+		out.entries = append(out.entries, out.first)
 	}
 	out.reqs, out.entries = append(out.reqs, n.Charge...), append(out.entries, e)
+}
+
+// of returns the entry of the charge at a place.
+func (out *outgoing) of(place int) *entry {
+	if len(out.reqs) == 1 {
+		return out.first
+	}
+	return out.entries[place]
 }
 
 func (l *Ledger) lose(n *core.Next) {
@@ -98,8 +111,11 @@ func (l *Ledger) lose(n *core.Next) {
 
 // send sends charges through the view. No page is locked.
 func (l *Ledger) send(out *outgoing) {
-	if len(out.reqs) > 0 {
-		reqs, entries := out.reqs, out.entries
+	switch reqs, first, entries := out.reqs, out.first, out.entries; len(reqs) {
+	case 0:
+	case 1:
+		l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
+	default:
 		l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
 	}
 }
@@ -254,7 +270,7 @@ func (l *Ledger) retry(batch []*entry) bool {
 		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
 			refused.Add(1)
 		}
-		l.delivered(out.entries[i], &out.reqs[i], &st)
+		l.delivered(out.of(i), &out.reqs[i], &st)
 		if left.Add(-1) == 0 {
 			close(finished)
 		}
