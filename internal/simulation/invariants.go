@@ -1,0 +1,161 @@
+package simulation
+
+import (
+	"slices"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// admitted notes an admission, and holds it to the limits.
+func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State, alone bool) {
+	s.isOneWindow(c, st, alone)
+	c.admitted = append(c.admitted, admission{at: s.now, cost: r.Cost, reset: st.Reset, events: r.Events, by: p, alone: alone})
+	s.forgetOld(c)
+	if s.resets {
+		return
+	}
+	// One Caddy admits no more than the limit, whatever fails, but for charges of which nobody
+	// knows whether they have counted.
+	most := s.most(r) + s.missing(c)
+	if of := s.spent(c, r, st, func(a *admission) bool { return a.by == p }); of > most {
+		s.fail("%s admitted %d of %d to %s by itself: %+v", p.name, of, most, c.key, *st)
+	}
+	// Takes admit no more than the limit together, while the store decides.
+	if !s.takes || s.faults {
+		return
+	}
+	if of := s.spent(c, r, st, func(*admission) bool { return true }); of > s.most(r) {
+		s.fail("%d of %d admitted to %s by takes: %+v", of, s.most(r), c.key, *st)
+	}
+}
+
+func (s *Run) most(r *store.Request) int64 { return r.Capacity() }
+
+// unadmit forgets the admission of a request that turned out to be free.
+func (s *Run) unadmit(c *client, r *store.Request, p *process) {
+	for i := len(c.admitted) - 1; i >= 0; i-- {
+		if a := c.admitted[i]; a.by == p && a.events == r.Events && a.cost == r.Cost {
+			c.admitted = slices.Delete(c.admitted, i, i+1)
+			return
+		}
+	}
+}
+
+// missing is the cost that the primary may lack.
+func (s *Run) missing(c *client) (sum int64) {
+	for len(c.missing) > 0 && s.now-c.missing[0].at > 2*s.limit.Window.Microseconds() {
+		c.missing = c.missing[1:]
+	}
+	for _, m := range c.missing {
+		sum += m.cost
+	}
+	return sum
+}
+
+func (s *Run) forgetOld(c *client) {
+	for len(c.admitted) > 0 && s.now-c.admitted[0].at > 2*s.limit.Window.Microseconds() {
+		c.admitted = c.admitted[1:]
+	}
+}
+
+// spent is what counts of some admissions to a client, in the window of the newest or by the
+// algorithm, for requests of no higher limit than that of r.
+func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *admission) bool) (sum int64) {
+	window := s.limit.Window.Microseconds()
+	for i := range c.admitted {
+		a := &c.admitted[i]
+		if !some(a) || a.events > r.Events {
+			continue
+		}
+		switch s.limit.Algorithm {
+		case store.FixedWindow:
+			// Without a window that is known nobody can say which one it is.
+			if a.reset == st.Reset && a.reset != 0 {
+				sum += a.cost
+			}
+		case store.SlidingLog:
+			if s.now-a.at < window-slack {
+				sum += a.cost
+			}
+		case store.GCRA:
+			// What has drained since is less than all of it.
+			sum = max(sum-s.drained(c, i, r), 0) + a.cost
+		}
+	}
+	return sum
+}
+
+// slack is by how much an admission and its event in the store may be apart.
+const slack = 3_000_000
+
+// drained is how much has drained between an admission and the one before it.
+func (s *Run) drained(c *client, i int, r *store.Request) int64 {
+	if i == 0 {
+		return 0
+	}
+	took := c.admitted[i].at - c.admitted[i-1].at
+	return 1 + took*s.events/s.limit.Window.Microseconds()
+}
+
+// isOneWindow requires that all answers of a window have one reset: two resets are a window
+// apart, at least.
+func (s *Run) isOneWindow(c *client, st *store.State, alone bool) {
+	if !algorithm.Of(s.limit.Algorithm).Windowed || s.limit.Align || st.Err != nil || alone || s.resets || st.Reset == 0 {
+		return
+	}
+	for reset := range c.resets {
+		if d := reset - st.Reset; d != 0 && d > -s.limit.Window.Microseconds() && d < s.limit.Window.Microseconds() {
+			s.fail("a reset of %d after one of %d, which is no window apart", st.Reset, reset)
+		}
+		if st.Reset-reset > 2*s.limit.Window.Microseconds() {
+			delete(c.resets, reset)
+		}
+	}
+	c.resets[st.Reset] = true
+}
+
+// refused requires that a refusal says how long to wait, and that it is consistent.
+func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, alone bool) {
+	switch {
+	case st.RetryAfter <= 0:
+		s.fail("%s refused %s without a time to wait: %+v", p.name, c.key, *st)
+	case r.Cost > r.Capacity() && st.RetryAfter != store.Never:
+		s.fail("%s refused %s for a time, although it never fits: %+v", p.name, c.key, *st)
+	case r.Cost == 0:
+		s.fail("%s refused %s, which costs nothing: %+v", p.name, c.key, *st)
+	}
+	s.isOneWindow(c, st, alone || st.InFlight)
+}
+
+// atEnd requires that nothing is in flight, and that the primary has counted what was
+// served, once.
+func (s *Run) atEnd() {
+	for _, p := range s.caddys {
+		for _, key := range sorted(p.buckets) {
+			if e := p.buckets[key]; !e.IsIdle() && e.Gauges().Tokens == 0 {
+				s.fail("%s has left in flight at the end: %+v", p.name, e.Gauges())
+			}
+		}
+	}
+	for _, c := range s.clients {
+		spare := c.uncertain + c.lost
+		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
+			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
+		}
+		if c.counted < c.served-spare && !s.resets && !(s.faults && !algorithm.Of(s.limit.Algorithm).Windowed) {
+			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome, %d are lost", c.key, c.served, c.counted, c.uncertain, c.lost)
+		}
+	}
+}
+
+// tokens is what Caddys have left of batches, or what was lost of them with its window.
+func (s *Run) tokens(c *client) (sum int64) {
+	for _, p := range s.caddys {
+		sum += p.counts.TokensExpired
+		if e, ok := p.buckets["zone/"+c.key]; ok {
+			sum += e.Gauges().Tokens
+		}
+	}
+	return sum
+}
