@@ -68,9 +68,12 @@ func getFields(s *Server, args []string) (any, error) {
 
 func getAllFields(s *Server, args []string) (any, error) {
 	h, err := get[*hash](s, args[1])
+	if err != nil {
+		return nil, err
+	}
 	replies := []any{}
-	if err != nil || h == nil {
-		return replies, err
+	if h == nil {
+		return replies, nil
 	}
 	for _, f := range h.fields {
 		replies = append(replies, f.name, f.value)

@@ -205,7 +205,7 @@ func pack(L *lua.LState) int {
 func unpack(L *lua.LState) int {
 	count, packed := doubles(L), L.CheckString(2)
 	if len(packed) < 8*count {
-		L.ArgError(2, "data string too short")
+		L.RaiseError("bad argument #2 to 'unpack' (data string too short)")
 	}
 	for i := range count {
 		number := []byte(packed[8*i : 8*i+8])

@@ -108,7 +108,10 @@ func (s *Server) Do(args ...string) (reply any, err error) {
 		return nil, errReadOnly
 	}
 	defer s.commit(s.begin())
-	return c.run(s, args)
+	if reply, err = c.run(s, args); err != nil {
+		return nil, err
+	}
+	return reply, nil
 }
 
 // Keys returns the keys that have not expired, in order.
