@@ -1,9 +1,11 @@
 package simredis_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"os"
 	"reflect"
@@ -18,6 +20,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/simredis"
+	"github.com/shardlimit/caddy-shardlimit/luascripts"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
@@ -423,4 +426,23 @@ func TestServersShareAnInterpreter(t *testing.T) {
 	}
 	want(t, servers["0"], "2", "HGET", "k", "c")
 	want(t, servers["2"], "1", "HGET", "k", "c")
+}
+
+// BenchmarkCharge charges a fixed window that is open.
+func BenchmarkCharge(b *testing.B) {
+	s := newClock().server()
+	sum, err := s.Do("SCRIPT", "LOAD", luascripts.Single("fixed_window"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	numbers := ""
+	for _, n := range []float64{0, 3600e6, 1, 0, 0, 3600e6, 0} {
+		numbers += string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(n)))
+	}
+	b.ReportAllocs()
+	for b.Loop() {
+		if _, err := s.Do("evalsha", sum.(string), "1", "key", "charge", numbers); err != nil {
+			b.Fatal(err)
+		}
+	}
 }

@@ -41,6 +41,8 @@ type simulatedStore struct {
 	mu sync.Mutex
 	// ends are the ends of windows by bucket, as far as replies have told them, or full.
 	ends map[string]int64
+	// plain counts the charges without a script.
+	plain int
 }
 
 // full is the end of a bucket that has counted nearly as much as it can, which a charge without
@@ -203,6 +205,10 @@ func (s *simulatedStore) execute(cmds []*command) {
 		if cmd.charge != nil {
 			cmd.checkWindow(s.estimate())
 		}
+		// That has made a script call of it if its window ends soon.
+		if cmd.charge != nil {
+			s.plain++
+		}
 	}
 	var bundles []*bundle
 	others := cmds
@@ -298,17 +304,40 @@ func wordOf(arg any) string {
 // TestSimulatedServerKeepsTheContract runs the real scripts on a simulated server, which
 // lives and decides by the clock of the suite.
 func TestSimulatedServerKeepsTheContract(t *testing.T) {
-	for name, remembers := range map[string]bool{"Scripts": false, "WithoutScript": true} {
-		t.Run(name, func(t *testing.T) {
-			storetest.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
-				s := newSimulatedStore(t, clock, neverSooner(simredis.New(clock.Now, simredis.NewInterpreter())))
-				s.primary, s.bundles, s.remembers = newPrimaryClock(), true, remembers
-				// The suite's clock can run back, and estimates round towards their start.
-				s.primary.start = clock.Now().Add(-24 * time.Hour)
-				return s
-			})
+	storetest.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store { return openSimulated(t, clock) })
+}
+
+// TestSimulatedServerCountsWithoutScripts charges windows that are known to be open.
+func TestSimulatedServerCountsWithoutScripts(t *testing.T) {
+	for _, limit := range windowed() {
+		var s *simulatedStore
+		storetest.History{Limit: limit}.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
+			s = openSimulated(t, clock)
+			s.remembers = true
+			return s
 		})
+		if s.plain < 100 {
+			t.Errorf("%d charges did without a script", s.plain)
+		}
 	}
+}
+
+func openSimulated(t *testing.T, clock *storetest.Clock) *simulatedStore {
+	s := newSimulatedStore(t, clock, neverSooner(simredis.New(clock.Now, simredis.NewInterpreter())))
+	s.primary, s.bundles = newPrimaryClock(), true
+	// The suite's clock can run back, and estimates round towards their start.
+	s.primary.start = clock.Now().Add(-24 * time.Hour)
+	return s
+}
+
+// windowed are the limits of which a charge may do without a script.
+func windowed() (all []store.Limit) {
+	for _, limit := range append(slices.Clone(storetest.Limits), storetest.Days) {
+		if layoutOf(limit.Algorithm).isHash {
+			all = append(all, limit)
+		}
+	}
+	return all
 }
 
 // neverSooner runs commands on a server where no script makes a bucket expire sooner than it would
@@ -336,18 +365,22 @@ func neverSooner(server *simredis.Server) func(args ...string) (any, error) {
 // TestSimulatedServerRepliesAsRedis sends each command of histories to a real server too, and
 // compares the replies and, in the end, the content.
 func TestSimulatedServerRepliesAsRedis(t *testing.T) {
-	for _, limit := range append(slices.Clone(storetest.Limits), storetest.Days) {
-		for _, name := range []string{"Scripts", "WithoutScript"} {
-			t.Run(fmt.Sprint(limit.Algorithm, limit.Align, limit.Calendar.Unit, "/", name), func(t *testing.T) {
-				m := newMirror(t, redistest.Start(t))
-				storetest.History{Limit: limit, Operations: 1_000}.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
-					s := newSimulatedStore(t, clock, m.do)
-					s.bundles, s.remembers = true, name == "WithoutScript"
-					return s
-				})
-				m.compareContent()
+	run := func(limit store.Limit, remembers bool) {
+		t.Run(fmt.Sprint(limit.Algorithm, limit.Align, limit.Calendar.Unit, remembers), func(t *testing.T) {
+			m := newMirror(t, redistest.Start(t))
+			storetest.History{Limit: limit, Operations: 1_000}.Run(t, func(t *testing.T, clock *storetest.Clock) store.Store {
+				s := newSimulatedStore(t, clock, m.do)
+				s.bundles, s.remembers = true, remembers
+				return s
 			})
-		}
+			m.compareContent()
+		})
+	}
+	for _, limit := range append(slices.Clone(storetest.Limits), storetest.Days) {
+		run(limit, false)
+	}
+	for _, limit := range windowed() {
+		run(limit, true)
 	}
 }
 
