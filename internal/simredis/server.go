@@ -8,7 +8,7 @@
 //
 //   - It knows only the commands that the store and its scripts send, and of these the
 //     options that they use. Any other is an error.
-//   - Lua words its own errors otherwise. A number that Lua itself turns into a text has 17
+//   - Lua words its own errors otherwise. A number that Lua itself turns into a text has up to 17
 //     digits instead of 14.
 //   - The content that DUMP returns is in a form of its own, and HGETALL always returns the
 //     fields in the order in which they were added.
