@@ -12,7 +12,8 @@ func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State,
 	s.isOneWindow(c, st, alone)
 	c.admitted = append(c.admitted, admission{at: s.now, cost: r.Cost, reset: st.Reset, events: r.Events, by: p, alone: alone})
 	s.forgetOld(c)
-	if s.resets {
+	if s.resets || st.Replica && s.faults && s.limit.Algorithm == store.SlidingLog {
+		// What a replica lacks of a log cannot be added while the primary is away.
 		return
 	}
 	// One Caddy admits no more than the limit, whatever fails, but for charges of which nobody
@@ -59,10 +60,14 @@ func (s *Run) forgetOld(c *client) {
 	}
 }
 
-// spent is what counts of some admissions to a client, in the window of the newest or by the
-// algorithm, for requests of no higher limit than that of r.
+// slack is by how much an admission and its event in the store may be apart.
+const slack = 200_000
+
+// spent is what certainly counts of some admissions to a client, in the window of the newest or
+// by the algorithm, for requests of no higher limit than that of r.
 func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *admission) bool) (sum int64) {
 	window := s.limit.Window.Microseconds()
+	level, last := 0.0, int64(0)
 	for i := range c.admitted {
 		a := &c.admitted[i]
 		if !some(a) || a.events > r.Events {
@@ -79,23 +84,12 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 				sum += a.cost
 			}
 		case store.GCRA:
-			// What has drained since is less than all of it.
-			sum = max(sum-s.drained(c, i, r), 0) + a.cost
+			drained := float64(a.at-last+slack) / float64(window) * float64(s.events)
+			level, last = max(level-drained, 0)+float64(a.cost), a.at
+			sum = int64(level)
 		}
 	}
 	return sum
-}
-
-// slack is by how much an admission and its event in the store may be apart.
-const slack = 3_000_000
-
-// drained is how much has drained between an admission and the one before it.
-func (s *Run) drained(c *client, i int, r *store.Request) int64 {
-	if i == 0 {
-		return 0
-	}
-	took := c.admitted[i].at - c.admitted[i-1].at
-	return 1 + took*s.events/s.limit.Window.Microseconds()
 }
 
 // isOneWindow requires that all answers of a window have one reset: two resets are a window

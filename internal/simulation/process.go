@@ -47,7 +47,7 @@ type process struct {
 	doubted func(r store.Request)
 	// kept is told of refunds that may not have been made.
 	kept func(r store.Request)
-	lost    func(n core.Next)
+	lost func(n core.Next)
 }
 
 // entry is a bucket of a process.

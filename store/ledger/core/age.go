@@ -36,26 +36,53 @@ func (a *age) add(r *store.Request, now int64) {
 	case t.Copies():
 		a.known.Charge(r, r.Cost, now+a.clock)
 	default:
-		a.turn(r.Limit, now)
-		a.known.Content[1] += min(r.Cost, store.MaxInteger-a.known.Content[1])
+		addToWheel(&a.known.Content, r.Limit, r.Cost, now)
 	}
 }
 
-// wheelParts are the parts of a window by which what leaves a log is known. The first number
-// of a wheel is that of the present part, the next ones are the costs of this part and those
-// before it: of a window and the part in which it began.
+// A wheel is a content that has what was spent in each part of the last window, which is known
+// of a log: the first number is that of the present part, the next ones are the costs of this
+// part and those before it, of a window and the part in which it began.
 const wheelParts = int64(len(store.Content{}) - 2)
 
+// wheelPart is the length of a part.
+func wheelPart(limit *store.Limit) int64 { return limit.Window.Microseconds()/wheelParts + 1 }
+
 // turn makes the part of now the first one.
-func (a *age) turn(limit *store.Limit, now int64) {
-	c := &a.known.Content
-	part := now / max(limit.Window.Microseconds()/wheelParts+1, 1)
+func turn(c *store.Content, limit *store.Limit, now int64) {
+	part := now / wheelPart(limit)
 	costs := c[1:]
 	for n := min(max(part-c[0], 0), int64(len(costs))); n > 0; n-- {
 		copy(costs[1:], costs)
 		costs[0] = 0
 	}
 	c[0] = max(c[0], part)
+}
+
+func addToWheel(c *store.Content, limit *store.Limit, cost, now int64) {
+	turn(c, limit, now)
+	c[1] += min(cost, store.MaxInteger-c[1])
+}
+
+// inWheel is how much of a wheel still counts.
+func inWheel(c store.Content, limit *store.Limit, now int64) (sum int64) {
+	turn(&c, limit, now)
+	for _, cost := range c[1:] {
+		sum += cost
+	}
+	return sum
+}
+
+// wheelFrees is the instant at which no more than most of a wheel counts.
+func wheelFrees(c store.Content, limit *store.Limit, most, now int64) int64 {
+	left := inWheel(c, limit, now)
+	turn(&c, limit, now)
+	at := now
+	for age := len(c) - 2; age >= 0 && left > most; age-- {
+		left -= c[1+age]
+		at = (c[0] - int64(age) + int64(len(c)) - 1) * wheelPart(limit)
+	}
+	return at
 }
 
 // shrink makes the merged charges cost what still counts of them.
@@ -80,12 +107,7 @@ func (w *mergedCharge) left(now int64) int64 {
 			left = max(left, w.req[0].Capacity())
 		}
 	default:
-		a := *w.age // looks change nothing
-		a.turn(w.req[0].Limit, now)
-		left = 0
-		for _, cost := range a.known.Content[1:] {
-			left += cost
-		}
+		left = inWheel(w.age.known.Content, w.req[0].Limit, now)
 	}
 	return min(w.req[0].Cost, max(left, 1))
 }

@@ -132,8 +132,9 @@ func (b *Bucket) ownCount(r *store.Request, m *Moment) algorithm.Known {
 		}
 	}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
-		own.Content = store.Content{ownUsed: b.lastCount(r, m), ownUntil: m.Now + r.Limit.Window.Microseconds()}
-		own.Content[ownUsed] += waiting
+		// When events leave a log only the store knows.
+		own.Content = store.Content{}
+		addToWheel(&own.Content, r.Limit, b.lastCount(r, m)+waiting, m.Now)
 		return own
 	}
 	if waiting > 0 {
@@ -142,26 +143,15 @@ func (b *Bucket) ownCount(r *store.Request, m *Moment) algorithm.Known {
 	return own
 }
 
-// The own count of a bucket that cannot be copied. When events leave a log only the store
-// knows, so they count for a window after the process first decided alone.
-const (
-	ownUsed = iota
-	ownUntil
-)
-
 // countOwn adds what this process has admitted to its own count.
 func (b *Bucket) countOwn(r *store.Request, m *Moment) {
 	if r.Cost == 0 || !b.isAlone(r, m) {
 		return
 	}
-	own := &b.rare.own
-	switch c := &own.Content; {
-	case algorithm.Of(r.Limit.Algorithm).Copies():
+	if own := &b.rare.own; algorithm.Of(r.Limit.Algorithm).Copies() {
 		own.Charge(r, r.Cost, m.Now+b.clock)
-	case m.Now < c[ownUntil]:
-		c[ownUsed] += r.Cost
-	default:
-		c[ownUsed], c[ownUntil] = r.Cost, m.Now+r.Limit.Window.Microseconds()
+	} else {
+		addToWheel(&own.Content, r.Limit, r.Cost, m.Now)
 	}
 	b.keepUntil(r, m)
 }
@@ -201,8 +191,8 @@ func (b *Bucket) aloneState(r *store.Request, own algorithm.Known, m *Moment) st
 // aloneInLog is aloneState where buckets cannot be copied.
 func (b *Bucket) aloneInLog(r *store.Request, own algorithm.Known, m *Moment) store.State {
 	counted, until := b.lastCount(r, m), b.trusted+r.Limit.Window.Microseconds()
-	if m.Now < own.Content[ownUntil] && own.Content[ownUsed] >= counted {
-		counted, until = own.Content[ownUsed], own.Content[ownUntil]
+	if spent := inWheel(own.Content, r.Limit, m.Now); spent >= counted {
+		counted, until = spent, wheelFrees(own.Content, r.Limit, r.Capacity()-r.Need(), m.Now)
 	}
 	now, flight := m.Now+b.clock, b.flight+b.taking
 	reset := now + r.Limit.Window.Microseconds()
