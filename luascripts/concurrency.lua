@@ -40,8 +40,8 @@ if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) the
       assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
     end
     put(ARGV[3], n, now + window)
-    -- The bucket outlives what it says: expiry cleans up, a second later.
-    call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
+    -- The bucket outlives what it says, by a clock that is set back too: expiry cleans up.
+    call('PEXPIRE', key, math.ceil((window + grace) / 1000) + 1001)
     used = count(now, latest)
   end
 end

@@ -92,7 +92,7 @@ local function drop(id, cost, window)
   if left > 0 then
     put(id, left, instant)
     -- Without its last members the bucket is gone, and its expiry with it.
-    call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
+    call('PEXPIRE', key, math.ceil((window + grace) / 1000) + 1001)
   end
 end
 

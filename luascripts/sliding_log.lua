@@ -83,8 +83,8 @@ if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) the
     end
     -- A server that is full refuses what adds, but not after a write that does not.
     put(id, n, now)
-    -- The bucket outlives what it says: expiry cleans up, a second later.
-    call('PEXPIRE', key, math.ceil(window / 1000) + 1001)
+    -- The bucket outlives what it says, by a clock that is set back too: expiry cleans up.
+    call('PEXPIRE', key, math.ceil((window + grace) / 1000) + 1001)
     used, number = count(gone, latest)
     if number > most then
       trim(0, beyond(most - 1, newest(id, latest)) - 1)

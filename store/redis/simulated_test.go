@@ -323,7 +323,7 @@ func TestSimulatedServerCountsWithoutScripts(t *testing.T) {
 }
 
 func openSimulated(t *testing.T, clock *storetest.Clock) *simulatedStore {
-	s := newSimulatedStore(t, clock, neverSooner(simredis.New(clock.Now, simredis.NewInterpreter())))
+	s := newSimulatedStore(t, clock, simredis.New(clock.Now, simredis.NewInterpreter()).Do)
 	s.primary, s.bundles = newPrimaryClock(), true
 	// The suite's clock can run back, and estimates round towards their start.
 	s.primary.start = clock.Now().Add(-24 * time.Hour)
@@ -338,28 +338,6 @@ func windowed() (all []store.Limit) {
 		}
 	}
 	return all
-}
-
-// neverSooner runs commands on a server where no script makes a bucket expire sooner than it would
-// have. The scripts of sorted sets let a bucket expire a second after the event that they put,
-// which is too soon for another one if the clock has run back by more than that, as the suite's
-// does.
-func neverSooner(server *simredis.Server) func(args ...string) (any, error) {
-	expiry := func(key string) int64 {
-		reply, _ := server.Do("pexpiretime", key)
-		return reply.(int64)
-	}
-	return func(args ...string) (any, error) {
-		if args[0] != wordEvalSHA || args[2] != "1" {
-			return server.Do(args...)
-		}
-		before := expiry(args[3])
-		reply, err := server.Do(args...)
-		if now := expiry(args[3]); now > 0 && now < before {
-			_, _ = server.Do("pexpireat", args[3], strconv.FormatInt(before, 10))
-		}
-		return reply, err
-	}
 }
 
 // TestSimulatedServerRepliesAsRedis sends each command of histories to a real server too, and
