@@ -135,14 +135,13 @@ func (s *scan) run(handle *stores.Handle) {
 		return
 	}
 	defer handle.Leave()
-	walker, ok := open.Store.(store.Walker)
-	if !ok {
+	if open.Operable == nil {
 		for _, found := range s.found {
 			found.into.Unlisted = append(found.into.Unlisted, handle.Name)
 		}
 		return
 	}
-	walker.Walk(s.reqs, func(i int, clientKey string, isWhole bool, st *store.State) {
+	open.Walk(s.reqs, func(i int, clientKey string, isWhole bool, st *store.State) {
 		s.found[i].visit(clientKey, isWhole, st)
 	})
 	for i, found := range s.found {

@@ -304,7 +304,7 @@ func (a *admission) answers(what []asking) []store.State {
 			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
-	return a.ledger.store.Check(ctx, reqs)
+	return store.Answers(ctx, a.ledger.store.Check, reqs)
 }
 
 // answer takes in the answer about a bucket, sets the states of the requests that wait,
@@ -531,7 +531,7 @@ func (l *Ledger) checkAhead(ctx context.Context, r store.Request, maxWait time.D
 		st.Err = l.awaitMoves(reqs)
 	}
 	if st.Err == nil {
-		st = l.store.Check(ctx, reqs)[0]
+		st = store.Answers(ctx, l.store.Check, reqs)[0]
 	}
 	now := l.books.now()
 	e = l.enter(&r, now)

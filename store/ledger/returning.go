@@ -169,18 +169,13 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) *cl
 	}
 }
 
-// hurrier is a store that can send at once what waits for others to join.
-type hurrier interface{ Hurry(clientKey string) }
-
 // awaitReturn waits until what c needs has arrived, for as long as there is time and the
 // client stays.
 func (l *Ledger) awaitReturn(ctx context.Context, c *claimant, until time.Time) {
 	if c.come == nil {
 		return
 	}
-	if h, ok := l.store.(hurrier); ok {
-		h.Hurry(c.clientKey)
-	}
+	l.store.Hurry(c.clientKey)
 	timer := time.NewTimer(until.Sub(l.books.clock()))
 	defer timer.Stop()
 	select {

@@ -12,12 +12,12 @@ import (
 // Take implements [store.Store]. If a bucket is known to refuse its request, Take
 // takes nothing from the others, and their states are zero. Requests with a batch
 // are served from tokens taken in advance.
-func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
-	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}}
+func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+	clear(states)
+	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: states}}
 	if !t.refuseKnown() {
 		t.run()
 	}
-	return t.states
 }
 
 // taking is one call of Take.
@@ -202,7 +202,7 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
-	return t.ledger.store.Take(t.ctx, reqs)
+	return store.Answers(t.ctx, t.ledger.store.Take, reqs)
 }
 
 // hearTake takes in the answer to a take. If this process has admitted requests that the

@@ -26,8 +26,8 @@ func TestViewsShareBuckets(t *testing.T) {
 	other := memory.New(f.buckets, memory.Options{
 		Now: func() time.Time { return f.clock.Now().Add(time.Minute) },
 	})
-	first := f.store.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 10, Cost: 3}})[0]
-	second := other.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
+	first := store.Answers(t.Context(), f.store.Charge, []store.Request{{Limit: hour, ClientKey: "client", Events: 10, Cost: 3}})[0]
+	second := store.Answers(t.Context(), other.Charge, []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
 	want := store.State{
 		Allowed: true, Limit: 20, Used: 7, Remaining: 13, Reset: first.Reset, ResetOtherwise: first.Reset,
 		Receipt: first.Receipt, Content: store.Content{7, first.Reset}, Now: first.Now + time.Minute.Microseconds(),
@@ -52,7 +52,7 @@ func TestDefaults(t *testing.T) {
 	buckets := memory.NewBuckets()
 	s := memory.New(buckets, memory.Options{})
 	before := time.Now().UnixMicro()
-	state := s.Check(t.Context(), []store.Request{{Limit: limit("hour", time.Hour), Events: 1, Cost: 1}})[0]
+	state := store.Answers(t.Context(), s.Check, []store.Request{{Limit: limit("hour", time.Hour), Events: 1, Cost: 1}})[0]
 	after := time.Now().UnixMicro()
 	if state.Now < before || state.Now > after {
 		t.Errorf("decided at %d, want an instant from %d to %d", state.Now, before, after)
@@ -152,7 +152,7 @@ func (f *fixture) charge(limit *store.Limit, client string, cost int64) int64 {
 }
 
 func charge(s *memory.Store, limit *store.Limit, client string, cost int64) int64 {
-	return s.Charge(context.Background(), []store.Request{{Limit: limit, ClientKey: client, Events: 10, Cost: cost}})[0].Used
+	return store.Answers(context.Background(), s.Charge, []store.Request{{Limit: limit, ClientKey: client, Events: 10, Cost: cost}})[0].Used
 }
 
 // wantOnly requires that exactly the listed clients have a bucket.
