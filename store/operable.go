@@ -15,10 +15,10 @@ type Operable interface {
 	Inspect(ctx context.Context, r Request) Inspection
 	// Walk visits the buckets of the limits of reqs that are in this process, without a call
 	// and in no order: none if the store is [Remote], whose ledger walks. It
-	// calls visit with the index of the request, the client key, or the beginning of a
-	// long one, and what the request would see. A lock may be held during visit. Where
+	// calls visit with the index of the request, the client key, and what the request would
+	// see. A lock may be held during visit. Where
 	// buckets come or go meanwhile, some may be left out, or visited twice.
-	Walk(reqs []Request, visit func(i int, clientKey string, isWhole bool, st *State))
+	Walk(reqs []Request, visit func(i int, clientKey string, st *State))
 	// Len returns the number of buckets that are in this process, or -1 if the store keeps
 	// none there.
 	Len() int

@@ -64,7 +64,7 @@ type Accounts interface {
 	PenalizeDetached(reqs []store.Request)
 
 	Account(r *store.Request) *store.Account
-	Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State))
+	Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State))
 	Owner(clientKey string) string
 	Delays(shard string) bool
 	Figures() ledger.Figures
@@ -159,7 +159,7 @@ func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection 
 
 // Walk visits the buckets of which this process knows something, as [store.Operable] says.
 // The store is Operable.
-func (o *Opened) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+func (o *Opened) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	o.Operable.Walk(reqs, visit)
 	o.Accounts.Walk(reqs, visit)
 }

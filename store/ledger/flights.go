@@ -66,7 +66,7 @@ func (f *Flights) Figures() (sum Figures) {
 
 // use returns the bucket's flight, locked.
 func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
-	id := identity.New(f.limits.Number(r.Limit), r.ClientKey)
+	id := identity.ID{Limit: f.limits.Number(r.Limit), Key: r.ClientKey}
 	p := &f.pages[pageOf(id.Hash(f.seed))]
 	p.mu.Lock()
 	fl, ok := p.flights[id]
@@ -269,7 +269,7 @@ func discard(op func(context.Context, []store.Request, []store.State), reqs []st
 func (*Local) Account(*store.Request) *store.Account { return nil }
 
 // Walk is [Ledger.Walk]. The store walks.
-func (*Local) Walk([]store.Request, func(i int, clientKey string, isWhole bool, st *store.State)) {}
+func (*Local) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
 
 // Owner is [Ledger.Owner]. There are no shards.
 func (*Local) Owner(string) string { return "" }

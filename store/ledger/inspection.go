@@ -70,7 +70,7 @@ const walkSize = 256
 
 // Walk visits the buckets that are known, as [store.Operable] says. A state counts what is in
 // flight, and charges that the store has not confirmed.
-func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
 		asked[l.books.limits.Number(reqs[i].Limit)] = i
@@ -90,9 +90,8 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 				if !ok || e.isIdle() && e.until <= now {
 					continue
 				}
-				clientKey, isWhole := e.id.ClientKey()
 				st = e.estimate(&reqs[i], now)
-				visit(i, clientKey, isWhole, &st)
+				visit(i, e.id.Key, &st)
 			}
 			p.mu.Unlock()
 		}

@@ -100,8 +100,8 @@ func TestWalk(t *testing.T) {
 			visited := func(when string) {
 				t.Helper()
 				before, used := l.Figures(), map[string]int64{}
-				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, func(i int, clientKey string, isWhole bool, st *store.State) {
-					if _, seen := used[clientKey]; seen || i != 1 || !isWhole || st.Limit != 10 || st.Remaining != 10-st.Used {
+				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, func(i int, clientKey string, st *store.State) {
+					if _, seen := used[clientKey]; seen || i != 1 || st.Limit != 10 || st.Remaining != 10-st.Used {
 						t.Errorf("%s, %s: visited for %d is %s, with %+v", limit.Algorithm, when, i, clientKey, st)
 					}
 					used[clientKey] = st.Used
@@ -147,7 +147,7 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			for i := range entries {
-				id := identity.New(books.limits.Number(&limit), strconv.Itoa(from+i))
+				id := identity.ID{Limit: books.limits.Number(&limit), Key: strconv.Itoa(from + i)}
 				p.entries.insert(&entry{id: id, page: p, until: math.MaxInt64}, books.seed)
 			}
 		}
@@ -156,7 +156,7 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 		var growing sync.WaitGroup
 		visited := make([]int, 2*entries)
 		count := 0
-		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, func(_ int, clientKey string, _ bool, _ *store.State) {
+		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, func(_ int, clientKey string, _ *store.State) {
 			if count == 0 {
 				growing.Go(func() {
 					grow(entries)

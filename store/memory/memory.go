@@ -112,7 +112,7 @@ func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 }
 
 // Walk implements [store.Operable].
-func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
 		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
@@ -120,9 +120,8 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, i
 	now := s.instant()
 	look := func(b *bucket) {
 		if i, ok := asked[b.limit]; ok {
-			clientKey, isWhole := identity.ID{Limit: b.limit, Key: b.key}.ClientKey()
 			st := algorithm.Peek.Run(b.content, &reqs[i], now)
-			visit(i, clientKey, isWhole, &st)
+			visit(i, b.key, &st)
 		}
 	}
 	for n := range s.buckets.shards {
@@ -142,7 +141,7 @@ func (s *Store) Reset(_ context.Context, r store.Request) error {
 func (s *Store) Len() int { return s.buckets.Len() }
 
 func (b *Buckets) forget(r *store.Request) {
-	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
+	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
 	s := &b.shards[b.shardOf(id)]
 	s.mu.Lock()
 	found := s.find(id)

@@ -93,21 +93,21 @@ func TestWalk(t *testing.T) {
 	for i := range clients {
 		f.charge(hour, clientKey(i), int64(1+i%7))
 	}
-	long := strings.Repeat("long", 30)
+	long := strings.Repeat("long", store.MaxClientKey/4)
 	f.charge(day, long, 2)
 	f.charge(other, "client", 1)
 	used, rest := map[string]int64{}, 0
 	asked := []store.Request{{Limit: day, Events: 5}, {Limit: hour, Events: 10}}
-	f.store.Walk(asked, func(i int, clientKey string, isWhole bool, st *store.State) {
+	f.store.Walk(asked, func(i int, clientKey string, st *store.State) {
 		if i == 1 {
-			if _, seen := used[clientKey]; seen || !isWhole || st.Limit != 10 {
-				t.Errorf("client %s is visited again, or not whole, with %+v", clientKey, st)
+			if _, seen := used[clientKey]; seen || st.Limit != 10 {
+				t.Errorf("client %s is visited again, with %+v", clientKey, st)
 			}
 			used[clientKey] = st.Used
 			return
 		}
-		if rest++; isWhole || !strings.HasPrefix(long, clientKey) || st.Used != 2 || st.Limit != 5 {
-			t.Errorf("the long key is %q, whole: %t, with %+v", clientKey, isWhole, st)
+		if rest++; clientKey != long || st.Used != 2 || st.Limit != 5 {
+			t.Errorf("the long key is %q, with %+v", clientKey, st)
 		}
 	})
 	if len(used) != clients || rest != 1 {

@@ -23,7 +23,7 @@ const (
 )
 
 // Walk implements [store.Operable]: no bucket is in this process.
-func (*Store) Walk([]store.Request, func(i int, clientKey string, isWhole bool, st *store.State)) {}
+func (*Store) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
 
 // Len implements [store.Operable].
 func (*Store) Len() int { return -1 }

@@ -62,14 +62,14 @@ func testClientKeysHaveOwnBuckets(f *fixture) {
 		long, long + "k", long[1:], long + "\x00", "\x00" + long, long[1:] + "l", "l" + long[1:],
 		long[:5000] + "\xff" + long[5001:], long[:5000] + "\xfe" + long[5001:], long[:5000] + "{}" + long[5002:],
 	}
-	// Around the lengths at which a store could begin to shorten keys.
+	// Around the lengths at which keys are shortened, and at which a store could do so.
 	for _, n := range []int{15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025} {
 		keys = append(keys, long[:n], long[:n-1]+"x", "x"+long[:n-1])
 	}
 	limit := f.limit("zone", time.Minute)
 	var reqs []store.Request
 	for _, k := range keys {
-		reqs = append(reqs, store.Request{Limit: limit, ClientKey: k, Events: 1000})
+		reqs = append(reqs, store.Request{Limit: limit, ClientKey: string(store.Shortened([]byte(k))), Events: 1000})
 	}
 	f.wantOwnBuckets(reqs)
 }
