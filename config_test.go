@@ -332,10 +332,12 @@ func TestConfigOfZonesWithOneNameAndOtherOptions(t *testing.T) {
 	}
 }
 
-func TestConfigOfPenaltyInAStoreWithoutPenalties(t *testing.T) {
+// TestConfigOfAPlainStore: every option of a zone goes with every store.
+func TestConfigOfAPlainStore(t *testing.T) {
 	const app = `{"stores": {"default": {"module": "guest", "plain": true}}}`
 	loads(t, configOf(app, zoneOf(`"algorithm": "gcra"`)), "")
-	loads(t, configOf(app, zoneOf(`"penalty": "1m"`)), "zone api: penalty does not go with the store default: remove it")
+	loads(t, configOf(app, zoneOf(`"penalty": "1m"`)), "")
+	loads(t, configOf(app, zoneOf(`"reset_status": [200]`)), "")
 	if n := caddytest.Guests.Open.Load(); n != 0 {
 		t.Errorf("%d stores are still open", n)
 	}
@@ -595,6 +597,7 @@ func TestConfigOfRollouts(t *testing.T) {
 		"0 percent by default": {handler: withZone(`"rollout": {"store": "other"}`)},
 		"100 percent":          {handler: withZone(`"rollout": {"store": "other", "percent": 100}`)},
 		"null":                 {handler: withZone(`"rollout": null`)},
+		"to a plain store":     {handler: handlerOf(`"rollout": {"store": "guest", "percent": 0}, "zones": [{"name": "api", "key": "static", "events": 10, "window": "1m", "penalty": "1m"}]`)},
 		"to the default":       {handler: withZone(`"store": "other", "rollout": {"store": "default", "percent": 10}`)},
 		"from an own one":      {handler: withZone(`"store": {"module": "memory"}, "rollout": {"store": "default", "percent": 10}`)},
 		"named zones":          {handler: handlerOf(`"rollout": {"store": "other", "percent": 10}, "rate_limits": {"api": {"key": "static", "window": "1m", "max_events": 10}}`)},
@@ -609,7 +612,6 @@ func TestConfigOfRollouts(t *testing.T) {
 		"a store of its own":       {withZone(`"rollout": {"store": {"module": "memory"}, "percent": 10}`), `store`},
 		"unknown field":            {withZone(`"rollout": {"store": "other", "share": 10}`), `unknown field "share"`},
 		"text":                     {withZone(`"rollout": "other 10"`), `rollout`},
-		"penalty only in one":      {handlerOf(`"rollout": {"store": "guest", "percent": 0}, "zones": [{"name": "api", "key": "static", "events": 10, "window": "1m", "penalty": "1m"}]`), `zone api: penalty does not go with the store guest: remove it`},
 		"0 percent, unknown store": {withZone(`"rollout": {"store": "another", "percent": 0}`), `rollout another is not configured`},
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf(stores, test.handler), test.want) })

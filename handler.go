@@ -163,9 +163,7 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 		}
 		config.Zones = append(config.Zones, compiled)
 	}
-	if h.limiter, err = limiter.New(config); err != nil {
-		return err
-	}
+	h.limiter = limiter.New(config)
 	app.limiters = append(app.limiters, h.limiter)
 	return nil
 }

@@ -136,8 +136,7 @@ func BenchmarkHandler(b *testing.B) {
 		Zones: []*limiter.Zone{zone}, Store: app.handles[defaultStore], Headers: limiter.HeadersGitHub, LogRefusals: limiter.LogFirst,
 		Logger: ctx.Logger(), Now: time.Now,
 	}
-	h.limiter, err = limiter.New(config)
-	redistest.Must(b, err)
+	h.limiter = limiter.New(config)
 	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
@@ -238,7 +237,7 @@ func (s awayStore) ChargeReported(reqs []store.Request, report func(i int, st st
 		if s.away.Load() {
 			report(i, store.State{Err: store.ErrNotExecuted})
 		} else {
-			report(i, s.Charge(context.Background(), reqs[i:i+1])[0])
+			report(i, store.Answers(context.Background(), s.Charge, reqs[i:i+1])[0])
 		}
 	}
 }
@@ -247,7 +246,17 @@ func (s awayStore) RefundReported(reqs []store.Request, report func(i int, st st
 	s.ChargeReported(reqs, report)
 }
 
+func (s awayStore) PenalizeDetached(reqs []store.Request) {
+	store.Answers(context.Background(), s.Penalize, reqs)
+}
+
 func (awayStore) Owner(string) string { return "a" }
+
+func (awayStore) Hurry(string) {}
+
+func (awayStore) Warm(context.Context) {}
+
+var _ store.Remote = awayStore{}
 
 // TestConfigDeliversOnceItHasStarted: Caddy ends the previous config right afterwards, and no other
 // config may deliver in between.
@@ -273,16 +282,16 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}})
-	if !before.Ledger.IsNeeded() {
+	if !before.Accounts.IsNeeded() {
 		t.Fatal("no charge is pending")
 	}
 	running := start()
-	if before.Ledger.IsNeeded() {
+	if before.Accounts.IsNeeded() {
 		t.Error("the previous config delivers pending charges")
 	}
 	// Pending charges keep the ledger, and other tests check for leftovers.
 	away.Store(false)
 	caddytest.Eventually(t, "pending charges are delivered", func() error {
-		return caddytest.Want("charges pending", running.Ledger.IsNeeded(), false)
+		return caddytest.Want("charges pending", running.Accounts.IsNeeded(), false)
 	})
 }

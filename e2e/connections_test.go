@@ -31,12 +31,12 @@ func TestKeySecretHidesClients(t *testing.T) {
 	for round := range int64(2) {
 		for i, key := range clients {
 			must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, round+1))
-			servers.AwaitSum(t, "rl:1:api:", round*int64(len(clients))+int64(i+1))
+			servers.AwaitSum(t, "rl:2:api:", round*int64(len(clients))+int64(i+1))
 		}
 		servers.AwaitReplicas(t)
 	}
 	must(t, "client without a key", c.Ask("/").Is(http.StatusOK, 1))
-	servers.AwaitSum(t, "rl:1:api:", int64(2*len(clients)+1))
+	servers.AwaitSum(t, "rl:2:api:", int64(2*len(clients)+1))
 	for _, shard := range servers {
 		for key := range caddytest.ReadBuckets(t, shard.Primary.Client()) {
 			for _, secret := range append(clients, "127.0.0.1", "correct-horse") {
@@ -49,7 +49,7 @@ func TestKeySecretHidesClients(t *testing.T) {
 	// Another secret means other buckets.
 	c.MustLoad(apiSite(servers.Store("key_secret battery-staple"), 3, "1h"))
 	must(t, "alice under another secret", c.Ask("/", "X-Key: alice").Is(http.StatusOK, 1))
-	servers.AwaitSum(t, "rl:1:api:", int64(2*len(clients)+2))
+	servers.AwaitSum(t, "rl:2:api:", int64(2*len(clients)+2))
 }
 
 func TestReadFromPrimaryAsksNoReplica(t *testing.T) {
@@ -390,23 +390,23 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			}
 			return reqs
 		}
-		run("check", s.Check(t.Context(), named("a")))
+		run("check", store.Answers(t.Context(), s.Check, named("a")))
 		for n := range 7 {
-			for i, st := range run("take", s.Take(t.Context(), named("a"))) {
+			for i, st := range run("take", store.Answers(t.Context(), s.Take, named("a"))) {
 				reqs[i].Receipt = st.Receipt
 			}
-			run("check", s.Check(t.Context(), reqs))
-			run("peek", s.Peek(t.Context(), reqs))
-			run("refund", s.Refund(t.Context(), reqs))
+			run("check", store.Answers(t.Context(), s.Check, reqs))
+			run("peek", store.Answers(t.Context(), s.Peek, reqs))
+			run("refund", store.Answers(t.Context(), s.Refund, reqs))
 			// These exceed the limit.
-			run("charge", s.Charge(t.Context(), named(fmt.Sprint(n))))
+			run("charge", store.Answers(t.Context(), s.Charge, named(fmt.Sprint(n))))
 			moved()
 		}
 		until := time.Now().Add(window).UnixMicro()
 		for i := range reqs {
 			reqs[i].Until = until
 		}
-		run("penalize", s.Penalize(t.Context(), []store.Request{reqs[0], reqs[1], reqs[3]}))
+		run("penalize", store.Answers(t.Context(), s.Penalize, []store.Request{reqs[0], reqs[1], reqs[3]}))
 		for _, r := range reqs {
 			eventually(t, "all servers answer an inspection", func() (err error) {
 				for _, found := range s.Inspect(t.Context(), r).Copies {
@@ -457,7 +457,7 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 	await := func(wanted redis.EventKind) {
 		t.Helper()
 		eventually(t, "the replica is left out, or is back", func() error {
-			s.Check(t.Context(), requests("k", 0)[:1])
+			store.Answers(t.Context(), s.Check, requests("k", 0)[:1])
 			select {
 			case kind := <-events:
 				return want("event", kind, wanted)
@@ -484,10 +484,10 @@ func migratesBuckets(t *testing.T, from, to *redistest.Server) {
 	}
 	before, after := []redis.Member{member("before", from)}, []redis.Member{member("after", to)}
 	reqs := requests("moved", 0)
-	for i, st := range redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.WaitLimit}).Charge(t.Context(), reqs) {
+	for i, st := range store.Answers(t.Context(), redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.WaitLimit}).Charge, reqs) {
 		must(t, "charge, "+counting[i], st.Err)
 	}
-	for i, st := range redis.New(redis.Options{Members: after, Previous: before, CheckTimeout: caddytest.WaitLimit}).Check(t.Context(), reqs) {
+	for i, st := range store.Answers(t.Context(), redis.New(redis.Options{Members: after, Previous: before, CheckTimeout: caddytest.WaitLimit}).Check, reqs) {
 		must(t, "check, "+counting[i], errors.Join(st.Err, want("used", st.Used, 1)))
 	}
 }

@@ -116,7 +116,7 @@ func TestOperatorsResetIsSeen(t *testing.T) {
 							must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
 							time.Sleep(100 * time.Millisecond)
 						}
-						keys, err := primary.Keys(t.Context(), "rl:1:"+algorithm+":*:alice").Result()
+						keys, err := primary.Keys(t.Context(), "rl:2:"+algorithm+":*:alice").Result()
 						must(t, "find the bucket", errors.Join(err, want("number of buckets", len(keys), 1)))
 						must(t, "delete the bucket", primary.Del(context.Background(), keys...).Err())
 						known := time.Now().Add(ledger.DefaultTrust)

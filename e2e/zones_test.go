@@ -288,7 +288,7 @@ func (w *wiretap) relay(client net.Conn, server string) {
 		_ = client.Close()
 	})
 	passOn(upstream, client, func(b []byte) {
-		n := bytes.Count(b, []byte("rl:1:"))
+		n := bytes.Count(b, []byte("rl:2:"))
 		w.commands.Add(int64(n))
 		if n > 0 && !counted.Swap(true) {
 			w.trips.Add(1)

@@ -1,15 +1,6 @@
 package store
 
-import "context"
-
-// Diagnoser is a Store that can report whether its servers are fit for it.
-type Diagnoser interface {
-	// Diagnose calls every server, through connections of its own, until ctx ends. It
-	// needs no call before and changes no bucket.
-	Diagnose(ctx context.Context) Diagnosis
-}
-
-// Diagnosis is the report of a [Diagnoser].
+// Diagnosis is the report of [Operable.Diagnose].
 type Diagnosis struct {
 	// Shards are empty if the store has no servers.
 	Shards   []ShardDiagnosis `json:"shards,omitempty"`

@@ -11,18 +11,6 @@ const (
 	RoleReplica Role = "replica"
 )
 
-// Sharded is a Store that reports the state of its shards.
-type Sharded interface {
-	// Shards returns the state, from calls made so far; it makes none.
-	Shards() []Shard
-}
-
-// Jumper is a Store that notes when the clock that decides was set.
-type Jumper interface {
-	// LastJump returns by how much it was set last, and when; zero if it was not.
-	LastJump() (by time.Duration, at time.Time)
-}
-
 // Shard is the state of a shard.
 type Shard struct {
 	// Name is the shard's, Kind how its servers are found: static, sentinel or

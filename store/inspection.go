@@ -1,14 +1,5 @@
 package store
 
-import "context"
-
-// Inspector is a Store that can show all copies of a bucket.
-type Inspector interface {
-	// Inspect returns them and changes nothing. The request says what the states are
-	// about; its cost should be 0.
-	Inspect(ctx context.Context, r Request) Inspection
-}
-
 // Inspection shows where a bucket is kept, and with what content.
 type Inspection struct {
 	// Shard is the name of the shard that keeps the bucket; empty if the store
@@ -53,21 +44,4 @@ type Account struct {
 	Reserved int64
 	// Full is set if requests are refused without a call.
 	Full bool
-}
-
-// Walker is a Store that can visit the buckets of which this process knows something.
-type Walker interface {
-	// Walk visits the buckets of the limits of reqs, without a call and in no order. It
-	// calls visit with the index of the request, the client key, or the beginning of a
-	// long one, and what the request would see. A lock may be held during visit. Where
-	// buckets come or go meanwhile, some may be left out, or visited twice.
-	Walk(reqs []Request, visit func(i int, clientKey string, isWhole bool, st *State))
-}
-
-// Resetter is a Store that can empty buckets.
-type Resetter interface {
-	// Reset empties the request's bucket wherever it is kept, so that its client
-	// begins anew. Charges in flight may count in the new bucket. After an error the
-	// bucket may still exist, and what this process knows of it stays.
-	Reset(ctx context.Context, r Request) error
 }

@@ -1,14 +1,12 @@
 package store
 
-import "context"
-
 // Override is what an operator has changed for one client in one zone, until an instant.
 type Override struct {
 	// Kind is OverrideBlock or OverrideGrant.
 	Kind OverrideKind `json:"kind"`
 	Zone string       `json:"zone"`
-	// ClientKey identifies the client. What [Overrider.Overrides] returns may have the
-	// form of [Overrider.KeptKey].
+	// ClientKey identifies the client. What [Operable.Overrides] returns may have the
+	// form of [Operable.KeptKey].
 	ClientKey string `json:"client_key"`
 	// Since and Until are when it began and when it ends, in microseconds since the
 	// epoch.
@@ -34,19 +32,3 @@ const (
 
 // MaxOverrides is how many overrides a store, or a shard of it, keeps at the same time.
 const MaxOverrides = 1000
-
-// Overrider is a Store that keeps overrides, beside its buckets and as durably.
-type Overrider interface {
-	// SetOverride begins an override, in place of one of the same kind, zone and client.
-	// Beyond MaxOverrides it is an error.
-	SetOverride(ctx context.Context, o Override) error
-	// RemoveOverride ends one, and reports whether there was one. The client key may be a kept
-	// one.
-	RemoveOverride(ctx context.Context, kind OverrideKind, zone, clientKey string) (removed bool, err error)
-	// Overrides returns those that have not ended, in no order. What cannot be read is
-	// an error; the others are returned with it.
-	Overrides(ctx context.Context) ([]Override, error)
-	// KeptKey returns the form by which a client key, or its kept form, is known to the
-	// store. It may hide the client key.
-	KeptKey(clientKey string) string
-}

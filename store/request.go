@@ -7,7 +7,8 @@ type Request struct {
 	// Limit is the bucket's limit; it must not be nil, nor change while a call
 	// runs. Equal limits are the same limit.
 	Limit *Limit
-	// ClientKey identifies the client, by any bytes.
+	// ClientKey identifies the client, by any bytes, of which there are at most
+	// MaxClientKey.
 	ClientKey string
 	// Events is how many events the window admits for this client, from 1 to
 	// MaxInteger. It is not part of the bucket: changing it keeps the count.

@@ -29,92 +29,83 @@ var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)
 // its answer did not arrive, or says that it failed halfway. Such an operation is never repeated.
 var ErrUncertain = errors.New("outcome unknown")
 
-// Store keeps buckets. Every method answers each request at the same place of
-// the returned slice. That a request does not fit is no error: State.Allowed is
-// false. [State.Err] is set only where the backend failed for that one bucket, and
-// the failure of one bucket spoils no other answer.
+// Store keeps buckets. The caller of an operation brings the room for the answers: states
+// has the length of reqs, and a method sets each state at the place of its request, whatever it
+// was before, and writes none after it has returned. That a request does not fit is no
+// error: State.Allowed is false. [State.Err] is set only where the backend failed for that
+// one bucket, and the failure of one bucket spoils no other answer.
 //
 // Stores are safe for concurrent use. When a context ends, the waiting ends with
-// State.Err set; what was sent may still run.
+// State.Err set; what was sent may still run. A Store that is not [Remote] answers at once: it may
+// be called while a response waits, with a context that does not end.
 type Store interface {
 	// Check reports whether each request's cost would fit, and spends nothing. It may
 	// read a replica, so it may lag behind. Where a window has to be opened for there
 	// to be a reset, and none is, it opens one, count 0, so that the reset it returns
 	// is one that is stored. A cost of 0 fits however much is spent, unless the bucket
 	// is under a penalty.
-	Check(ctx context.Context, reqs []Request) []State
+	Check(ctx context.Context, reqs []Request, states []State)
 
 	// Charge spends each request's cost, whether or not it still fits, in the
 	// window that is open now; it opens one where none is. Under
 	// [Concurrency] it makes the lease of the request's ID last for another
 	// window from now on.
-	Charge(ctx context.Context, reqs []Request) []State
+	Charge(ctx context.Context, reqs []Request, states []State)
 
 	// Take spends each request's cost where it fits, and nothing where it does not;
 	// each request by itself. State.Allowed says which, and State.Receipt is what a
 	// refund of it takes.
-	Take(ctx context.Context, reqs []Request) []State
+	Take(ctx context.Context, reqs []Request, states []State)
 
 	// Refund gives back all or a part of what an earlier Take spent; the request has
 	// that Take's Receipt and ID. What the passing of time has given back is not given
 	// back again. The store does not check that no more is given back than was taken.
-	Refund(ctx context.Context, reqs []Request) []State
-}
+	Refund(ctx context.Context, reqs []Request, states []State)
 
-// Immediate is a Store that answers without waiting, and so can set states that its
-// caller has. It ignores contexts. A type that embeds one and changes Check or Take has
-// to change these methods too.
-type Immediate interface {
-	// CheckInto is Check; states has the length of reqs.
-	CheckInto(reqs []Request, states []State)
-	// TakeInto is Take.
-	TakeInto(reqs []Request, states []State)
-}
-
-// Detacher is a Store that can write without being waited for, as remote stores do so
-// that a response is never delayed by its charge. The methods may keep reqs, which the
-// caller no longer changes, and return at once. What cannot be delivered is counted and
-// logged by the store.
-type Detacher interface {
-	// ChargeDetached is Charge without the states.
-	ChargeDetached(reqs []Request)
-	// RefundDetached is Refund without the states.
-	RefundDetached(reqs []Request)
-}
-
-// Reporter is a Detacher that has other writers, and that reports the outcomes of
-// charges and refunds.
-type Reporter interface {
-	Detacher
-	// ChargeReported is Charge without waiting. report is called once for each request,
-	// by its place in reqs, maybe before ChargeReported returns, and must be quick. The
-	// caller handles what could not be delivered.
-	ChargeReported(reqs []Request, report func(i int, st State))
-	// RefundReported is the same for Refund.
-	RefundReported(reqs []Request, report func(i int, st State))
-	// Owner is the name of the shard that keeps the client's buckets.
-	Owner(clientKey string) string
-}
-
-// Penalizer is a Store that can keep clients refused.
-type Penalizer interface {
 	// Penalize keeps each request's bucket refused until the request's Until,
 	// unless it is under a penalty already. Buckets of [SlidingLog] and
 	// [Concurrency] know no penalty.
-	Penalize(ctx context.Context, reqs []Request) []State
-	// PenalizeDetached is Penalize without the states; the rules of [Detacher]
-	// hold.
-	PenalizeDetached(reqs []Request)
-}
+	Penalize(ctx context.Context, reqs []Request, states []State)
 
-// Peeker is a Store that can show a bucket without changing it.
-type Peeker interface {
 	// Peek is Check, but opens no window. It may read a replica.
-	Peek(ctx context.Context, reqs []Request) []State
+	Peek(ctx context.Context, reqs []Request, states []State)
+
+	// Reset empties the request's bucket wherever it is kept, so that its client
+	// begins anew. Charges in flight may count in the new bucket. After an error the
+	// bucket may still exist.
+	Reset(ctx context.Context, r Request) error
 }
 
-// Warmer is a Store that can get ready ahead of its first use.
-type Warmer interface {
-	// Warm does so and returns when it is done, cannot be done, or ctx ends.
+// Remote is a Store with other writers, for which a ledger is kept. It can write without
+// being waited for, so that a response is never delayed by its charge: such a method may keep
+// reqs, which the caller no longer changes, and returns at once.
+type Remote interface {
+	Store
+
+	// ChargeReported is Charge without waiting. report is called once for each request,
+	// by its place in reqs, maybe before ChargeReported returns, and must be quick. The
+	// caller handles what could not be delivered. If report is nil, the store counts and
+	// logs that.
+	ChargeReported(reqs []Request, report func(i int, st State))
+	// RefundReported is the same for Refund.
+	RefundReported(reqs []Request, report func(i int, st State))
+	// PenalizeDetached is Penalize without waiting. What could not be delivered is counted
+	// and logged by the store.
+	PenalizeDetached(reqs []Request)
+
+	// Owner is the name of the shard that keeps the client's buckets.
+	Owner(clientKey string) string
+	// Hurry sends at once what waits for others to join it, on its way to the client's
+	// buckets.
+	Hurry(clientKey string)
+	// Warm gets ready ahead of the first use. It returns when that is done, cannot be done,
+	// or ctx ends.
 	Warm(ctx context.Context)
+}
+
+// Answers returns the states of an operation of a store.
+func Answers(ctx context.Context, op func(context.Context, []Request, []State), reqs []Request) []State {
+	states := make([]State, len(reqs))
+	op(ctx, reqs, states)
+	return states
 }

@@ -66,14 +66,13 @@ func inspect(running runningConfig, r *http.Request) (any, error) {
 }
 
 func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
-	inspector, ok := s.open.Store.(store.Inspector)
-	if !ok {
+	if s.open.Operable == nil {
 		return nil, apiErrorf(http.StatusNotImplemented, "store %s cannot tell what is in a bucket", s.store.Name)
 	}
 	all := &adminapi.Buckets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Bucket{}}
 	for _, b := range s.buckets {
 		req := s.About(b)
-		found := inspector.Inspect(ctx, req)
+		found := s.open.Inspect(ctx, req)
 		bucket := adminapi.Bucket{
 			BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account),
 			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key),
@@ -172,16 +171,12 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 		return nil, err
 	}
 	defer s.store.Leave()
-	resetter, ok := s.open.Store.(store.Resetter)
-	if !ok {
-		return nil, apiErrorf(http.StatusNotImplemented, "store %s cannot reset a bucket", s.store.Name)
-	}
 	all := adminapi.Resets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Reset{}}
 	var failed []error
 	for _, b := range s.buckets {
 		req := s.About(b)
 		existed := mayHold(r.Context(), s.open, req)
-		err := resetter.Reset(r.Context(), req)
+		err := s.open.Accounts.Reset(r.Context(), req)
 		if err == nil {
 			err = s.open.Local.Buckets.Reset(r.Context(), req)
 		}
@@ -191,16 +186,9 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 		}
 		s.ForgetReports(s.store.Name, b.Key)
 		limiter.AskAgain(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key)
-		done := adminapi.Reset{BucketName: b, Deleted: existed}
-		if sharded, ok := s.open.Store.(interface{ Owner(clientKey string) string }); ok {
-			done.Shard = sharded.Owner(b.Key)
-		}
-		all.Buckets = append(all.Buckets, done)
+		all.Buckets = append(all.Buckets, adminapi.Reset{BucketName: b, Deleted: existed, Shard: s.open.Accounts.Owner(b.Key)})
 	}
-	switch err := errors.Join(failed...); {
-	case errors.Is(err, errors.ErrUnsupported):
-		return nil, apiErrorf(http.StatusNotImplemented, "store %s: %w", s.store.Name, err)
-	case err != nil:
+	if err := errors.Join(failed...); err != nil {
 		// Caddy logs the error, so it names no client key.
 		return nil, apiErrorf(http.StatusBadGateway, "%d of %d buckets may be there still, ask again: %s",
 			len(failed), len(s.buckets), oneLine(err))
@@ -213,11 +201,10 @@ func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", ";
 
 // mayHold reports whether there may be something to reset.
 func mayHold(ctx context.Context, open *stores.Opened, req store.Request) bool {
-	inspector, ok := open.Store.(store.Inspector)
-	if !ok || open.Local.Buckets.Inspect(ctx, req).Copies[0].Exists {
+	if open.Operable == nil || open.Local.Buckets.Inspect(ctx, req).Copies[0].Exists {
 		return true
 	}
-	found := inspector.Inspect(ctx, req)
+	found := open.Inspect(ctx, req)
 	if a := found.Account; a != nil && (a.Used > 0 || a.InFlight > 0 || a.Unsent > 0 || a.Reserved > 0) {
 		return true
 	}

@@ -48,8 +48,8 @@ func Check(ctx context.Context, handles []*stores.Handle) adminapi.Check {
 func diagnose(ctx context.Context, handle *stores.Handle) store.Diagnosis {
 	if open := handle.EnterOpen(); open != nil {
 		defer handle.Leave()
-		if d, ok := open.Base.(store.Diagnoser); ok {
-			return d.Diagnose(ctx)
+		if open.Operable != nil {
+			return open.Operable.Diagnose(ctx)
 		}
 	}
 	return store.Diagnosis{Findings: []store.Finding{{

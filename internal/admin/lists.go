@@ -135,25 +135,20 @@ func (s *scan) run(handle *stores.Handle) {
 		return
 	}
 	defer handle.Leave()
-	walker, ok := open.Store.(store.Walker)
-	if !ok {
+	if open.Operable == nil {
 		for _, found := range s.found {
 			found.into.Unlisted = append(found.into.Unlisted, handle.Name)
 		}
 		return
 	}
-	walker.Walk(s.reqs, func(i int, clientKey string, isWhole bool, st *store.State) {
-		s.found[i].visit(clientKey, isWhole, st)
+	open.Walk(s.reqs, func(i int, clientKey string, st *store.State) {
+		s.found[i].visit(clientKey, st)
 	})
 	for i, found := range s.found {
 		for _, b := range found.buckets {
-			client := adminapi.NearClient{Store: handle.Name, Limit: b.limit, Used: b.used, Reset: limiter.EpochSeconds(b.reset)}
-			if b.isWhole {
-				client.Client = s.zones[i].ClientOf(b.clientKey)
-			} else {
-				client.Client = s.zones[i].ClientFrom(b.clientKey)
-			}
-			found.into.Clients = append(found.into.Clients, client)
+			found.into.Clients = append(found.into.Clients, adminapi.NearClient{
+				Client: s.zones[i].ClientOf(b.clientKey), Store: handle.Name, Limit: b.limit, Used: b.used, Reset: limiter.EpochSeconds(b.reset),
+			})
 		}
 	}
 }
@@ -169,13 +164,12 @@ type nearest struct {
 
 type nearBucket struct {
 	clientKey          string
-	isWhole            bool
 	share              float64
 	limit, used, reset int64
 }
 
 // visit adds a bucket that is near its limit. It is called with a lock of the store held.
-func (c *nearest) visit(clientKey string, isWhole bool, st *store.State) {
+func (c *nearest) visit(clientKey string, st *store.State) {
 	switch {
 	case st.Limit == 0 || st.Used < limiter.Share(st.Limit, c.percent):
 		return
@@ -190,11 +184,11 @@ func (c *nearest) visit(clientKey string, isWhole bool, st *store.State) {
 	if at == c.n {
 		return
 	}
-	// A walk may visit a bucket twice. Long keys may differ behind their beginning.
-	if isWhole && slices.ContainsFunc(c.buckets, func(b nearBucket) bool { return b.isWhole && b.clientKey == clientKey }) {
+	// A walk may visit a bucket twice.
+	if slices.ContainsFunc(c.buckets, func(b nearBucket) bool { return b.clientKey == clientKey }) {
 		return
 	}
-	c.buckets = slices.Insert(c.buckets, at, nearBucket{clientKey, isWhole, share, st.Limit, st.Used, st.Reset})
+	c.buckets = slices.Insert(c.buckets, at, nearBucket{clientKey, share, st.Limit, st.Used, st.Reset})
 	c.buckets = c.buckets[:min(c.n, len(c.buckets))]
 }
 

@@ -9,26 +9,25 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestNearestAreDistinct: a walk may visit a bucket twice. Only whole keys identify it.
+// TestNearestAreDistinct: a walk may visit a bucket twice.
 func TestNearestAreDistinct(t *testing.T) {
 	c := &nearest{into: &adminapi.Near{Percent: 80}, n: 4}
-	visit := func(clientKey string, isWhole bool, used int64) {
-		c.visit(clientKey, isWhole, &store.State{Limit: 100, Used: used})
+	visit := func(clientKey string, used int64) {
+		c.visit(clientKey, &store.State{Limit: 100, Used: used})
 	}
 	for range 2 {
-		visit("far", true, 79)
-		visit("bob", true, 80)
-		visit("alice", true, 99)
-		visit("carol", true, 85)
+		visit("far", 79)
+		visit("bob", 80)
+		visit("alice", 99)
+		visit("carol", 85)
+		visit("dave", 90)
 	}
-	visit("beginning", false, 90)
-	visit("beginning", false, 90)
-	visit("full", true, 100)
+	visit("full", 100)
 	var found []string
 	for _, b := range c.buckets {
 		found = append(found, fmt.Sprint(b.clientKey, b.used))
 	}
-	if want := []string{"alice99", "beginning90", "beginning90", "carol85"}; !slices.Equal(found, want) || c.into.Full != 1 {
+	if want := []string{"alice99", "dave90", "carol85", "bob80"}; !slices.Equal(found, want) || c.into.Full != 1 {
 		t.Errorf("found are %v and %d full ones, want %v", found, c.into.Full, want)
 	}
 }

@@ -71,12 +71,12 @@ func (stateCollector) Collect(found chan<- prometheus.Metric) {
 }
 
 func collectStore(found chan<- prometheus.Metric, open *stores.Opened) {
-	if s, ok := open.Base.(store.Sharded); ok {
-		for _, shard := range s.Shards() {
+	if open.Operable != nil {
+		for _, shard := range open.Operable.Shards() {
 			collectShard(found, open.Name, &shard)
 		}
 	}
-	collectLedger(found, open.Name, open.Accounts.Figures(), open.Ledger != nil)
+	collectLedger(found, open.Name, open.Accounts.Figures(), open.IsRemote)
 }
 
 func collectShard(found chan<- prometheus.Metric, name string, shard *store.Shard) {

@@ -59,16 +59,13 @@ func problems(running runningConfig) []adminapi.Problem {
 }
 
 func problemsOf(open *stores.Opened) (all []problem) {
-	if memory, ok := open.Base.(store.Jumper); ok {
-		if by, at := memory.LastJump(); isListed(by, at) {
-			all = append(all, problem{adminapi.Problem{Store: open.Name, Text: "the clock of this machine" + jumped(by, at)}, clockJumped})
-		}
+	if open.Operable == nil {
+		return nil
 	}
-	sharded, ok := open.Base.(store.Sharded)
-	if !ok {
-		return all
+	if by, at := open.Operable.LastJump(); isListed(by, at) {
+		all = append(all, problem{adminapi.Problem{Store: open.Name, Text: "the clock of this machine" + jumped(by, at)}, clockJumped})
 	}
-	for _, shard := range sharded.Shards() {
+	for _, shard := range open.Operable.Shards() {
 		add := func(rank int, server, format string, args ...any) {
 			all = append(all, problem{adminapi.Problem{Store: open.Name, Shard: shard.Name, Server: server, Text: fmt.Sprintf(format, args...)}, rank})
 		}
@@ -98,7 +95,7 @@ func problemsOf(open *stores.Opened) (all []problem) {
 				add(rank, server.Address, "%s follows another primary, so it is not asked", name)
 			}
 		}
-		if open.Ledger != nil && open.Ledger.Delays(shard.Name) {
+		if open.Accounts.Delays(shard.Name) {
 			add(chargesWait, "", "charges wait for shard %s", shard.Name)
 		}
 	}

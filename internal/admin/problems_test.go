@@ -7,19 +7,21 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // jumper is a store whose clock was set.
 type jumper struct {
-	store.Store
+	*memory.Store
 	by time.Duration
 	at time.Time
 }
 
-// LastJump implements [store.Jumper].
+// LastJump implements [store.Operable].
 func (j jumper) LastJump() (by time.Duration, at time.Time) { return j.by, j.at }
 
-// Shards implements [store.Sharded].
+// Shards implements [store.Operable].
 func (j jumper) Shards() []store.Shard {
 	return []store.Shard{{Name: "a", Found: true, Servers: []store.Server{{
 		Address: "h:1", Role: store.RolePrimary, State: store.ServerUp, Jump: j.by, JumpedAt: j.at,
@@ -33,7 +35,7 @@ func TestJumpOfAClockIsAProblem(t *testing.T) {
 		want    int
 	}{{0, 0, 0}, {720 * time.Hour, time.Minute, 2}, {-time.Minute, time.Minute, 2}, {time.Hour, 2 * time.Hour, 0}} {
 		base := jumper{by: c.by, at: time.Now().Add(-c.ago)}
-		all := problemsOf(&stores.Opened{Name: "s", Base: base})
+		all := problemsOf(&stores.Opened{Name: "s", Operable: base, Accounts: ledger.NewLocal(ledger.NewFlights(), base)})
 		if len(all) != c.want {
 			t.Errorf("a jump by %v, %v ago: %d problems, want %d", c.by, c.ago, len(all), c.want)
 		}

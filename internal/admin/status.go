@@ -78,12 +78,11 @@ func statusOfStore(handle *stores.Handle) adminapi.Store {
 		return s
 	}
 	defer handle.Leave()
-	if b, ok := open.Base.(interface{ Len() int }); ok {
-		n := b.Len()
-		s.Buckets = &n
-	}
-	if sharded, ok := open.Base.(store.Sharded); ok {
-		for _, shard := range sharded.Shards() {
+	if open.Operable != nil {
+		if n := open.Operable.Len(); n >= 0 {
+			s.Buckets = &n
+		}
+		for _, shard := range open.Operable.Shards() {
 			answer := adminapi.Shard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Found: shard.Found, Servers: []adminapi.Server{}}
 			for i := range shard.Servers {
 				answer.Servers = append(answer.Servers, statusOfServer(&shard.Servers[i]))

@@ -164,7 +164,7 @@ func (s Shards) Content(t *testing.T, zone, client string) Content {
 	var found []Content
 	for _, shard := range s {
 		redis := shard.Primary.Client()
-		keys, err := redis.Keys(t.Context(), "rl:1:"+zone+":*:"+client).Result()
+		keys, err := redis.Keys(t.Context(), "rl:2:"+zone+":*:"+client).Result()
 		Must(t, "find the bucket", err)
 		for _, key := range keys {
 			c, err := readContent(t, redis, key)

@@ -16,7 +16,7 @@ func init() { caddy.RegisterModule(new(GuestStore)) }
 // GuestStore is the store module guest, as another plugin would provide it.
 type GuestStore struct {
 	Motto string `json:"motto,omitempty"`
-	// Plain leaves out the optional interfaces of a store.
+	// Plain makes it a store that is not operable.
 	Plain bool `json:"plain,omitempty"`
 	// Unsure makes checks fail with ErrUncertain, as only writes should.
 	Unsure bool `json:"unsure,omitempty"`
@@ -24,12 +24,10 @@ type GuestStore struct {
 
 type unsureStore struct{ store.Store }
 
-func (unsureStore) Check(_ context.Context, reqs []store.Request) []store.State {
-	states := make([]store.State, len(reqs))
+func (unsureStore) Check(_ context.Context, _ []store.Request, states []store.State) {
 	for i := range states {
-		states[i].Err = store.ErrUncertain
+		states[i] = store.State{Err: store.ErrUncertain}
 	}
-	return states
 }
 
 // Guests counts how often guest stores were opened, and how many are open.

@@ -1,11 +1,9 @@
 // Package identity identifies buckets in this process's memory, with little of it.
 //
-// An [ID] is a bucket's identity, of bounded size; [Limits] numbers the limits that
-// IDs name. The package imports store alone.
+// An [ID] is a bucket's identity; [Limits] numbers the limits that IDs name. The package imports store alone.
 package identity
 
 import (
-	"crypto/sha256"
 	"hash/maphash"
 	"maps"
 	"slices"
@@ -15,37 +13,12 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// maxKey is the length up to which client keys are kept as they are. The limiter
-// has shortened very long ones; this bound keeps the memory of any caller small.
-const maxKey = 64
-
 // ID is a bucket's identity.
 type ID struct {
 	// Limit is the limit's number.
 	Limit uint32
-	// Key stands for the client key.
+	// Key is the client key.
 	Key string
-}
-
-// New returns the identity of a bucket. It replaces the end of a long client key
-// by a digest: a client chooses the length of its key, and a bound on the number of
-// buckets has to bound memory.
-func New(limit uint32, clientKey string) ID {
-	if len(clientKey) <= maxKey {
-		return ID{Limit: limit, Key: clientKey}
-	}
-	// The result is longer than any key that is kept as it is, so no client can send
-	// a key that equals it.
-	digest := sha256.Sum256([]byte(clientKey))
-	return ID{Limit: limit, Key: clientKey[:maxKey] + string(digest[:])}
-}
-
-// ClientKey returns the client key, or the beginning of a long one.
-func (id ID) ClientKey() (key string, isWhole bool) {
-	if len(id.Key) <= maxKey {
-		return id.Key, true
-	}
-	return id.Key[:maxKey], false
 }
 
 // Hash returns a hash that is spread over the upper bits.

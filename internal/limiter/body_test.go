@@ -65,7 +65,7 @@ func (s *queueSite) reset(client string) error {
 	repl := caddy.NewReplacer()
 	key, err := z.clientKey(caddyhttp.PrepareRequest(r, repl, w, nil), repl, s.limiters[0])
 	if err == nil {
-		err = s.buckets().(store.Resetter).Reset(context.Background(), store.Request{Limit: &z.limit, ClientKey: key})
+		err = s.buckets().Reset(context.Background(), store.Request{Limit: &z.limit, ClientKey: key})
 	}
 	AskAgain(ZoneID{s.t.Name(), z.Name}, key)
 	return err

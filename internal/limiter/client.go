@@ -15,12 +15,12 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // What a client key is that no template explains, or not all of it.
 const (
 	noteLong     = "a long key: its beginning and a digest"
-	noteCut      = "the beginning of a long key"
 	noteSecret   = "a digest, by key_secret"
 	noteBinary   = "a digest of a key that is no text"
 	noteParts    = "values that are no text"
@@ -110,7 +110,7 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 		if !ok {
 			continue
 		}
-		if isShortened(clientKey) {
+		if store.IsShortened(clientKey) {
 			c.Template, c.Values, c.Note = shorthands.Replace(z.textOf(i)), []string{rest}, noteLong
 			return c
 		}
@@ -124,20 +124,6 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 		}
 	}
 	c.Note, c.Unknown = noteUnknown, !z.CouldHave(clientKey)
-	return c
-}
-
-// ClientFrom explains the beginning of a client key of the zone. Nobody can be found by
-// it, so it has no client key.
-func (z *Zone) ClientFrom(beginning string) adminapi.Client {
-	c := adminapi.Client{Note: noteCut}
-	for i := range z.templates {
-		if rest, ok := strings.CutPrefix(beginning, z.templates[i].tag+":"); ok {
-			c.Template, c.Values = shorthands.Replace(z.textOf(i)), []string{strings.ToValidUTF8(rest, "") + shortDots}
-			return c
-		}
-	}
-	c.Values = []string{strings.ToValidUTF8(beginning, "") + shortDots}
 	return c
 }
 
@@ -316,7 +302,7 @@ func (t *keyTemplate) takes(values []string) bool {
 }
 
 func (t *keyTemplate) isShortened(values []string) bool {
-	return len(values) == 1 && isShortened(t.tag+":"+values[0])
+	return len(values) == 1 && store.IsShortened(t.tag+":"+values[0])
 }
 
 // keyOf returns the client key of values that the template takes.

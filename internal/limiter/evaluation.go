@@ -620,8 +620,8 @@ func (e *evaluation) noteTaken(takes []int) {
 // it once they decide.
 func (e *evaluation) mirror(i int) {
 	z := &e.zones[i]
-	if z.isLease() && !z.isLocal() && z.onError == stores.OnErrorLocal && e.open(i).Ledger != nil {
-		e.open(i).Local.Buckets.Charge(context.Background(), []store.Request{e.localRequest(i)})
+	if z.isLease() && !z.isLocal() && z.onError == stores.OnErrorLocal && e.open(i).IsRemote {
+		e.open(i).Local.Charge([]store.Request{e.localRequest(i)})
 		z.alone = localMirrored
 	}
 }

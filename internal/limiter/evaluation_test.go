@@ -186,7 +186,7 @@ func (w *boundedWorld) ask(client string, handlers int) int {
 // used returns the count of a client's bucket.
 func (w *boundedWorld) used(clientKey string) int64 {
 	r := store.Request{Limit: &w.zone.limit, ClientKey: clientKey, Events: w.zone.Events.Number}
-	return w.store.Peek(context.Background(), []store.Request{r})[0].Used
+	return store.Answers(context.Background(), w.store.Peek, []store.Request{r})[0].Used
 }
 
 func (w *boundedWorld) keyOf(client string) string { return w.zone.templates[0].tag + ":" + client }
@@ -252,7 +252,7 @@ func TestRegularsAreNotNewcomers(t *testing.T) {
 func TestOpenWindowIsABucket(t *testing.T) {
 	w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 1}, Window: time.Hour})
 	// Another process opens the window, by a request that still runs.
-	w.store.Check(context.Background(), []store.Request{{Limit: &w.zone.limit, ClientKey: w.keyOf("alice"), Events: 1, Cost: 1}})
+	store.Answers(context.Background(), w.store.Check, []store.Request{{Limit: &w.zone.limit, ClientKey: w.keyOf("alice"), Events: 1, Cost: 1}})
 	for _, client := range []string{"first", "second"} {
 		if status := w.ask(client, 1); status != http.StatusOK {
 			t.Fatalf("%s got %d", client, status)

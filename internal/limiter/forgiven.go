@@ -37,7 +37,7 @@ type take struct {
 }
 
 func (t *runningTakes) idOf(r *store.Request) identity.ID {
-	return identity.New(t.limits.Number(r.Limit), r.ClientKey)
+	return identity.ID{Limit: t.limits.Number(r.Limit), Key: r.ClientKey}
 }
 
 // begin notes a take. The caller ends it.

@@ -9,7 +9,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -189,60 +188,17 @@ func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer,
 	for i := range len(lengths) - 1 {
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
-	return shortened(b), applies, repeated
-}
-
-// A client key of more than maxKey bytes is shortened to shortKey bytes: its
-// beginning, at least shortDots, and a digest of the whole key. The limiter and
-// the stores keep everything about a client under that key, so clients cannot
-// choose how much memory they take. These numbers decide which bucket, shard and
-// cohort a client belongs to: they are the same in all Caddys and must not change.
-const (
-	maxKey    = 128
-	shortKey  = 144
-	shortDots = "..."
-	// shortDigest is how many bytes of the SHA-256 are kept: with 192 bits no client
-	// can find two client keys that share a bucket.
-	shortDigest = 24
-	shortHead   = shortKey - len(shortDots) - shortDigest*8/6
-)
-
-// shortened returns key itself, or overwrites a long key with a shortened one. That
-// is longer than any key that stays as it is, so no client can send the shortened
-// key of another.
-func shortened(key []byte) []byte {
-	if len(key) <= maxKey {
-		return key
-	}
-	digest := sha256.Sum256(key)
-	head := shortHead
-	for head > shortHead-utf8.UTFMax && !utf8.RuneStart(key[head]) {
-		// The API and the logs show text: do not cut inside a rune.
-		head--
-	}
-	key = append(key[:head], shortDots...)
-	for len(key) < shortHead+len(shortDots) {
-		key = append(key, '.')
-	}
-	return base64.RawURLEncoding.AppendEncode(key, digest[:shortDigest])
+	return store.Shortened(b), applies, repeated
 }
 
 // canonicalKey returns the client key that an operator means by one copied from a
 // log or an answer, or written in full: it shortens a long key unless that is
 // shortened already.
 func canonicalKey(clientKey string) string {
-	if isShortened(clientKey) {
+	if store.IsShortened(clientKey) {
 		return clientKey
 	}
-	return string(shortened([]byte(clientKey)))
-}
-
-func isShortened(clientKey string) bool {
-	if len(clientKey) != shortKey || !strings.HasPrefix(clientKey[shortHead:], shortDots) {
-		return false
-	}
-	_, err := base64.RawURLEncoding.DecodeString(clientKey[shortHead+len(shortDots):])
-	return err == nil
+	return string(store.Shortened([]byte(clientKey)))
 }
 
 // showsAddress reports whether the client key of the request shows the address ip,

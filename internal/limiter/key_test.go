@@ -9,7 +9,6 @@ import (
 	"strings"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -18,6 +17,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 const (
@@ -233,7 +233,7 @@ func TestLongClientKeysAreShortened(t *testing.T) {
 	z := keyZone("{" + headerA + "}{" + headerB + "}")
 	tag := z.templates[0].tag + ":"
 	seen := map[string]string{}
-	for n := range 2*shortKey + 1 {
+	for n := range 2*store.MaxClientKey + 1 {
 		for _, b := range []string{"", "x", "xx"} {
 			value := strings.Repeat("x", n)
 			// The key at full length.
@@ -243,10 +243,10 @@ func TestLongClientKeysAreShortened(t *testing.T) {
 				continue
 			}
 			switch {
-			case len(full) <= maxKey && key != full:
+			case len(full) <= store.MaxClientKey && key != full:
 				t.Errorf("a key of %d bytes became %q, want %q", len(full), key, full)
-			case len(full) > maxKey && (len(key) != shortKey || !strings.HasPrefix(key, full[:shortHead]) || !isShortened(key)):
-				t.Errorf("a key of %d bytes became %q, want %d bytes that begin like it", len(full), key, shortKey)
+			case len(full) > store.MaxClientKey && (len(key) != store.MaxClientKey || !strings.HasPrefix(key, full[:29]) || !store.IsShortened(key)):
+				t.Errorf("a key of %d bytes became %q, want %d bytes that begin like it", len(full), key, store.MaxClientKey)
 			}
 			if other, taken := seen[key]; taken {
 				t.Errorf("%q and %q share the key %q", other, full, key)
@@ -260,7 +260,7 @@ func TestLongClientKeysAreShortened(t *testing.T) {
 // is long itself.
 func TestShortenedKeyIsNoClientKey(t *testing.T) {
 	z := keyZone("{" + headerA + "}")
-	for n := maxKey; n < 2*shortKey; n++ {
+	for n := store.MaxClientKey; n < 2*store.MaxClientKey; n++ {
 		victim := keyFor(z, values{headerA: strings.Repeat("x", n)})
 		for _, tail := range []string{"", victim[len(victim)-10:]} {
 			for _, sent := range []string{victim + tail, strings.TrimPrefix(victim, z.templates[0].tag+":") + tail} {
@@ -272,40 +272,17 @@ func TestShortenedKeyIsNoClientKey(t *testing.T) {
 	}
 }
 
-func TestShortenedKeysAreText(t *testing.T) {
-	z := keyZone("{" + headerA + "}")
-	for shift := range 5 {
-		for _, letter := range []string{"é", "漢", "🙂"} {
-			key := keyFor(z, values{headerA: strings.Repeat("x", shift) + strings.Repeat(letter, 100)})
-			if len(key) != shortKey || !utf8.ValidString(key) {
-				t.Errorf("the shortened key is %q of %d bytes, want %d of text", key, len(key), shortKey)
-			}
-		}
-	}
-	// Bytes that are no text are cut anywhere.
-	if key := keyFor(z, values{headerA: strings.Repeat("\x80", 1000)}); len(key) != shortKey {
-		t.Errorf("the shortened key is %q of %d bytes, want %d", key, len(key), shortKey)
-	}
-}
-
 // TestCanonicalKey of what an operator copies: a shortened key is the client's,
 // and another long one is shortened as it would be in a request.
 func TestCanonicalKey(t *testing.T) {
-	for n := range 3 * shortKey {
+	for n := range 3 * store.MaxClientKey {
 		key := strings.Repeat("k", n)
 		once := canonicalKey(key)
-		if len(key) <= maxKey && once != key || len(key) > maxKey && len(once) != shortKey {
+		if len(key) <= store.MaxClientKey && once != key || len(key) > store.MaxClientKey && len(once) != store.MaxClientKey {
 			t.Errorf("a key of %d bytes is %q", n, once)
 		}
 		if twice := canonicalKey(once); twice != once {
 			t.Errorf("%q is shortened again, to %q", once, twice)
-		}
-	}
-	for _, key := range []string{
-		strings.Repeat("k", shortKey), strings.Repeat(".", shortKey), strings.Repeat("k", shortHead) + shortDots + strings.Repeat("/", shortDigest*8/6),
-	} {
-		if canonicalKey(key) == key {
-			t.Errorf("%q counts as shortened", key)
 		}
 	}
 }

@@ -39,7 +39,7 @@ func newSite(t *testing.T, z *Zone) *testSite {
 func (m *testSite) used() int64 {
 	z := m.Zones[0]
 	key, _ := z.clientKey(nil, caddy.NewReplacer(), m.Limiter)
-	return m.store.Peek(context.Background(), []store.Request{{Limit: &z.limit, ClientKey: key, Events: 10}})[0].Used
+	return store.Answers(context.Background(), m.store.Peek, []store.Request{{Limit: &z.limit, ClientKey: key, Events: 10}})[0].Used
 }
 
 // serve serves one request whose context is ctx, and returns the client's response. A panic

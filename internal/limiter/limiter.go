@@ -12,7 +12,6 @@ package limiter
 
 import (
 	"errors"
-	"fmt"
 	"net/http"
 	"time"
 
@@ -20,7 +19,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -59,7 +57,7 @@ type Limiter struct {
 }
 
 // New returns a limiter whose zones count in open stores.
-func New(c Config) (*Limiter, error) {
+func New(c Config) *Limiter {
 	l := &Limiter{Config: c}
 	if c.Rollout != nil {
 		c.Rollout.moved = cohortsIn(c.Rollout.Percent)
@@ -68,16 +66,10 @@ func New(c Config) (*Limiter, error) {
 		z.prepare()
 		z.reportDoubts(l)
 		for in, handle := range l.Stores() {
-			if z.Penalty > 0 && !handle.KnowsPenalties() {
-				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("penalty", "does not go with the store %s: remove it", handle.Name))
-			}
-			if !z.Forgives.IsEmpty() && !handle.CanForgive() {
-				return nil, fmt.Errorf("zone %s: %w", z.Name, option.Errorf("reset_status", "does not go with the store %s: remove it", handle.Name))
-			}
 			z.countIn(in, handle)
 		}
 	}
-	return l, nil
+	return l
 }
 
 // Run makes requests that wait, also those of earlier configs, resolve their limits by l: the

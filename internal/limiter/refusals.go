@@ -175,7 +175,7 @@ func newRecentClients() *recentClients {
 // idOf identifies what is logged of a bucket: limits that differ in their window have
 // buckets of their own.
 func (c *recentClients) idOf(about uint32, limit *store.Limit, clientKey string) identity.ID {
-	return identity.New(c.limits.Number(limit)*abouts+about, clientKey)
+	return identity.ID{Limit: c.limits.Number(limit)*abouts + about, Key: clientKey}
 }
 
 // isFirst reports whether nothing was logged in the window, and notes it.

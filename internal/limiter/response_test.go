@@ -277,9 +277,9 @@ type slowStore struct {
 	wait func()
 }
 
-func (s slowStore) Check(ctx context.Context, reqs []store.Request) []store.State {
+func (s slowStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
 	s.wait()
-	return s.deafStore.Check(ctx, reqs)
+	s.deafStore.Check(ctx, reqs, states)
 }
 
 // TestBodiesOfRefusedRequestsAreLeft: an inner handler refuses, and what then passes is neither read

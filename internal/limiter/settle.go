@@ -453,11 +453,11 @@ func (l *lease) renew() {
 			continue
 		}
 		if z.alone == localTaken || z.alone == localMirrored {
-			open.Local.Buckets.Charge(ctx, req)
+			open.Local.Charge(req)
 		}
 		// If this fails the slot may be lost; the request goes on. A local slot counts
 		// in the store from now on, if that is back.
-		if st := open.Store.Charge(ctx, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
+		if st := store.Answers(ctx, open.Accounts.Charge, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
 			l.handedOver = append(l.handedOver, i)
 		}
 	}

@@ -24,27 +24,46 @@ type deafStore struct {
 	asked     []string
 }
 
-func (*deafStore) Check(_ context.Context, reqs []store.Request) []store.State {
-	return slices.Repeat([]store.State{{Allowed: true, Now: 1}}, len(reqs))
+func (*deafStore) Check(_ context.Context, _ []store.Request, states []store.State) {
+	setAll(states, store.State{Allowed: true, Now: 1})
 }
 
-func (s *deafStore) Take(_ context.Context, reqs []store.Request) []store.State {
-	return slices.Repeat([]store.State{{Allowed: true, Now: 1, Err: s.takeError}}, len(reqs))
+func (s *deafStore) Take(_ context.Context, _ []store.Request, states []store.State) {
+	setAll(states, store.State{Allowed: true, Now: 1, Err: s.takeError})
 }
 
-func (s *deafStore) Charge(_ context.Context, reqs []store.Request) []store.State {
-	return s.note("charge", reqs)
+func (s *deafStore) Charge(_ context.Context, reqs []store.Request, states []store.State) {
+	s.note("charge", reqs, states)
 }
 
-func (s *deafStore) Refund(_ context.Context, reqs []store.Request) []store.State {
-	return s.note("refund", reqs)
+func (s *deafStore) Refund(_ context.Context, reqs []store.Request, states []store.State) {
+	s.note("refund", reqs, states)
 }
 
-func (s *deafStore) note(operation string, reqs []store.Request) []store.State {
+func (s *deafStore) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
+	s.note("penalize", reqs, states)
+}
+
+func (s *deafStore) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.Check(ctx, reqs, states)
+}
+
+func (s *deafStore) Reset(_ context.Context, r store.Request) error {
+	s.note("reset", []store.Request{r}, nil)
+	return nil
+}
+
+func (s *deafStore) note(operation string, reqs []store.Request, states []store.State) {
 	for i := range reqs {
 		s.asked = append(s.asked, fmt.Sprint(operation, " ", reqs[i].Cost))
 	}
-	return make([]store.State, len(reqs))
+	setAll(states, store.State{})
+}
+
+func setAll(states []store.State, st store.State) {
+	for i := range states {
+		states[i] = st
+	}
 }
 
 // wasAsked returns an error unless these were the calls.
@@ -75,11 +94,7 @@ func newTestHandler(t *testing.T, z *Zone, s store.Store) *Limiter {
 		z.Cost = Quantity{Number: 1}
 	}
 	z.Free.Add(http.StatusNotModified)
-	l, err := New(Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: time.Now, Store: handle})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return l
+	return New(Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: time.Now, Store: handle})
 }
 
 // answeredWith serves one request by a handler with the zone, in front of a chain that
@@ -202,23 +217,15 @@ func TestObservedTakeOfUnknownOutcome(t *testing.T) {
 	}
 }
 
-// forgetfulStore is a deafStore that can empty buckets, at once.
+// forgetfulStore is a deafStore whose resets have an outcome.
 type forgetfulStore struct {
 	*deafStore
 	resetError error
 }
 
-func (s *forgetfulStore) Reset(_ context.Context, r store.Request) error {
-	s.note("reset", []store.Request{r})
+func (s *forgetfulStore) Reset(ctx context.Context, r store.Request) error {
+	_ = s.deafStore.Reset(ctx, r)
 	return s.resetError
-}
-
-func (s *forgetfulStore) CheckInto(reqs []store.Request, states []store.State) {
-	copy(states, s.Check(context.Background(), reqs))
-}
-
-func (s *forgetfulStore) TakeInto(reqs []store.Request, states []store.State) {
-	copy(states, s.Take(context.Background(), reqs))
 }
 
 // TestForgivingAfterTakesThatFailed: the bucket in the store may hold earlier failures, and the
@@ -254,18 +261,18 @@ type panickingStore struct {
 	in string
 }
 
-func (s panickingStore) Check(ctx context.Context, reqs []store.Request) []store.State {
+func (s panickingStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
 	if s.in == "check" {
 		panic(s.in)
 	}
-	return s.deafStore.Check(ctx, reqs)
+	s.deafStore.Check(ctx, reqs, states)
 }
 
-func (s panickingStore) Charge(ctx context.Context, reqs []store.Request) []store.State {
+func (s panickingStore) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
 	if s.in == "charge" {
 		panic(s.in)
 	}
-	return s.deafStore.Charge(ctx, reqs)
+	s.deafStore.Charge(ctx, reqs, states)
 }
 
 // TestStoreThatPanics charges nothing, and is left; the next request of the client does not wait
@@ -307,12 +314,9 @@ type returningStore struct {
 	chargeError error
 }
 
-func (s *returningStore) Charge(ctx context.Context, reqs []store.Request) []store.State {
-	states := s.deafStore.Charge(ctx, reqs)
-	for i := range states {
-		states[i].Err = s.chargeError
-	}
-	return states
+func (s *returningStore) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.deafStore.Charge(ctx, reqs, states)
+	setAll(states, store.State{Err: s.chargeError})
 }
 
 // TestLocalSlotIsHandedOver by the next renewal to the store that is back, and refunded
@@ -333,7 +337,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: store.Concurrency}, s)
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				e := trackerOf(r).evaluations[0]
-				used := func() int64 { return e.open(0).Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }
+				used := func() int64 { return store.Answers(t.Context(), e.open(0).Local.Buckets.Peek, e.reqs)[0].Used }
 				e.lease().renew()
 				e.lease().renew()
 				if n := used(); n != 1 {
@@ -396,9 +400,9 @@ type refundingStore struct {
 	refunded store.State
 }
 
-func (s *refundingStore) Refund(ctx context.Context, reqs []store.Request) []store.State {
-	s.forgetfulStore.Refund(ctx, reqs)
-	return []store.State{s.refunded}
+func (s *refundingStore) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.forgetfulStore.Refund(ctx, reqs, states)
+	setAll(states, s.refunded)
 }
 
 // TestForgivingAnEmptyBucket is a refund, unless that shows more or fails.

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"time"
 
@@ -85,7 +84,7 @@ func (e *evaluation) peek(ctx context.Context, i int) store.State {
 		return store.State{Err: e.openError(z.in)}
 	}
 	st := open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
-	if st.Err != nil && z.onError == stores.OnErrorLocal && !errors.Is(st.Err, stores.ErrNoPeek) {
+	if st.Err != nil && z.onError == stores.OnErrorLocal {
 		st = open.ForeseeAlone(e.reqs[i], z.ChargeBefore)
 	}
 	return st

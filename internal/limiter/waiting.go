@@ -236,7 +236,7 @@ func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout ti
 	if req.Cost > 0 {
 		req.Ahead = ahead
 	}
-	st := open.CheckAhead(ctx, req, timeout)
+	st := open.Accounts.CheckAhead(ctx, req, timeout)
 	if st.Err != nil {
 		return
 	}

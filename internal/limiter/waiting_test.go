@@ -71,11 +71,7 @@ func (s *queueSite) load(buckets store.Store, handlers ...[]*Zone) {
 				z.MaxWaitQueue = DefaultMaxWaitQueue
 			}
 		}
-		l, err := New(Config{Zones: zones, Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone})
-		if err != nil {
-			s.t.Fatal(err)
-		}
-		s.limiters = append(s.limiters, l)
+		s.limiters = append(s.limiters, New(Config{Zones: zones, Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}))
 	}
 	for _, l := range s.limiters {
 		l.Run()
@@ -377,7 +373,7 @@ func TestOuterHandlersHoldNothingWhileAnInnerOneWaits(t *testing.T) {
 						}
 						key, _ := z.clientKey(nil, caddy.NewReplacer(), s.limiters[0])
 						r := store.Request{Limit: &z.limit, ClientKey: key, Events: 100}
-						if used := s.buckets().(*memory.Store).Peek(t.Context(), []store.Request{r})[0].Used; used != want {
+						if used := store.Answers(t.Context(), s.buckets().(*memory.Store).Peek, []store.Request{r})[0].Used; used != want {
 							t.Errorf("outer %v, %d handlers: %s counts %d, want %d", outer, handlers, z.Name, used, want)
 						}
 					}

@@ -109,7 +109,7 @@ func TestBurstOfACentury(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if st := buckets.Take(t.Context(), []store.Request{req})[0]; st.Allowed != (n < burst) {
+		if st := store.Answers(t.Context(), buckets.Take, []store.Request{req})[0]; st.Allowed != (n < burst) {
 			t.Fatalf("request %d is admitted: %v", n+1, st.Allowed)
 		}
 	}

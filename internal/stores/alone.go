@@ -16,7 +16,7 @@ import (
 func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State {
 	reqs, states := []store.Request{*local}, make([]store.State, 1)
 	if takes {
-		o.Local.Buckets.TakeInto(reqs, states)
+		o.Local.Accounts.Take(context.Background(), reqs, states)
 	} else {
 		o.Local.Accounts.Admit(context.Background(), reqs, states)
 	}
@@ -41,7 +41,7 @@ func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State
 func (o *Opened) leaveLocal(req []store.Request, st *store.State, takes bool) {
 	if takes {
 		req[0].Receipt = st.Receipt
-		o.Local.Buckets.Refund(context.Background(), req)
+		o.Local.Refund(req)
 		return
 	}
 	held := []int64{req[0].Cost}

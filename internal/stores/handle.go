@@ -27,7 +27,8 @@ import (
 
 // Module is what a module in the namespace rate_limit.stores implements.
 type Module interface {
-	// OpenStore opens the store that has this name in the config, without I/O.
+	// OpenStore opens the store that has this name in the config, without I/O. The store
+	// may be a [store.Remote] and [store.Operable] too.
 	// Its counts survive as long as some store of that name is open. A request
 	// that outlives its config may open it again after it was closed.
 	OpenStore(name string) (store.Store, error)
@@ -88,16 +89,6 @@ func Open(ctx caddy.Context, name string, module any) (*Handle, error) {
 	return h, nil
 }
 
-// KnowsPenalties reports whether the store, which is open, can keep clients
-// refused.
-func (h *Handle) KnowsPenalties() bool { return h.open.Load().penalizer != nil }
-
-// CanForgive reports whether the store, which is open, can empty a bucket.
-func (h *Handle) CanForgive() bool {
-	_, ok := h.open.Load().Base.(store.Resetter)
-	return ok
-}
-
 // maxForgiving bounds how many buckets of a store are emptied at the same time, by a reset or by a
 // refund whose outcome is awaited.
 const maxForgiving = 256
@@ -122,9 +113,9 @@ func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	forgive := func(ctx context.Context) {
 		defer h.Leave()
 		defer open.forgiving.Add(-1)
-		done(open, open.Store.(store.Resetter).Reset(ctx, r))
+		done(open, open.Accounts.Reset(ctx, r))
 	}
-	if _, ok := open.Store.(store.Immediate); ok {
+	if !open.IsRemote {
 		forgive(context.Background())
 		return
 	}
@@ -139,11 +130,9 @@ func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 		report(store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, err)})
 		return
 	}
-	if open.Ledger == nil {
+	if !open.IsRemote {
 		defer h.Leave()
-		ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
-		defer cancel()
-		report(open.Store.Refund(ctx, []store.Request{r})[0])
+		open.Accounts.RefundReported(r, report)
 		return
 	}
 	if open.forgiving.Add(1) > maxForgiving {
@@ -153,7 +142,7 @@ func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 		return
 	}
 	refunded := make(chan store.State, 1)
-	open.Ledger.RefundReported(r, func(st store.State) { refunded <- st })
+	open.Accounts.RefundReported(r, func(st store.State) { refunded <- st })
 	deliver(func(ctx context.Context) {
 		defer h.Leave()
 		st := store.State{}
@@ -199,9 +188,7 @@ func (h *Handle) Run() {
 		return
 	}
 	defer h.Leave()
-	if open.Ledger != nil {
-		open.Ledger.Run()
-	}
+	open.Accounts.Run()
 	if open.overrides != nil {
 		open.overrides.start()
 	}
@@ -218,11 +205,9 @@ func (h *Handle) Warm() {
 		return
 	}
 	defer h.Leave()
-	if w, ok := open.Store.(store.Warmer); ok {
-		ctx, cancel := context.WithTimeout(context.Background(), warmTimeout)
-		defer cancel()
-		w.Warm(ctx)
-	}
+	ctx, cancel := context.WithTimeout(context.Background(), warmTimeout)
+	defer cancel()
+	open.Accounts.Warm(ctx)
 }
 
 // Enter returns the store for use until Leave is called.
@@ -237,9 +222,9 @@ func (h *Handle) Enter() (*Opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		if h.wasOpened && open.Ledger != nil {
+		if h.wasOpened {
 			// The request outlived its config, which delivers nothing any more.
-			open.Ledger.Stop()
+			open.Accounts.Stop()
 		}
 		h.wasOpened = true
 		h.open.Store(open)
@@ -290,8 +275,8 @@ func (h *Handle) Leave() {
 // the store, even if requests that outlasted the grace period still use it:
 // otherwise their charges would not be delivered.
 func (h *Handle) Unload() {
-	if open := h.open.Load(); open != nil && open.Ledger != nil && !caddy.Exiting() {
-		open.Ledger.Stop()
+	if open := h.open.Load(); open != nil && !caddy.Exiting() {
+		open.Accounts.Stop()
 	}
 	h.Leave()
 	if !caddy.Exiting() {
@@ -317,5 +302,5 @@ func (h *Handle) close(open *Opened) {
 	if open.newcomers != nil {
 		_, _ = Pool.Delete(acquaintancesKey(h.Name))
 	}
-	h.leaveLedger(open.Ledger)
+	h.leaveAccounts(open.Accounts)
 }

@@ -58,7 +58,7 @@ func TestOvertakenRequestOpensTheStoreAgain(t *testing.T) {
 	h, m := newHandle(t)
 	h.Unload()
 	open, err := h.Enter()
-	if err != nil || open == nil || open.Store == nil {
+	if err != nil || open == nil || open.Base == nil {
 		t.Fatalf("no store: %v", err)
 	}
 	h.Leave()
@@ -121,7 +121,7 @@ func (s *remoteStore) ChargeReported(reqs []store.Request, report func(i int, st
 		}
 		return
 	}
-	for i, st := range s.Charge(context.Background(), reqs) {
+	for i, st := range store.Answers(context.Background(), s.Charge, reqs) {
 		report(i, st)
 	}
 }
@@ -130,18 +130,28 @@ func (s *remoteStore) RefundReported(reqs []store.Request, report func(i int, st
 	if s.resets != nil {
 		go func() {
 			<-s.resets
-			for i, st := range s.Refund(context.Background(), reqs) {
+			for i, st := range store.Answers(context.Background(), s.Refund, reqs) {
 				report(i, st)
 			}
 		}()
 		return
 	}
-	for i, st := range s.Refund(context.Background(), reqs) {
+	for i, st := range store.Answers(context.Background(), s.Refund, reqs) {
 		report(i, st)
 	}
 }
 
+func (s *remoteStore) PenalizeDetached(reqs []store.Request) {
+	store.Answers(context.Background(), s.Penalize, reqs)
+}
+
 func (*remoteStore) Owner(string) string { return "a" }
+
+func (*remoteStore) Hurry(string) {}
+
+func (*remoteStore) Warm(context.Context) {}
+
+var _ store.Remote = (*remoteStore)(nil)
 
 func newRemoteHandle(t *testing.T) (*Handle, *remoteStore) {
 	t.Helper()
@@ -166,7 +176,7 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	charge := func() { running.open.Load().detacher.ChargeDetached([]store.Request{r}) }
+	charge := func() { running.open.Load().Charge([]store.Request{r}) }
 	charge()
 	rejected.Unload()
 	charge()
@@ -191,7 +201,7 @@ func TestOvertakenRequestChargesTheRunningStore(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	open.detacher.ChargeDetached([]store.Request{r})
+	open.Charge([]store.Request{r})
 	good.awaitUsed(t, r, 1)
 }
 
@@ -212,13 +222,13 @@ func TestForgivingIsBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer h.Leave()
-	open.Local.Buckets.Charge(t.Context(), another)
+	store.Answers(t.Context(), open.Local.Buckets.Charge, another)
 	var refused error
 	h.Forgive(another[0], func(_ *Opened, err error) { refused = err })
 	if !errors.Is(refused, errForgiving) {
 		t.Errorf("one more: %v", refused)
 	}
-	if n := open.Local.Buckets.Peek(t.Context(), another)[0].Used; n != 0 {
+	if n := store.Answers(t.Context(), open.Local.Buckets.Peek, another)[0].Used; n != 0 {
 		t.Errorf("the local counts have %d of it, want 0", n)
 	}
 	close(s.resets)
@@ -290,7 +300,7 @@ func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
 	r.Cost = 0
 	used := int64(-1)
 	for began := time.Now(); used != want && time.Since(began) < time.Minute; time.Sleep(10 * time.Millisecond) {
-		used = s.Check(t.Context(), []store.Request{r})[0].Used
+		used = store.Answers(t.Context(), s.Check, []store.Request{r})[0].Used
 	}
 	if used != want {
 		t.Errorf("%d charges have reached the store of the running config, want %d", used, want)

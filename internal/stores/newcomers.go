@@ -38,7 +38,7 @@ type NewcomerConfig interface {
 type newcomers struct {
 	store  string
 	most   int
-	peeker store.Peeker
+	base   store.Store
 	logger *zap.Logger
 	// acquainted are the clients that have been let in.
 	acquainted *acquaintances
@@ -47,17 +47,15 @@ type newcomers struct {
 	zones sync.Map
 }
 
-// newNewcomers returns nil if the module wants no bound, or its store cannot show
-// which clients have a bucket.
+// newNewcomers returns nil if the module wants no bound.
 func (h *Handle) newNewcomers(s store.Store) *newcomers {
 	m, ok := h.Module.(NewcomerConfig)
-	peeker, canPeek := s.(store.Peeker)
-	if !ok || !canPeek || m.NewBuckets() == 0 {
+	if !ok || m.NewBuckets() == 0 {
 		return nil
 	}
 	pooled, _ := Pool.LoadOrStore(acquaintancesKey(h.Name), newAcquaintances(maxAcquaintances, time.Now()))
 	return &newcomers{
-		store: h.Name, most: m.NewBuckets(), peeker: peeker, logger: h.Logger,
+		store: h.Name, most: m.NewBuckets(), base: s, logger: h.Logger,
 		acquainted: pooled.(*acquaintances),
 	}
 }
@@ -89,7 +87,7 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 	if len(asked) == 0 {
 		return nil
 	}
-	for k, st := range n.peeker.Peek(ctx, asked) {
+	for k, st := range store.Answers(ctx, n.base.Peek, asked) {
 		r := &asked[k]
 		switch {
 		case st.Err == nil && st.Holds(r.Limit):

@@ -2,7 +2,6 @@ package stores
 
 import (
 	"context"
-	"errors"
 	"reflect"
 	"sync/atomic"
 	"time"
@@ -20,26 +19,21 @@ import (
 // Opened is a store that is open, with what surrounds it.
 type Opened struct {
 	Name string
-	// Store is the ledger of the module's store, or that store if it has none.
-	Store store.Store
 	// Base is the module's store.
 	Base store.Store
-	// Accounts hold what requests cost until they are settled.
-	Accounts accounts
-	// Ledger is nil if the store has none.
-	Ledger *ledger.Ledger
+	// Operable is Base if operators may ask it, and otherwise nil.
+	Operable store.Operable
+	// Accounts hold what requests cost until they are settled, and make all calls of
+	// requests.
+	Accounts Accounts
+	// IsRemote is set if Base is a [store.Remote].
+	IsRemote bool
 	// Local decides while the store fails.
 	Local localCounts
 	// overrides is nil if the store keeps none.
 	overrides *overrides
 	// forgiving counts the buckets that are being emptied.
 	forgiving atomic.Int64
-
-	// With a remote store, Store, Accounts, Ledger, detacher and penalizer are one
-	// ledger. direct is Base as a Detacher: calls of it pass the ledger by. The three
-	// are nil if the store lacks the ability.
-	detacher, direct store.Detacher
-	penalizer        store.Penalizer
 	// newcomers is nil if new buckets are not bounded.
 	newcomers *newcomers
 	// full remembers, for a bounded number of buckets, which takes they refuse and until
@@ -48,21 +42,55 @@ type Opened struct {
 	full *otter.Cache[bucketID, refusedTake]
 }
 
+// Accounts are a store with an account of what its buckets are about to spend: a
+// [ledger.Ledger], or a [ledger.Local] for a store that answers at once. A Ledger documents the
+// methods.
+type Accounts interface {
+	store.Store
+
+	Admit(ctx context.Context, reqs []store.Request, states []store.State)
+	RefuseKnown(reqs []store.Request, states []store.State) bool
+	CheckAhead(ctx context.Context, r store.Request, timeout time.Duration) store.State
+	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
+	AdmitAlone(r *store.Request) store.State
+	ForeseeAlone(r *store.Request) store.State
+
+	Settle(reqs []store.Request, held []int64)
+	SettleUnknown(reqs []store.Request, held []int64)
+	ChargeDetached(reqs []store.Request)
+	ChargeByID(reqs []store.Request)
+	RefundDetached(reqs []store.Request)
+	RefundReported(r store.Request, report func(st store.State))
+	PenalizeDetached(reqs []store.Request)
+
+	Account(r *store.Request) *store.Account
+	Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State))
+	Owner(clientKey string) string
+	Delays(shard string) bool
+	Figures() ledger.Figures
+
+	Warm(ctx context.Context)
+	Run()
+	Stop()
+	IsNeeded() bool
+	Flush(ctx context.Context)
+	Leave()
+}
+
 func (h *Handle) newOpened() (*Opened, error) {
 	s, err := h.Module.OpenStore(h.Name)
 	if err != nil {
 		return nil, err
 	}
+	operable, _ := s.(store.Operable)
+	remote, isRemote := s.(store.Remote)
 	open := &Opened{
-		Name: h.Name, Store: s, Base: s,
+		Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote,
 		full: otter.Must(&otter.Options[bucketID, refusedTake]{MaximumSize: maxFullBuckets}),
 	}
-	open.detacher, _ = s.(store.Detacher)
-	open.direct = open.detacher
-	open.penalizer, _ = s.(store.Penalizer)
 	open.newcomers = h.newNewcomers(s)
-	h.keepLedger(open)
-	open.overrides = newOverrides(s, h.overridePeriod(), h.reportOverrides)
+	h.keepAccounts(open, remote)
+	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
 	return open, nil
 }
 
@@ -85,11 +113,7 @@ func (o *Opened) Admit(ctx context.Context, reqs []store.Request, states []store
 // Take checks requests, and spends the cost of those that are allowed.
 func (o *Opened) Take(ctx context.Context, reqs []store.Request, states []store.State) {
 	ctx, span := o.startSpan(ctx, "take", reqs)
-	if immediate, ok := o.Store.(store.Immediate); ok {
-		immediate.TakeInto(reqs, states)
-	} else {
-		copy(states, o.Store.Take(ctx, reqs))
-	}
+	o.Accounts.Take(ctx, reqs, states)
 	endSpan(span, states)
 }
 
@@ -107,32 +131,13 @@ func (o *Opened) NoteFull(r *store.Request, st *store.State, now time.Time) {
 	}
 }
 
-// CheckAhead checks a request that waits behind others. A ledger that knows that
-// the request has to wait longer than timeout makes no call.
-func (o *Opened) CheckAhead(ctx context.Context, r store.Request, timeout time.Duration) store.State {
-	if o.Ledger != nil {
-		return o.Ledger.CheckAhead(ctx, r, timeout)
-	}
-	// What is in flight counts as well.
-	return o.Accounts.Foresee(r, false, func(r store.Request) store.State {
-		return o.Store.Check(ctx, []store.Request{r})[0]
-	})
-}
-
-// ErrNoPeek is the error of a store that cannot show a bucket without changing it.
-var ErrNoPeek = errors.New("the store cannot tell what is in a bucket without changing it")
-
-// Peek returns what the module's store says about a bucket; the primary is asked
-// first.
+// Peek returns what the module's store says about a bucket. The primary is asked first if
+// the store shows all copies.
 func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
-	inspector, ok := o.Base.(store.Inspector)
-	if !ok {
-		if peeker, ok := o.Base.(store.Peeker); ok {
-			return peeker.Peek(ctx, []store.Request{r})[0]
-		}
-		return store.State{Err: ErrNoPeek}
+	if o.Operable == nil {
+		return store.Answers(ctx, o.Base.Peek, []store.Request{r})[0]
 	}
-	found := inspector.Inspect(ctx, r)
+	found := o.Operable.Inspect(ctx, r)
 	if found.Previous != nil && !found.Copies[0].Exists {
 		found = *found.Previous
 	}
@@ -144,43 +149,44 @@ func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
 	return found.Copies[0].State
 }
 
-// Charge charges requests without waiting.
-func (o *Opened) Charge(reqs []store.Request) {
-	o.detach(o.detacher, store.Detacher.ChargeDetached, store.Store.Charge, reqs)
+// Inspect returns all copies of a bucket, and what this process knows of it beyond them. The
+// store is Operable.
+func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection {
+	found := o.Operable.Inspect(ctx, r)
+	found.Account = o.Accounts.Account(&r)
+	return found
 }
 
-// ChargeByID charges requests that the store may have charged already: it knows
-// them by their IDs, so the ledger must not add them to others.
+// Walk visits the buckets of which this process knows something, as [store.Operable] says.
+// The store is Operable.
+func (o *Opened) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
+	o.Operable.Walk(reqs, visit)
+	o.Accounts.Walk(reqs, visit)
+}
+
+// Charge charges requests without waiting.
+func (o *Opened) Charge(reqs []store.Request) {
+	if len(reqs) > 0 {
+		o.Accounts.ChargeDetached(reqs)
+	}
+}
+
+// ChargeByID charges requests that the store may have charged already.
 func (o *Opened) ChargeByID(reqs []store.Request) {
-	o.detach(o.direct, store.Detacher.ChargeDetached, store.Store.Charge, reqs)
+	if len(reqs) > 0 {
+		o.Accounts.ChargeByID(reqs)
+	}
 }
 
 // Refund gives back what requests have spent, without waiting.
 func (o *Opened) Refund(reqs []store.Request) {
-	o.detach(o.detacher, store.Detacher.RefundDetached, store.Store.Refund, reqs)
+	if len(reqs) > 0 {
+		o.Accounts.RefundDetached(reqs)
+	}
 }
 
 // Penalize keeps the client of r refused, without waiting.
-func (o *Opened) Penalize(r store.Request) { o.penalizer.PenalizeDetached([]store.Request{r}) }
-
-// detachedTimeout bounds a detached call of a store that is no [store.Detacher].
-const detachedTimeout = 5 * time.Second
-
-// detach makes a call without waiting: of d or, if that is nil, of the store.
-func (o *Opened) detach(
-	d store.Detacher, detached func(store.Detacher, []store.Request),
-	call func(store.Store, context.Context, []store.Request) []store.State, reqs []store.Request,
-) {
-	switch {
-	case len(reqs) == 0:
-	case d != nil:
-		detached(d, reqs)
-	default:
-		ctx, cancel := context.WithTimeout(context.Background(), detachedTimeout)
-		defer cancel()
-		call(o.Store, ctx, reqs)
-	}
-}
+func (o *Opened) Penalize(r store.Request) { o.Accounts.PenalizeDetached([]store.Request{r}) }
 
 // tracerName is the instrumentation scope of the spans.
 const tracerName = "github.com/shardlimit/caddy-shardlimit"
@@ -234,19 +240,6 @@ type refusedTake struct {
 // refund.
 const maxFullBuckets = 100_000
 
-// accounts hold what requests cost from their admission until they are settled:
-// a [ledger.Ledger], or a [ledger.Local] for a store that answers at once.
-type accounts interface {
-	Admit(ctx context.Context, reqs []store.Request, states []store.State)
-	RefuseKnown(reqs []store.Request, states []store.State) bool
-	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
-	AdmitAlone(r *store.Request) store.State
-	ForeseeAlone(r *store.Request) store.State
-	Settle(reqs []store.Request, held []int64)
-	SettleUnknown(reqs []store.Request, held []int64)
-	Figures() ledger.Figures
-}
-
 // LedgerConfig is a [Module] with settings for its ledger.
 type LedgerConfig interface {
 	LedgerOptions(name string) ledger.Options
@@ -277,49 +270,42 @@ type pooledLedger struct {
 	localFlights *ledger.Flights
 }
 
-// keepLedger puts a ledger before the store of o, and local counts beside it.
-func (h *Handle) keepLedger(o *Opened) {
+// keepAccounts opens the accounts of the store of o, which is remote unless that is nil, and
+// local counts beside it.
+func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
 	shared := pooled.(pooledLedger)
 	buckets := memory.New(shared.local, MemoryOptions(h.Name, h.Logger, 0))
 	o.Local = localCounts{&Opened{
-		Name: h.Name, Store: buckets, Base: buckets, Accounts: ledger.NewLocal(shared.localFlights, buckets),
-		detacher: buckets, direct: buckets, penalizer: buckets,
+		Name: h.Name, Base: buckets, Operable: buckets, Accounts: ledger.NewLocal(shared.localFlights, buckets),
 	}, buckets}
-	remote, isRemote := o.Store.(ledger.Remote)
-	if !isRemote {
-		o.Accounts = ledger.NewLocal(shared.flights, o.Store)
+	if remote == nil {
+		o.Accounts = ledger.NewLocal(shared.flights, o.Base)
 		return
 	}
 	opts := ledger.Options{}
 	if m, ok := h.Module.(LedgerConfig); ok {
 		opts = m.LedgerOptions(h.Name)
 	}
-	l := ledger.New(shared.books, remote, opts)
-	o.Ledger, o.Store, o.Accounts, o.detacher = l, l, l, l
-	if o.penalizer != nil {
-		o.penalizer = l
-	}
+	o.Accounts = ledger.New(shared.books, remote, opts)
 }
 
-// leaveLedger leaves the ledger, which may be nil, and closes the module's store.
-// While something waits that is delivered through that store, both happen later:
-// once it is delivered, another config delivers it, or there is no more time.
-// Until then a new config finds the books, and what waits.
-func (h *Handle) leaveLedger(l *ledger.Ledger) {
+// leaveAccounts leaves the accounts, and closes the module's store. While something
+// waits that is delivered through that store, both happen later: once it is delivered, another
+// config delivers it, or there is no more time. Until then a new config finds the books, and
+// what waits.
+func (h *Handle) leaveAccounts(a Accounts) {
 	leave := func() {
-		if l != nil {
-			l.Leave()
-		}
+		a.Leave()
 		_, _ = Pool.Delete(h.ledgerKey())
 		h.Module.CloseStore()
 	}
-	if l == nil || !l.IsNeeded() {
+	if !a.IsNeeded() {
 		leave()
 		return
 	}
 	deliver(func(ctx context.Context) {
-		l.Flush(ctx)
+		a.Flush(ctx)
 		leave()
 	})
 }

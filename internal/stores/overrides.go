@@ -27,7 +27,7 @@ const firstLook = 250 * time.Millisecond
 // overrides are what operators have changed for the clients of an open store, as it was
 // when the store was looked at last.
 type overrides struct {
-	kept    store.Overrider
+	kept    store.Operable
 	current atomic.Pointer[map[overrideID]store.Override]
 	// changed is called after a look that has found another state.
 	changed func()
@@ -54,10 +54,9 @@ func (h *Handle) overridePeriod() time.Duration {
 	return 0
 }
 
-// newOverrides returns those of a store, or nil if it keeps none.
-func newOverrides(s store.Store, period time.Duration, changed func()) *overrides {
-	kept, ok := s.(store.Overrider)
-	if !ok {
+// newOverrides returns those of a store, or nil if that is nil.
+func newOverrides(kept store.Operable, period time.Duration, changed func()) *overrides {
+	if kept == nil {
 		return nil
 	}
 	o := &overrides{kept: kept, changed: changed, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
@@ -153,19 +152,19 @@ var errNoOverrides = fmt.Errorf("%w: the store keeps no blocks and grants", erro
 
 // SetOverride begins an override, which counts here at once.
 func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
-	return h.changeOverrides(ctx, func(kept store.Overrider) error { return kept.SetOverride(ctx, o) })
+	return h.changeOverrides(ctx, func(kept store.Operable) error { return kept.SetOverride(ctx, o) })
 }
 
 // RemoveOverride ends one, and reports whether there was one.
 func (h *Handle) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (removed bool, err error) {
-	err = h.changeOverrides(ctx, func(kept store.Overrider) (err error) {
+	err = h.changeOverrides(ctx, func(kept store.Operable) (err error) {
 		removed, err = kept.RemoveOverride(ctx, kind, zone, clientKey)
 		return err
 	})
 	return removed, err
 }
 
-func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Overrider) error) error {
+func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Operable) error) error {
 	open, err := h.Enter()
 	if err != nil {
 		return err

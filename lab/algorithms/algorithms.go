@@ -407,7 +407,7 @@ func measureMemory(server *redistest.Server, s *redis.Store, w way, c *cost) err
 				Limit: w.limit(window), ClientKey: "x7Q:203.0.113.7", Events: int64(size), Cost: 1, ID: id(done),
 			})
 		}
-		for _, st := range s.Charge(ctx, reqs) {
+		for _, st := range store.Answers(ctx, s.Charge, reqs) {
 			if st.Err != nil {
 				return st.Err
 			}
@@ -445,13 +445,13 @@ func measureCPU(server *redistest.Server, s *redis.Store, w way, round int) (mic
 // callAll makes measuredTimes calls for each client, from many callers at a time. The turn
 // makes their IDs unique.
 func callAll(s *redis.Store, limit *store.Limit, op algorithm.Operation, turn int) error {
-	calls := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+	calls := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
 		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
 	}
 	return traffic.Together(measuredCallers, func(caller int) (err error) {
 		for n := range measuredTimes {
 			for c := caller; c < measuredClients; c += measuredCallers {
-				st := calls[op](context.Background(), []store.Request{{
+				st := store.Answers(context.Background(), calls[op], []store.Request{{
 					Limit: limit, ClientKey: "x7Q:" + id(c), Events: 100, Cost: 1,
 					ID: id(turn*measuredCalls + n*measuredClients + c),
 				}})[0]

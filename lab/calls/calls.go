@@ -188,7 +188,7 @@ func (p *process) close() error {
 }
 
 func (p *process) take(ctx context.Context, r store.Request) store.State {
-	return p.ledger.Take(ctx, []store.Request{r})[0]
+	return store.Answers(ctx, p.ledger.Take, []store.Request{r})[0]
 }
 
 const (

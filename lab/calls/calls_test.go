@@ -68,7 +68,7 @@ func TestRefusedTrafficMakesOneCallASecond(t *testing.T) {
 		r := request(fmt.Sprint(v.before))
 		full := r
 		full.Cost = r.Events
-		p.ledger.Charge(t.Context(), []store.Request{full})
+		store.Answers(t.Context(), p.ledger.Charge, []store.Request{full})
 		v.send(p.ledger, r)
 		begun := time.Now()
 		was, err := countCalls(servers)

@@ -2,6 +2,7 @@ package calls
 
 import (
 	"context"
+	"errors"
 	"math/rand/v2"
 	"sync"
 	"sync/atomic"
@@ -44,7 +45,7 @@ type remote struct {
 	measured, until  time.Time
 }
 
-var _ ledger.Remote = (*remote)(nil)
+var _ store.Remote = (*remote)(nil)
 
 func bucketIn(buckets map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket {
 	b, ok := buckets[r.Limit.Zone]
@@ -85,7 +86,7 @@ func (s *remote) write(k kind, op algorithm.Operation, reqs []store.Request) []s
 }
 
 // Check asks the replica, and the primary where that shows no open window.
-func (s *remote) Check(_ context.Context, reqs []store.Request) []store.State {
+func (s *remote) Check(_ context.Context, reqs []store.Request, states []store.State) {
 	if !reqs[0].Primary {
 		s.note(check, reqs)
 		time.Sleep(travel)
@@ -95,10 +96,11 @@ func (s *remote) Check(_ context.Context, reqs []store.Request) []store.State {
 		time.Sleep(travel)
 		if st.Reset != 0 {
 			st.Replica = true
-			return []store.State{st}
+			states[0] = st
+			return
 		}
 	}
-	return s.call(opening, algorithm.Check, reqs, 0)
+	copy(states, s.call(opening, algorithm.Check, reqs, 0))
 }
 
 // call makes a call to the primary, after some time.
@@ -110,25 +112,35 @@ func (s *remote) call(k kind, op algorithm.Operation, reqs []store.Request, afte
 	return states
 }
 
-func (s *remote) Charge(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(charge, algorithm.Charge, reqs, 0)
+func (s *remote) Charge(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(charge, algorithm.Charge, reqs, 0))
 }
 
-func (s *remote) Take(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(take, algorithm.Take, reqs, 0)
+func (s *remote) Take(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(take, algorithm.Take, reqs, 0))
 }
 
-func (s *remote) Refund(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(refund, algorithm.Refund, reqs, 0)
+func (s *remote) Refund(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(refund, algorithm.Refund, reqs, 0))
 }
 
-func (s *remote) ChargeDetached(reqs []store.Request) {
-	s.ChargeReported(reqs, func(int, store.State) {})
+func (s *remote) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(charge, algorithm.Penalize, reqs, 0))
 }
 
-func (s *remote) RefundDetached(reqs []store.Request) {
-	s.RefundReported(reqs, func(int, store.State) {})
+func (s *remote) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.Check(ctx, reqs, states)
 }
+
+func (*remote) Reset(context.Context, store.Request) error { return errors.ErrUnsupported }
+
+func (s *remote) PenalizeDetached(reqs []store.Request) {
+	go s.call(charge, algorithm.Penalize, reqs, linger)
+}
+
+func (*remote) Hurry(string) {}
+
+func (*remote) Warm(context.Context) {}
 
 func (s *remote) ChargeReported(reqs []store.Request, report func(int, store.State)) {
 	go s.report(charge, algorithm.Charge, reqs, report)
@@ -140,7 +152,9 @@ func (s *remote) RefundReported(reqs []store.Request, report func(int, store.Sta
 
 func (s *remote) report(k kind, op algorithm.Operation, reqs []store.Request, report func(int, store.State)) {
 	for i, st := range s.call(k, op, reqs, linger) {
-		report(i, st)
+		if report != nil {
+			report(i, st)
+		}
 	}
 }
 
@@ -215,7 +229,7 @@ func (v virtual) perRequest(t *testing.T, rate float64, counted time.Duration) (
 func (v virtual) send(l *ledger.Ledger, r store.Request) int64 {
 	reqs, states := []store.Request{r}, make([]store.State, 1)
 	if v.before {
-		if l.Take(context.Background(), reqs)[0].Allowed {
+		if store.Answers(context.Background(), l.Take, reqs)[0].Allowed {
 			return 1
 		}
 		return 0

@@ -81,7 +81,7 @@ func TestSoleWriterMakesNoChecks(t *testing.T) {
 			c.come(30)
 			c.want("after an outage", c.come(20), 0, 0)
 
-			c.ledger.Refund(t.Context(), []store.Request{c.req})
+			store.Answers(t.Context(), c.ledger.Refund, []store.Request{c.req})
 			c.want("after a refund", c.come(5), 1, 5)
 			c.ledger.Leave()
 		})

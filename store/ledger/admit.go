@@ -188,7 +188,7 @@ func (a *admission) answers(what []asking) []store.State {
 			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
-	return a.ledger.store.Check(ctx, reqs)
+	return store.Answers(ctx, a.ledger.store.Check, reqs)
 }
 
 // awaitCharges waits for the charges in flight that decide, and returns the
@@ -245,7 +245,7 @@ func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) 
 			return store.State{Err: err}
 		}
 	}
-	return l.store.Check(ctx, reqs)[0]
+	return store.Answers(ctx, l.store.Check, reqs)[0]
 }
 
 // AdmitAlone decides about a request that the store does not answer, by what this process

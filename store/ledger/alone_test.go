@@ -29,7 +29,7 @@ type alone struct {
 func (p alone) serve(r store.Request, ms int) (admitted, decided bool) {
 	var st store.State
 	if p.takes {
-		st = p.Take(context.Background(), []store.Request{r})[0]
+		st = store.Answers(context.Background(), p.Take, []store.Request{r})[0]
 	} else {
 		st = admit(p, r)
 	}

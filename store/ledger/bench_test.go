@@ -17,22 +17,26 @@ import (
 // instant is a store that answers at once, so that benchmarks measure the ledger alone.
 type instant struct{ simulation }
 
-func (*instant) answer(reqs []store.Request) []store.State {
+func (*instant) answer(reqs []store.Request, states []store.State) {
 	now := time.Now().UnixMicro()
-	states := make([]store.State, len(reqs))
 	for i := range reqs {
 		b := &algorithm.FixedWindow{Used: 1, Reset: now + time.Hour.Microseconds()}
 		states[i] = b.View(&reqs[i], now, false)
 	}
-	return states
 }
 
-func (s *instant) Check(_ context.Context, reqs []store.Request) []store.State { return s.answer(reqs) }
+func (s *instant) Check(_ context.Context, reqs []store.Request, states []store.State) {
+	s.answer(reqs, states)
+}
 
-func (s *instant) Take(_ context.Context, reqs []store.Request) []store.State { return s.answer(reqs) }
+func (s *instant) Take(_ context.Context, reqs []store.Request, states []store.State) {
+	s.answer(reqs, states)
+}
 
 func (s *instant) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
-	for i, st := range s.answer(reqs) {
+	states := make([]store.State, len(reqs))
+	s.answer(reqs, states)
+	for i, st := range states {
 		report(i, st)
 	}
 }
@@ -48,17 +52,19 @@ func BenchmarkLedger(b *testing.B) {
 		run  func(l *Ledger, reqs []store.Request, states []store.State)
 	}{
 		{"store alone", func(l *Ledger, reqs []store.Request, _ []store.State) {
-			l.store.Check(context.Background(), reqs)
+			store.Answers(context.Background(), l.store.Check, reqs)
 			l.store.ChargeReported(reqs, func(int, store.State) {})
 		}},
 		{"charge after", func(l *Ledger, reqs []store.Request, states []store.State) {
 			l.Admit(context.Background(), reqs, states)
 			l.Settle(reqs, nil)
 		}},
-		{"charge before", func(l *Ledger, reqs []store.Request, _ []store.State) { l.Take(context.Background(), reqs) }},
+		{"charge before", func(l *Ledger, reqs []store.Request, _ []store.State) {
+			store.Answers(context.Background(), l.Take, reqs)
+		}},
 		{"batch", func(l *Ledger, reqs []store.Request, _ []store.State) {
 			reqs[0].Batch = 1000
-			l.Take(context.Background(), reqs)
+			store.Answers(context.Background(), l.Take, reqs)
 		}},
 		{"refused", func(l *Ledger, reqs []store.Request, states []store.State) {
 			reqs[0].Events = 1
@@ -98,8 +104,8 @@ func BenchmarkRedis(b *testing.B) {
 		do   func(r []store.Request) store.State
 	}{
 		{"store alone", func(r []store.Request) store.State {
-			st := s.Check(context.Background(), r)[0]
-			s.ChargeDetached(r)
+			st := store.Answers(context.Background(), s.Check, r)[0]
+			s.ChargeReported(r, nil)
 			return st
 		}},
 		{"ledger", func(r []store.Request) store.State {
@@ -149,7 +155,7 @@ func BenchmarkWalk(b *testing.B) {
 	visited := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Walk([]store.Request{{Limit: &limit, Events: 100}}, func(int, string, bool, *store.State) { visited++ })
+		l.Walk([]store.Request{{Limit: &limit, Events: 100}}, func(int, string, *store.State) { visited++ })
 	}
 	b.ReportMetric(b.Elapsed().Seconds()*1e6*walkSize/float64(visited), "µs/chunk")
 	if visited != b.N*clients {

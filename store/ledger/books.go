@@ -363,7 +363,7 @@ func (l *Ledger) find(r *store.Request) *entry {
 
 // lock locks the bucket's page, and returns the bucket's entry, or nil, and its identity.
 func (l *Ledger) lock(r *store.Request) (*entry, *page, identity.ID) {
-	id := identity.New(l.books.limits.Number(r.Limit), r.ClientKey)
+	id := identity.ID{Limit: l.books.limits.Number(r.Limit), Key: r.ClientKey}
 	hash := id.Hash(l.books.seed)
 	p := &l.books.pages[pageOf(hash)]
 	p.mu.Lock()

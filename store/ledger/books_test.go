@@ -329,14 +329,14 @@ type newOwner struct {
 
 func (newOwner) Owner(string) string { return "other shard" }
 
-func (s newOwner) Check(ctx context.Context, reqs []store.Request) []store.State {
+func (s newOwner) Check(ctx context.Context, reqs []store.Request, states []store.State) {
 	s.asked()
-	return s.simulation.Check(ctx, reqs)
+	s.simulation.Check(ctx, reqs, states)
 }
 
-func (s newOwner) Take(ctx context.Context, reqs []store.Request) []store.State {
+func (s newOwner) Take(ctx context.Context, reqs []store.Request, states []store.State) {
 	s.asked()
-	return s.simulation.Take(ctx, reqs)
+	s.simulation.Take(ctx, reqs, states)
 }
 
 // TestNewOwnerIsAskedAfterChargesInFlight checks that no call to a bucket's new owner, which may
@@ -346,7 +346,7 @@ func TestNewOwnerIsAskedAfterChargesInFlight(t *testing.T) {
 	asking := map[string]func(l *Ledger, r store.Request) store.State{
 		"check": func(l *Ledger, r store.Request) store.State { return admit(l, r) },
 		"take": func(l *Ledger, r store.Request) store.State {
-			return l.Take(t.Context(), []store.Request{r})[0]
+			return store.Answers(t.Context(), l.Take, []store.Request{r})[0]
 		},
 		"check in line": func(l *Ledger, r store.Request) store.State {
 			return l.CheckAhead(t.Context(), r, time.Minute)

@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"hash/maphash"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,9 +11,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
-
-// localTimeout bounds a charge of a store that is no [store.Detacher].
-const localTimeout = 5 * time.Second
 
 // Flights are the costs in flight by bucket: all that a store without other
 // writers needs of a ledger. Views share them, and they outlive views.
@@ -68,7 +66,7 @@ func (f *Flights) Figures() (sum Figures) {
 
 // use returns the bucket's flight, locked.
 func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
-	id := identity.New(f.limits.Number(r.Limit), r.ClientKey)
+	id := identity.ID{Limit: f.limits.Number(r.Limit), Key: r.ClientKey}
 	p := &f.pages[pageOf(id.Hash(f.seed))]
 	p.mu.Lock()
 	fl, ok := p.flights[id]
@@ -103,22 +101,15 @@ func (f *Flights) held(r *store.Request) int64 {
 }
 
 // Local is a view of flights on a store that answers at once: a client's requests
-// wait for each other's answers. Its other methods are the store's.
+// wait for each other's answers. It is the counterpart of a [Ledger]; its other methods are
+// the store's.
 type Local struct {
 	store.Store
-	flights  *Flights
-	detacher store.Detacher
-	// immediate is the store if it is one, or nil.
-	immediate store.Immediate
+	flights *Flights
 }
 
 // NewLocal returns a view of flights on s.
-func NewLocal(flights *Flights, s store.Store) *Local {
-	l := &Local{Store: s, flights: flights}
-	l.detacher, _ = s.(store.Detacher)
-	l.immediate, _ = s.(store.Immediate)
-	return l
-}
+func NewLocal(flights *Flights, s store.Store) *Local { return &Local{Store: s, flights: flights} }
 
 // Admit is [Ledger.Admit].
 func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
@@ -152,7 +143,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 	asked, st := fl.asked[:], &states[0]
 	asked[0] = *r
 	asked[0].Ahead += fl.cost
-	l.check(ctx, asked, states)
+	l.Check(ctx, asked, states)
 	switch {
 	case st.Err != nil:
 	case st.Allowed:
@@ -161,19 +152,11 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 		users, cost = 0, r.Cost
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
-		if l.check(ctx, asked, states); st.Err == nil && st.Allowed {
+		if l.Check(ctx, asked, states); st.Err == nil && st.Allowed {
 			core.RefuseForFlight(st, r, fl.cost)
 			core.ShowFlight(st, fl.cost)
 		}
 	}
-}
-
-func (l *Local) check(ctx context.Context, reqs []store.Request, states []store.State) {
-	if l.immediate != nil {
-		l.immediate.CheckInto(reqs, states)
-		return
-	}
-	copy(states, l.Check(ctx, reqs))
 }
 
 // Foresee is [Ledger.Foresee].
@@ -196,6 +179,13 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 	}
 	core.ShowFlight(&st, held)
 	return st
+}
+
+// CheckAhead is [Ledger.CheckAhead]. What is in flight counts as well.
+func (l *Local) CheckAhead(ctx context.Context, r store.Request, _ time.Duration) store.State {
+	return l.Foresee(r, false, func(r store.Request) store.State {
+		return store.Answers(ctx, l.Check, []store.Request{r})[0]
+	})
 }
 
 // AdmitAlone is [Ledger.AdmitAlone]. Nothing is known of the bucket without its store.
@@ -246,16 +236,65 @@ func (l *Local) settle(req []store.Request, hold int64) {
 	defer page.leave(id, fl, 2, -hold)
 	fl.cost -= hold
 	if req[0].Cost > 0 {
-		l.charge(req)
+		l.ChargeDetached(req)
 	}
 }
 
-func (l *Local) charge(reqs []store.Request) {
-	if l.detacher != nil {
-		l.detacher.ChargeDetached(reqs)
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), localTimeout)
-	defer cancel()
-	l.Charge(ctx, reqs)
+// ChargeDetached is [Ledger.ChargeDetached]; it charges at once.
+func (l *Local) ChargeDetached(reqs []store.Request) { discard(l.Charge, reqs) }
+
+// ChargeByID is [Ledger.ChargeByID].
+func (l *Local) ChargeByID(reqs []store.Request) { l.ChargeDetached(reqs) }
+
+// RefundDetached is [Ledger.RefundDetached]; it refunds at once.
+func (l *Local) RefundDetached(reqs []store.Request) { discard(l.Refund, reqs) }
+
+// PenalizeDetached is [Ledger.PenalizeDetached].
+func (l *Local) PenalizeDetached(reqs []store.Request) { discard(l.Penalize, reqs) }
+
+// RefundReported is [Ledger.RefundReported].
+func (l *Local) RefundReported(r store.Request, report func(st store.State)) {
+	report(store.Answers(context.Background(), l.Refund, []store.Request{r})[0])
 }
+
+// unread has room for answers that nobody reads.
+var unread = sync.Pool{New: func() any { return new([]store.State) }}
+
+// discard makes an operation, and discards the answers.
+func discard(op func(context.Context, []store.Request, []store.State), reqs []store.Request) {
+	room := unread.Get().(*[]store.State)
+	*room = slices.Grow((*room)[:0], len(reqs))[:len(reqs)]
+	op(context.Background(), reqs, *room)
+	clear(*room) // errors
+	unread.Put(room)
+}
+
+// Account is [Ledger.Account]. The store says all that is known.
+func (*Local) Account(*store.Request) *store.Account { return nil }
+
+// Walk is [Ledger.Walk]. The store walks.
+func (*Local) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
+
+// Owner is [Ledger.Owner]. There are no shards.
+func (*Local) Owner(string) string { return "" }
+
+// Delays is [Ledger.Delays]. No charge waits.
+func (*Local) Delays(string) bool { return false }
+
+// Warm is [Ledger.Warm].
+func (*Local) Warm(context.Context) {}
+
+// Run is [Ledger.Run]. Nothing is ever to be delivered.
+func (*Local) Run() {}
+
+// Stop is [Ledger.Stop].
+func (*Local) Stop() {}
+
+// IsNeeded is [Ledger.IsNeeded].
+func (*Local) IsNeeded() bool { return false }
+
+// Flush is [Ledger.Flush].
+func (*Local) Flush(context.Context) {}
+
+// Leave is [Ledger.Leave].
+func (*Local) Leave() {}

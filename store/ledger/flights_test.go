@@ -98,18 +98,18 @@ type panickingStore struct {
 	client, in string
 }
 
-func (s panickingStore) Check(ctx context.Context, reqs []store.Request) []store.State {
+func (s panickingStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
 	if s.in == "check" && reqs[0].ClientKey == s.client {
 		panic(s.in)
 	}
-	return s.Store.Check(ctx, reqs)
+	s.Store.Check(ctx, reqs, states)
 }
 
-func (s panickingStore) Charge(ctx context.Context, reqs []store.Request) []store.State {
+func (s panickingStore) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
 	if s.in == "charge" && reqs[0].ClientKey == s.client {
 		panic(s.in)
 	}
-	return s.Store.Charge(ctx, reqs)
+	s.Store.Charge(ctx, reqs, states)
 }
 
 // TestStoreThatPanicsLeavesNothingInFlight, in the bucket that it panics for and in those

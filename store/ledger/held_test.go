@@ -14,7 +14,7 @@ import (
 
 // held returns a ledger that holds charges for 50 ms, and the bucket of a client whose window is
 // open.
-func held(t *testing.T, s Remote, events int64, opts Options) (*Ledger, store.Request) {
+func held(t *testing.T, s store.Remote, events int64, opts Options) (*Ledger, store.Request) {
 	t.Helper()
 	opts.ChargeDelay = 50 * time.Millisecond
 	r := requestOf("alice", events)
@@ -22,7 +22,7 @@ func held(t *testing.T, s Remote, events int64, opts Options) (*Ledger, store.Re
 }
 
 // known returns a ledger that has had a request and the reply to its charge.
-func known(t *testing.T, s Remote, r store.Request, opts Options) *Ledger {
+func known(t *testing.T, s store.Remote, r store.Request, opts Options) *Ledger {
 	t.Helper()
 	l := New(NewBooks(nil), s, opts)
 	l.Run()
@@ -241,32 +241,32 @@ func TestSeveralWritersHoldOneCharge(t *testing.T) {
 // view, or reported by the last one, and that a full ledger drops none.
 func TestHeldChargesOutliveTheirView(t *testing.T) {
 	for name, test := range map[string]struct {
-		end          func(s Remote, l *Ledger)
+		end          func(s store.Remote, l *Ledger)
 		used, undone int64
 	}{
-		"flush": {func(_ Remote, l *Ledger) {
+		"flush": {func(_ store.Remote, l *Ledger) {
 			l.Flush(context.Background())
 			l.Leave()
 		}, 2, 0},
-		"reload": {func(s Remote, l *Ledger) {
+		"reload": {func(s store.Remote, l *Ledger) {
 			next := New(l.books, s, Options{})
 			next.Run()
 			l.Stop()
 			l.Leave()
 		}, 2, 0},
-		"last view": {func(_ Remote, l *Ledger) { l.Leave() }, 2, 0},
-		"a request outlasts the last view": {func(_ Remote, l *Ledger) {
+		"last view": {func(_ store.Remote, l *Ledger) { l.Leave() }, 2, 0},
+		"a request outlasts the last view": {func(_ store.Remote, l *Ledger) {
 			l.books.End(context.Background())
 			l.Settle([]store.Request{requestOf("alice", 100)}, make([]int64, 1))
 		}, 3, 0},
-		"reset": {func(_ Remote, l *Ledger) {
+		"reset": {func(_ store.Remote, l *Ledger) {
 			r := requestOf("alice", 100)
 			if err := l.Reset(context.Background(), r); err != nil {
 				panic(err)
 			}
 			time.Sleep(time.Second)
 		}, 0, 0},
-		"full ledger": {func(_ Remote, l *Ledger) {
+		"full ledger": {func(_ store.Remote, l *Ledger) {
 			for i := range 10_000 {
 				r := requestOf(fmt.Sprint("client-", i), 100)
 				l.AdmitAlone(&r)

@@ -2,8 +2,6 @@ package ledger
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 	"time"
 
@@ -14,23 +12,13 @@ import (
 // after the reset.
 const resetTimeout = 500 * time.Millisecond
 
-// Inspect implements [store.Inspector], if the store does.
-func (l *Ledger) Inspect(ctx context.Context, r store.Request) store.Inspection {
-	var found store.Inspection
-	if s, ok := l.store.(store.Inspector); ok {
-		found = s.Inspect(ctx, r)
-	}
-	found.Account = l.account(&r)
-	return found
-}
-
 // walkSize is how many entries of a page are visited at a time, so that requests need not
 // wait for long: see BenchmarkWalk.
 const walkSize = 256
 
-// Walk implements [store.Walker]. A state counts what is in flight, and charges that the
-// store has not confirmed.
-func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+// Walk visits the buckets that are known, as [store.Operable] says. A state counts what is in
+// flight, and charges that the store has not confirmed.
+func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
 		asked[l.books.limits.Number(reqs[i].Limit)] = i
@@ -50,9 +38,8 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 				if !ok || e.IsExpired(&m) {
 					continue
 				}
-				clientKey, isWhole := e.id.ClientKey()
 				st = e.Estimate(&reqs[i], &m)
-				visit(i, clientKey, isWhole, &st)
+				visit(i, e.id.Key, &st)
 			}
 			p.mu.Unlock()
 		}
@@ -70,7 +57,8 @@ func (l *Ledger) Delays(shard string) bool {
 	return waits
 }
 
-func (l *Ledger) account(r *store.Request) *store.Account {
+// Account returns what is known of a bucket beyond what the store says, or nil.
+func (l *Ledger) Account(r *store.Request) *store.Account {
 	e := l.find(r)
 	if e == nil {
 		return nil
@@ -84,15 +72,12 @@ func (l *Ledger) account(r *store.Request) *store.Account {
 	return &a
 }
 
-// Reset implements [store.Resetter], if the store does. Requests stay in flight.
-// Other processes notice the reset when their trust in the primary's last answer
+// Reset implements [store.Store]. After an error, what is known stays, and so do, in any case,
+// requests in flight. Other processes notice the reset when their trust in the primary's last answer
 // runs out.
 func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	// A response that empties the bucket may outlast its config, as charges do.
-	s, ok := l.writer().store.(store.Resetter)
-	if !ok {
-		return fmt.Errorf("%w: the store cannot reset a bucket", errors.ErrUnsupported)
-	}
+	s := l.writer().store
 	l.sendReset(&r)
 	until := l.books.clock().Add(resetTimeout)
 	for waits := true; waits && l.arrival(&r, false) != nil; {

@@ -101,8 +101,8 @@ func TestWalk(t *testing.T) {
 			visited := func(when string) {
 				t.Helper()
 				before, used := l.Figures(), map[string]int64{}
-				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, func(i int, clientKey string, isWhole bool, st *store.State) {
-					if _, seen := used[clientKey]; seen || i != 1 || !isWhole || st.Limit != 10 || st.Remaining != 10-st.Used {
+				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, func(i int, clientKey string, st *store.State) {
+					if _, seen := used[clientKey]; seen || i != 1 || st.Limit != 10 || st.Remaining != 10-st.Used {
 						t.Errorf("%s, %s: visited for %d is %s, with %+v", limit.Algorithm, when, i, clientKey, st)
 					}
 					used[clientKey] = st.Used
@@ -148,7 +148,7 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			for i := range entries {
-				id := identity.New(books.limits.Number(&limit), strconv.Itoa(from+i))
+				id := identity.ID{Limit: books.limits.Number(&limit), Key: strconv.Itoa(from + i)}
 				p.entries.insert(&entry{id: id, page: p, Bucket: core.New(0, &core.Moment{Now: math.MaxInt64})}, books.seed)
 			}
 		}
@@ -157,7 +157,7 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 		var growing sync.WaitGroup
 		visited := make([]int, 2*entries)
 		count := 0
-		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, func(_ int, clientKey string, _ bool, _ *store.State) {
+		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, func(_ int, clientKey string, _ *store.State) {
 			if count == 0 {
 				growing.Go(func() {
 					grow(entries)
@@ -238,7 +238,7 @@ func TestForeseeOfTake(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 10)
 		r.Batch = 4
-		take := func() store.State { return l.Take(t.Context(), []store.Request{r})[0] }
+		take := func() store.State { return store.Answers(t.Context(), l.Take, []store.Request{r})[0] }
 		for n := range 12 {
 			foreseen := l.Foresee(r, true, s.word)
 			if st := take(); foreseen.Err != nil || foreseen.Allowed != st.Allowed {
@@ -263,7 +263,9 @@ func TestForeseeLocal(t *testing.T) {
 	flights := NewFlights()
 	l := NewLocal(flights, m)
 	r := requestOf("alice", 2)
-	word := func(r store.Request) store.State { return m.Peek(context.Background(), []store.Request{r})[0] }
+	word := func(r store.Request) store.State {
+		return store.Answers(context.Background(), m.Peek, []store.Request{r})[0]
+	}
 	for n, wanted := range []bool{true, true, false} {
 		for range 3 {
 			if st := l.Foresee(r, false, word); st.Allowed != wanted || st.Used != int64(n) || st.InFlight != !wanted {
@@ -283,7 +285,7 @@ func TestForeseeLocal(t *testing.T) {
 	}
 }
 
-// Reset implements [store.Resetter].
+// Reset implements [store.Store].
 func (s *simulation) Reset(_ context.Context, r store.Request) error {
 	s.travel()
 	s.mu.Lock()
@@ -295,11 +297,6 @@ func (s *simulation) Reset(_ context.Context, r store.Request) error {
 	s.reset(r.Limit.Zone + "/" + r.ClientKey)
 	s.travel()
 	return nil
-}
-
-// Inspect implements [store.Inspector].
-func (s *simulation) Inspect(_ context.Context, r store.Request) store.Inspection {
-	return store.Inspection{Shard: "shard", Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Used: s.used(r)}}}}
 }
 
 // spend makes n requests and charges the admitted ones, whose number it returns.
@@ -339,11 +336,11 @@ func resetIsSeen(t *testing.T, limit store.Limit, trust time.Duration) {
 	if n := spend(other, r, 5, time.Millisecond); n != 0 {
 		t.Errorf("%s: %d admitted by the other process", limit.Algorithm, n)
 	}
-	if a := other.Inspect(t.Context(), r).Account; a == nil || !a.Full {
+	if a := other.Account(&r); a == nil || !a.Full {
 		t.Errorf("%s: the other process knows of %+v", limit.Algorithm, a)
 	}
 	redistest.Must(t, own.Reset(t.Context(), r))
-	if a := own.Inspect(t.Context(), r).Account; a == nil || *a != (store.Account{}) {
+	if a := own.Account(&r); a == nil || *a != (store.Account{}) {
 		t.Errorf("%s: after the reset %+v is known", limit.Algorithm, a)
 	}
 	if n := spend(own, r, 2, 0); n != 2 {
@@ -372,7 +369,7 @@ func TestResetKeepsRequestsInFlight(t *testing.T) {
 		if used := s.used(r); used != 0 {
 			t.Errorf("%d sent charges arrived after the reset", used)
 		}
-		if a := l.Inspect(t.Context(), r).Account; *a != (store.Account{InFlight: 1}) {
+		if a := l.Account(&r); *a != (store.Account{InFlight: 1}) {
 			t.Errorf("known: %+v", *a)
 		}
 		if st := admit(l, r); !st.Allowed || st.Used != 1 {
@@ -392,13 +389,12 @@ type lateAnswers struct {
 	late chan struct{}
 }
 
-func (s *lateAnswers) Check(ctx context.Context, reqs []store.Request) []store.State {
+func (s *lateAnswers) Check(ctx context.Context, reqs []store.Request, states []store.State) {
 	late := s.late
-	states := s.simulation.Check(ctx, reqs)
+	s.simulation.Check(ctx, reqs, states)
 	if late != nil {
 		<-late
 	}
-	return states
 }
 
 // TestAnswerFromBeforeAReset refuses no later request, whether it arrives while a charge is in
@@ -589,7 +585,7 @@ func TestResetsRepeatACheckOnce(t *testing.T) {
 	})
 }
 
-// TestResetDropsPendingCharges, unless the store cannot reset a bucket.
+// TestResetDropsPendingCharges, unless it fails.
 func TestResetDropsPendingCharges(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 50)
@@ -624,7 +620,7 @@ func TestResetGivesUpTokens(t *testing.T) {
 		l := b.ledgers[0]
 		b.take(l, 1)
 		r := b.request(0)
-		if a := l.Inspect(t.Context(), r).Account; a == nil || a.Reserved != 9 {
+		if a := l.Account(&r); a == nil || a.Reserved != 9 {
 			t.Errorf("known: %+v", a)
 		}
 		redistest.Must(t, l.Reset(t.Context(), r))
@@ -704,7 +700,7 @@ func TestResetsAmongRequests(t *testing.T) {
 						r := r
 						r.ID = time.Now().String() + string(rune('a'+n))
 						if r.Batch != 0 {
-							l.Take(context.Background(), []store.Request{r})
+							store.Answers(context.Background(), l.Take, []store.Request{r})
 						} else if admit(l, r).Allowed {
 							time.Sleep(time.Duration(seeds.IntN(5)) * time.Millisecond)
 							l.Settle([]store.Request{r}, nil)
@@ -728,7 +724,7 @@ func TestResetsAmongRequests(t *testing.T) {
 				t.Error(err)
 			}
 			r.ID, r.Batch = "last", 0
-			if st := l.Take(context.Background(), []store.Request{r})[0]; !st.Allowed || st.Used != 1 {
+			if st := store.Answers(context.Background(), l.Take, []store.Request{r})[0]; !st.Allowed || st.Used != 1 {
 				t.Errorf("seed %d, %s: after the last reset: %+v", seed, limit.Algorithm, st)
 			}
 			l.Flush(context.Background())

@@ -9,7 +9,7 @@
 // about an event, and then waits, calls the store or wakes others as the core says.
 //
 // [Books] hold the state and outlive configs; a [Ledger] is a view of them on one
-// [Remote] store. [Flights] and [Local] are the counterparts for a store in this
+// [store.Remote]. [Flights] and [Local] are the counterparts for a store in this
 // process. The package imports store, store/algorithm, store/ledger/core and
 // internal/identity.
 package ledger
@@ -65,7 +65,7 @@ type Options struct {
 // Ledger is a view of books on a store. The books are shared; the store and the
 // settings are the view's own. It is safe for concurrent use.
 type Ledger struct {
-	store      Remote
+	store      store.Remote
 	books      *Books
 	opts       Options
 	trust      int64
@@ -78,14 +78,8 @@ type Ledger struct {
 	stopped atomic.Bool
 }
 
-// Remote is a store that a ledger is kept for.
-type Remote interface {
-	store.Store
-	store.Reporter
-}
-
 // New returns a view of books on s.
-func New(books *Books, s Remote, opts Options) *Ledger {
+func New(books *Books, s store.Remote, opts Options) *Ledger {
 	opts.Trust = cmp.Or(opts.Trust, DefaultTrust)
 	opts.MaxBuckets = cmp.Or(opts.MaxBuckets, DefaultMaxBuckets)
 	opts.Timeout = cmp.Or(opts.Timeout, DefaultTimeout)
@@ -96,30 +90,37 @@ func New(books *Books, s Remote, opts Options) *Ledger {
 }
 
 // Check implements [store.Store]. It admits no request: [Ledger.Admit] does.
-func (l *Ledger) Check(ctx context.Context, reqs []store.Request) []store.State {
-	return l.store.Check(ctx, reqs)
+func (l *Ledger) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+	l.store.Check(ctx, reqs, states)
+}
+
+// Peek implements [store.Store].
+func (l *Ledger) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
+	l.store.Peek(ctx, reqs, states)
 }
 
 // Charge implements [store.Store].
-func (l *Ledger) Charge(ctx context.Context, reqs []store.Request) []store.State {
-	return l.store.Charge(ctx, reqs)
+func (l *Ledger) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
+	l.store.Charge(ctx, reqs, states)
 }
 
-// ChargeDetached implements [store.Detacher], for requests that hold nothing.
+// ChargeDetached is Charge without waiting, for requests that hold nothing.
 func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]int64, len(reqs))) }
 
+// ChargeByID charges, without waiting, requests that the store may have charged already: it knows
+// them by their IDs, so they are not added to others.
+func (l *Ledger) ChargeByID(reqs []store.Request) { l.store.ChargeReported(reqs, nil) }
+
 // Refund implements [store.Store].
-func (l *Ledger) Refund(ctx context.Context, reqs []store.Request) []store.State {
+func (l *Ledger) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
 	entries := l.beginRefund(reqs)
-	states := l.store.Refund(ctx, reqs)
+	l.store.Refund(ctx, reqs, states)
 	for i, e := range entries {
 		l.endRefund(e, reqs[i].Cost)
 	}
-	return states
 }
 
-// RefundDetached implements [store.Detacher]. Tokens of a batch go back to
-// it without a call.
+// RefundDetached is Refund without waiting. Tokens of a batch go back to it without a call.
 func (l *Ledger) RefundDetached(reqs []store.Request) {
 	l.refund(slices.DeleteFunc(reqs, func(r store.Request) bool { return l.restore(&r) }))
 }
@@ -198,12 +199,12 @@ func (l *Ledger) endRefund(e *entry, cost int64) {
 	e.release(&m)
 }
 
-// Penalize implements [store.Penalizer], if the store does.
-func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request) []store.State {
-	return l.store.(store.Penalizer).Penalize(ctx, reqs)
+// Penalize implements [store.Store].
+func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
+	l.store.Penalize(ctx, reqs, states)
 }
 
-// PenalizeDetached implements [store.Penalizer], if the store does.
+// PenalizeDetached is Penalize without waiting.
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 	m := l.moment()
 	for i := range reqs {
@@ -211,15 +212,11 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 		e.Penalize(&reqs[i], &m)
 		e.release(&m)
 	}
-	l.writer().store.(store.Penalizer).PenalizeDetached(reqs)
+	l.writer().store.PenalizeDetached(reqs)
 }
 
-// Warm implements [store.Warmer].
-func (l *Ledger) Warm(ctx context.Context) {
-	if w, ok := l.store.(store.Warmer); ok {
-		w.Warm(ctx)
-	}
-}
+// Warm gets the store ready; see [store.Remote].
+func (l *Ledger) Warm(ctx context.Context) { l.store.Warm(ctx) }
 
 // moment is when an event happens that the view drives.
 func (l *Ledger) moment() core.Moment {
@@ -235,13 +232,5 @@ func (l *Ledger) moment() core.Moment {
 // Figures are those of the books.
 func (l *Ledger) Figures() Figures { return l.books.Figures() }
 
-// Interface guards.
-var (
-	_ store.Store     = (*Ledger)(nil)
-	_ store.Detacher  = (*Ledger)(nil)
-	_ store.Penalizer = (*Ledger)(nil)
-	_ store.Warmer    = (*Ledger)(nil)
-	_ store.Inspector = (*Ledger)(nil)
-	_ store.Walker    = (*Ledger)(nil)
-	_ store.Resetter  = (*Ledger)(nil)
-)
+// Interface guard.
+var _ store.Store = (*Ledger)(nil)

@@ -40,7 +40,7 @@ func admitAll(l *Ledger, reqs []store.Request) []store.State {
 }
 
 func takeAll(l *Ledger, reqs []store.Request) []store.State {
-	return l.Take(context.Background(), reqs)
+	return store.Answers(context.Background(), l.Take, reqs)
 }
 
 // TestChecksAreCoalesced: of concurrent requests one checks, and the others share
@@ -396,13 +396,13 @@ func TestLateAnswerLacksARefund(t *testing.T) {
 				return store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: a, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: cost, ID: id}
 			}
 			taken, late := request("taken", 8), request("late", 5)
-			taken.Receipt = l.Take(t.Context(), []store.Request{taken})[0].Receipt
+			taken.Receipt = store.Answers(t.Context(), l.Take, []store.Request{taken})[0].Receipt
 			asked := l.books.now()
-			refusal := s.Take(t.Context(), []store.Request{late})[0]
+			refusal := store.Answers(t.Context(), s.Take, []store.Request{late})[0]
 			l.RefundDetached([]store.Request{taken})
 			time.Sleep(10 * time.Millisecond)
 			for _, cost := range []int64{1, 5} {
-				if st := l.Take(t.Context(), []store.Request{request("", cost)})[0]; !st.Allowed {
+				if st := store.Answers(t.Context(), l.Take, []store.Request{request("", cost)})[0]; !st.Allowed {
 					t.Errorf("%s: %d refused after the refund: %+v", a, cost, st)
 				}
 				l.hearTake(&late, &refusal, asked)
@@ -418,14 +418,14 @@ func TestSkippedCheckIsMadeByTheNextRequest(t *testing.T) {
 		one, other := requestOf("one", 1), requestOf("other", 1)
 		for _, r := range []store.Request{one, other} {
 			s.others(algorithm.Charge, r)
-			l.Take(t.Context(), []store.Request{r})
+			store.Answers(t.Context(), l.Take, []store.Request{r})
 		}
 		time.Sleep(1500 * time.Millisecond)
 		// The other's refusal is fresh.
-		l.Take(t.Context(), []store.Request{other})
+		store.Answers(t.Context(), l.Take, []store.Request{other})
 		s.reset("zone/one")
-		l.Take(t.Context(), []store.Request{one, other})
-		if st := l.Take(t.Context(), []store.Request{one})[0]; !st.Allowed {
+		store.Answers(t.Context(), l.Take, []store.Request{one, other})
+		if st := store.Answers(t.Context(), l.Take, []store.Request{one})[0]; !st.Allowed {
 			t.Errorf("refused without a call: %+v", st)
 		}
 	})
@@ -456,7 +456,7 @@ func TestPrimaryAway(t *testing.T) {
 // TestChargesWithFinalErrorsAreReported once for each request, and not sent again: a
 // permission is missing, or the key has foreign data.
 func TestChargesWithFinalErrorsAreReported(t *testing.T) {
-	const key, requests = "rl:1:z:fw3600s:alice", 3
+	const key, requests = "rl:2:z:fw3600s:alice", 3
 	r := store.Request{Limit: &store.Limit{Zone: "z", Algorithm: store.FixedWindow, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: 1}
 	for name, c := range map[string]struct{ refuse, mend []any }{
 		"pexpire":      {[]any{"ACL", "SETUSER", "limiter", "-pexpire"}, []any{"ACL", "SETUSER", "limiter", "+pexpire"}},

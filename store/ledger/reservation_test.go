@@ -15,7 +15,7 @@ func (b *batches) takeOf(l *Ledger, events int64) store.State {
 	r.Events = events
 	// The client has read the last answer.
 	time.Sleep(time.Microsecond)
-	return l.Take(b.Context(), []store.Request{r})[0]
+	return store.Answers(b.Context(), l.Take, []store.Request{r})[0]
 }
 
 // TestBatchServesByTheRequestsOwnLimit: what was taken in advance under one limit serves
@@ -107,7 +107,7 @@ func TestPenaltyEndsABatch(t *testing.T) {
 				if most := 11; name == "here" && served > 0 || served > most {
 					t.Errorf("%d served under a penalty", served)
 				}
-				if st := l.Take(t.Context(), []store.Request{b.request(0)})[0]; st.Allowed {
+				if st := store.Answers(t.Context(), l.Take, []store.Request{b.request(0)})[0]; st.Allowed {
 					t.Errorf("a cost of 0 passes under a penalty: %+v", st)
 				}
 				b.leave()
@@ -143,20 +143,20 @@ func TestCostZeroIsNeverRefused(t *testing.T) {
 			l := b.ledgers[0]
 			full := b.request(5)
 			full.ID = "full"
-			l.Take(t.Context(), []store.Request{full})
+			store.Answers(t.Context(), l.Take, []store.Request{full})
 			more := b.request(7)
 			more.ID = "more"
-			l.Charge(t.Context(), []store.Request{more})
+			store.Answers(t.Context(), l.Charge, []store.Request{more})
 			refused := b.request(1)
 			refused.ID = "refused"
 			for range 3 {
-				if st := l.Take(t.Context(), []store.Request{refused})[0]; st.Allowed {
+				if st := store.Answers(t.Context(), l.Take, []store.Request{refused})[0]; st.Allowed {
 					t.Fatalf("%s: not full: %+v", a, st)
 				}
 				free := b.request(0)
 				free.ID = "free"
 				free.Reserved = 3
-				if st := l.Take(t.Context(), []store.Request{free})[0]; !st.Allowed {
+				if st := store.Answers(t.Context(), l.Take, []store.Request{free})[0]; !st.Allowed {
 					t.Errorf("%s: a take of nothing is refused: %+v", a, st)
 				}
 				if st := admit(l, free); !st.Allowed {

@@ -26,7 +26,7 @@ type worker struct {
 func (w worker) run(name string, n int) (refused int) {
 	for i := range n {
 		r := w.request(fmt.Sprint(name, "-", i))
-		st := w.Take(context.Background(), []store.Request{r})[0]
+		st := store.Answers(context.Background(), w.Take, []store.Request{r})[0]
 		if st.Err != nil || !st.Allowed {
 			refused++
 			continue
@@ -92,7 +92,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 		}
 		take := func(id string, cost int64) (allowed bool, took time.Duration) {
 			began := time.Now()
-			st := l.Take(t.Context(), []store.Request{request(id, cost)})[0]
+			st := store.Answers(t.Context(), l.Take, []store.Request{request(id, cost)})[0]
 			return st.Allowed, time.Since(began)
 		}
 		for _, id := range []string{"a", "b", "c"} {
@@ -178,10 +178,10 @@ func TestOneRefusalForGood(t *testing.T) {
 		request := func(limit *store.Limit, id string) store.Request {
 			return store.Request{Limit: limit, ClientKey: "alice", Events: 1, Cost: 1, ID: id}
 		}
-		l.Take(t.Context(), []store.Request{request(&slots, "a"), request(&window, "a")})
+		store.Answers(t.Context(), l.Take, []store.Request{request(&slots, "a"), request(&window, "a")})
 		l.RefundDetached([]store.Request{request(&slots, "a")})
 		began := time.Now()
-		l.Take(t.Context(), []store.Request{request(&slots, "b"), request(&window, "b")})
+		store.Answers(t.Context(), l.Take, []store.Request{request(&slots, "b"), request(&window, "b")})
 		if took := time.Since(began); took > 2*time.Millisecond {
 			t.Errorf("the call took %v", took)
 		}
@@ -204,11 +204,11 @@ func TestResetIsThereForTheNextTake(t *testing.T) {
 			slow.Run()
 			var got []bool
 			for i := range 3 {
-				got = append(got, slow.Take(t.Context(), []store.Request{request(fmt.Sprint(i))})[0].Allowed)
+				got = append(got, store.Answers(t.Context(), slow.Take, []store.Request{request(fmt.Sprint(i))})[0].Allowed)
 			}
 			go func() { _ = slow.Reset(context.Background(), request("")) }()
 			synctest.Wait()
-			got = append(got, slow.Take(t.Context(), []store.Request{request("last")})[0].Allowed)
+			got = append(got, store.Answers(t.Context(), slow.Take, []store.Request{request("last")})[0].Allowed)
 			if !slices.Equal(got, []bool{true, false, false, true}) {
 				t.Errorf("%v: allowed are %v", a, got)
 			}
@@ -240,7 +240,7 @@ func TestOwnRefundIsNotAwaited(t *testing.T) {
 			l.SettleUnknown([]store.Request{r}, []int64{1})
 			before, began := s.sent(), time.Now()
 			r.ID = "2"
-			st := l.Take(t.Context(), []store.Request{r})[0]
+			st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
 			took := time.Since(began)
 			l.Flush(t.Context())
 			// The second write is the refund.
@@ -258,11 +258,12 @@ type failingTakes struct {
 	err         error
 }
 
-func (s *failingTakes) Take(ctx context.Context, reqs []store.Request) []store.State {
+func (s *failingTakes) Take(ctx context.Context, reqs []store.Request, states []store.State) {
 	if s.takes++; s.takes >= s.from {
-		return fail(reqs, s.err)
+		fail(states, s.err)
+		return
 	}
-	return s.simulation.Take(ctx, reqs)
+	s.simulation.Take(ctx, reqs, states)
 }
 
 // TestRefusalStandsIfItsRepetitionFails, unless that may have spent something.
@@ -273,10 +274,10 @@ func TestRefusalStandsIfItsRepetitionFails(t *testing.T) {
 			l := New(NewBooks(nil), s, Options{})
 			limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
-			l.Take(t.Context(), []store.Request{r})
+			store.Answers(t.Context(), l.Take, []store.Request{r})
 			l.RefundDetached([]store.Request{r})
 			r.ID = "b"
-			st := l.Take(t.Context(), []store.Request{r})[0]
+			st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
 			if s.takes != 3 || st.Allowed || errors.Is(st.Err, err) == stands || stands && st.Limit != 1 {
 				t.Errorf("%v: after %d takes: %+v", err, s.takes, st)
 			}
@@ -293,13 +294,13 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 		defer late.Leave()
 		limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
 		r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
-		l.Take(t.Context(), []store.Request{r})
+		store.Answers(t.Context(), l.Take, []store.Request{r})
 		late.RefundDetached([]store.Request{r})
 		ctx, leave := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer leave()
 		before, began := s.sent(), time.Now()
 		r.ID = "b"
-		st := l.Take(ctx, []store.Request{r})[0]
+		st := store.Answers(ctx, l.Take, []store.Request{r})[0]
 		if took := time.Since(began); took != 5*time.Millisecond || st.Err != nil || st.Allowed || s.sent() != before+1 {
 			t.Errorf("answered after %v and %d takes: %+v", took, s.sent()-before, st)
 		}

@@ -209,11 +209,10 @@ var (
 	errLost = fmt.Errorf("%w: simulated loss", store.ErrUncertain)
 )
 
-func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.State {
+func (s *simulation) Check(ctx context.Context, reqs []store.Request, states []store.State) {
 	s.begin(reqs, 1)
 	defer s.begin(reqs, -1)
 	s.travel()
-	states := make([]store.State, len(reqs))
 	s.mu.Lock()
 	s.checks++
 	down, lost := s.down, s.chance(s.lossy)
@@ -233,17 +232,19 @@ func (s *simulation) Check(ctx context.Context, reqs []store.Request) []store.St
 	s.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-		return fail(reqs, ctx.Err())
+		fail(states, ctx.Err())
+		return
 	case down:
 		time.Sleep(20 * time.Millisecond)
-		return fail(reqs, errDown)
+		fail(states, errDown)
+		return
 	case lost:
 		time.Sleep(50 * time.Millisecond)
-		return fail(reqs, errDown)
+		fail(states, errDown)
+		return
 	}
 	s.travel()
 	s.deliver(states)
-	return states
 }
 
 // deliver passes the primary's answers to said.
@@ -265,23 +266,23 @@ func (s *simulation) begin(reqs []store.Request, n int) {
 	}
 }
 
-func fail(reqs []store.Request, err error) []store.State {
-	states := make([]store.State, len(reqs))
+func fail(states []store.State, err error) {
 	for i := range states {
-		states[i].Err = err
+		states[i] = store.State{Err: err}
 	}
-	return states
 }
 
 // run makes writes and waits for them.
 func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.State {
+	states := make([]store.State, len(reqs))
 	s.travel()
 	s.mu.Lock()
 	s.writes++
 	if s.down || s.away {
 		s.mu.Unlock()
 		time.Sleep(20 * time.Millisecond)
-		return fail(reqs, errDown)
+		fail(states, errDown)
+		return states
 	}
 	lost := s.chance(s.lossy)
 	if lost && s.chance(0.5) {
@@ -290,9 +291,9 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 		}
 		s.mu.Unlock()
 		time.Sleep(50 * time.Millisecond)
-		return fail(reqs, errLost)
+		fail(states, errLost)
+		return states
 	}
-	states := make([]store.State, len(reqs))
 	var strays []int
 	for i := range reqs {
 		if s.stray(op, &reqs[i]) {
@@ -304,7 +305,8 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 	s.mu.Unlock()
 	if lost {
 		time.Sleep(50 * time.Millisecond)
-		return fail(reqs, errLost)
+		fail(states, errLost)
+		return states
 	}
 	s.travel()
 	for _, i := range strays {
@@ -314,20 +316,27 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 	return states
 }
 
-func (s *simulation) Charge(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Charge, reqs)
+func (s *simulation) Charge(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.run(algorithm.Charge, reqs))
 }
 
-func (s *simulation) Take(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Take, reqs)
+func (s *simulation) Take(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.run(algorithm.Take, reqs))
 }
 
-func (s *simulation) Refund(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Refund, reqs)
+func (s *simulation) Refund(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.run(algorithm.Refund, reqs))
 }
 
-func (s *simulation) ChargeDetached(reqs []store.Request) { go s.run(algorithm.Charge, reqs) }
-func (s *simulation) RefundDetached(reqs []store.Request) { go s.run(algorithm.Refund, reqs) }
+func (s *simulation) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.run(algorithm.Penalize, reqs))
+}
+
+func (s *simulation) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.Check(ctx, reqs, states)
+}
+
+func (s *simulation) PenalizeDetached(reqs []store.Request) { go s.run(algorithm.Penalize, reqs) }
 
 func (s *simulation) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
 	s.mu.Lock()
@@ -335,21 +344,30 @@ func (s *simulation) ChargeReported(reqs []store.Request, report func(i int, st 
 	s.mu.Unlock()
 	go func() {
 		time.Sleep(2 * time.Millisecond)
-		for i, st := range s.run(algorithm.Charge, reqs) {
-			report(i, st)
-		}
+		reportAll(s.run(algorithm.Charge, reqs), report)
 	}()
 }
 
 func (s *simulation) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
 	go func() {
 		time.Sleep(2 * time.Millisecond)
-		for i, st := range s.run(algorithm.Refund, reqs) {
+		reportAll(s.run(algorithm.Refund, reqs), report)
+	}()
+}
+
+// reportAll reports states, unless nobody wants to know.
+func reportAll(states []store.State, report func(i int, st store.State)) {
+	for i, st := range states {
+		if report != nil {
 			report(i, st)
 		}
-	}()
+	}
 }
 
 func (*simulation) Owner(string) string { return "shard" }
 
-var _ Remote = (*simulation)(nil)
+func (*simulation) Hurry(string) {}
+
+func (*simulation) Warm(context.Context) {}
+
+var _ store.Remote = (*simulation)(nil)

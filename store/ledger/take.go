@@ -18,12 +18,12 @@ const maxRetakes = 4
 // Take implements [store.Store]. If a bucket is known to refuse its request, Take
 // takes nothing from the others, and their states are zero. Requests with a batch
 // are served from tokens taken in advance.
-func (l *Ledger) Take(ctx context.Context, reqs []store.Request) []store.State {
-	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: make([]store.State, len(reqs))}}
+func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+	clear(states)
+	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: states}}
 	if !t.refuseKnown() {
 		t.run()
 	}
-	return t.states
 }
 
 // taking is one call of Take.
@@ -158,7 +158,7 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
-	return t.ledger.store.Take(t.ctx, reqs)
+	return store.Answers(t.ctx, t.ledger.store.Take, reqs)
 }
 
 // isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends
@@ -300,18 +300,13 @@ func (l *Ledger) withdraw(c claim) {
 	c.entry.release(&m)
 }
 
-// hurrier is a store that can send at once what waits for others to join.
-type hurrier interface{ Hurry(clientKey string) }
-
 // awaitReturn waits until what c needs has arrived, for as long as there is time and the
 // client stays.
 func (t *taking) awaitReturn(c claim, until time.Time) {
 	if c.Come == nil {
 		return
 	}
-	if h, ok := t.ledger.store.(hurrier); ok {
-		h.Hurry(c.clientKey)
-	}
+	t.ledger.store.Hurry(c.clientKey)
 	timer := time.NewTimer(until.Sub(t.ledger.books.clock()))
 	defer timer.Stop()
 	select {

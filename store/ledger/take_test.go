@@ -39,7 +39,7 @@ func (b *batches) request(cost int64) store.Request {
 }
 
 func (b *batches) take(l *Ledger, cost int64) store.State {
-	st := l.Take(context.Background(), []store.Request{b.request(cost)})[0]
+	st := store.Answers(context.Background(), l.Take, []store.Request{b.request(cost)})[0]
 	if st.Err == nil && st.Allowed {
 		b.served.Add(cost)
 	}
@@ -401,15 +401,15 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 		"that is waited for": func(b *batches, l *Ledger) {
 			r := b.request(4)
 			r.Batch = 0
-			r.Receipt = l.Take(b.Context(), []store.Request{r})[0].Receipt
+			r.Receipt = store.Answers(b.Context(), l.Take, []store.Request{r})[0].Receipt
 			b.take(l, 5)
-			go l.Refund(b.Context(), []store.Request{r})
+			go store.Answers(b.Context(), l.Refund, []store.Request{r})
 			synctest.Wait()
 		},
 		"beside a charge": func(b *batches, l *Ledger) {
 			r := b.request(4)
 			r.Batch = 0
-			r.Receipt = l.Take(b.Context(), []store.Request{r})[0].Receipt
+			r.Receipt = store.Answers(b.Context(), l.Take, []store.Request{r})[0].Receipt
 			b.take(l, 5)
 			more := b.request(1)
 			more.Batch = 0
@@ -428,7 +428,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 					giveBack(b, l)
 					r := b.request(4)
 					r.Batch = 0
-					if st := l.Take(t.Context(), []store.Request{r})[0]; !st.Allowed {
+					if st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]; !st.Allowed {
 						t.Errorf("seed %d: refused although a refund is in flight: %+v", seed, st)
 					}
 					b.leave()

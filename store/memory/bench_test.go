@@ -39,14 +39,14 @@ func BenchmarkTake(b *testing.B) {
 	for b.Loop() {
 		reqs := [1]store.Request{{Limit: benchLimit, ClientKey: keys[i%len(keys)], Events: 1 << 40, Cost: 1}}
 		var states [1]store.State
-		if s.TakeInto(reqs[:], states[:]); !states[0].Allowed {
+		if s.Take(context.Background(), reqs[:], states[:]); !states[0].Allowed {
 			b.Fatal("refused")
 		}
 		i++
 	}
 }
 
-type operation = func(context.Context, []store.Request) []store.State
+type operation = func(context.Context, []store.Request, []store.State)
 
 func BenchmarkCheck(b *testing.B) {
 	benchmarkExisting(b, func(s *memory.Store) operation { return s.Check })
@@ -60,14 +60,14 @@ func benchmarkExisting(b *testing.B, of func(*memory.Store) operation) {
 	for _, n := range []int{1, 100_000} {
 		s := memory.New(memory.NewBuckets(), memory.Options{})
 		reqs := requests(n)
-		s.Charge(b.Context(), reqs)
+		store.Answers(b.Context(), s.Charge, reqs)
 		do := of(s)
 
 		b.Run("keys="+strconv.Itoa(n), func(b *testing.B) {
 			b.ReportAllocs()
 			i := 0
 			for b.Loop() {
-				do(context.Background(), reqs[i:i+1])
+				store.Answers(context.Background(), do, reqs[i:i+1])
 				if i++; i == n {
 					i = 0
 				}
@@ -79,7 +79,7 @@ func benchmarkExisting(b *testing.B, of func(*memory.Store) operation) {
 			b.RunParallel(func(pb *testing.PB) {
 				i := int(start.Add(7919)) % n
 				for pb.Next() {
-					do(context.Background(), reqs[i:i+1])
+					store.Answers(context.Background(), do, reqs[i:i+1])
 					if i++; i == n {
 						i = 0
 					}
@@ -108,14 +108,14 @@ func BenchmarkInsert(b *testing.B) {
 			for i := range reqs {
 				reqs[i].Limit = limit("api", c.window)
 			}
-			s.Charge(b.Context(), reqs)
+			store.Answers(b.Context(), s.Charge, reqs)
 
 			req := reqs[:1]
 			b.ReportAllocs()
 			i := bound
 			for b.Loop() {
 				req[0].ClientKey = clientKey(i)
-				s.Charge(context.Background(), req)
+				store.Answers(context.Background(), s.Charge, req)
 				i++
 			}
 		})
@@ -137,7 +137,7 @@ func bytesPerBucket(n int) float64 {
 	before := heap()
 	for i := range n {
 		req[0].ClientKey = clientKey(i)
-		s.Charge(context.Background(), req)
+		store.Answers(context.Background(), s.Charge, req)
 	}
 	after := heap()
 	runtime.KeepAlive(buckets)

@@ -74,7 +74,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 // run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {
-	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
+	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
 	s := &b.shards[b.shardOf(id)]
 	st, found, revived := s.run(op, id, r, now, false)
 	switch {

@@ -252,13 +252,13 @@ func TestFullBucketsSurviveOtherZones(t *testing.T) {
 				return store.Request{Limit: login, ClientKey: client, Events: events, Cost: cost, ID: client, Until: f.clock.Now().Add(time.Hour).UnixMicro()}
 			}
 			// Limits of one zone may differ, as plans do.
-			s.Take(t.Context(), []store.Request{ask("small", 5, 5), ask("large", 50, 50), ask("running", 50, 1)})
+			store.Answers(t.Context(), s.Take, []store.Request{ask("small", 5, 5), ask("large", 50, 50), ask("running", 50, 1)})
 			if algorithm.Of(a).Penalties {
-				s.Penalize(t.Context(), []store.Request{ask("penalized", 50, 0)})
+				store.Answers(t.Context(), s.Penalize, []store.Request{ask("penalized", 50, 0)})
 			}
 			loose := limit("api", time.Hour)
 			for i := range flood {
-				s.Charge(t.Context(), []store.Request{{Limit: loose, ClientKey: clientKey(i), Events: 100, Cost: 30}})
+				store.Answers(t.Context(), s.Charge, []store.Request{{Limit: loose, ClientKey: clientKey(i), Events: 100, Cost: 30}})
 			}
 			for client, kept := range map[string]bool{
 				"small": true, "large": true, "running": algorithm.Of(a).Lease, "penalized": algorithm.Of(a).Penalties,
@@ -285,18 +285,18 @@ func TestFullForOneIsFull(t *testing.T) {
 		}
 		flood := func(round string) {
 			for i := range 100 {
-				f.store.Charge(t.Context(), []store.Request{{Limit: limit("flood", time.Hour), ClientKey: fmt.Sprint(round, i), Events: 100, Cost: 30}})
+				store.Answers(t.Context(), f.store.Charge, []store.Request{{Limit: limit("flood", time.Hour), ClientKey: fmt.Sprint(round, i), Events: 100, Cost: 30}})
 			}
 		}
 		for _, op := range []operation{f.store.Check, f.store.Take} {
-			f.store.Take(t.Context(), ask("client", 10, 10))
-			op(t.Context(), ask("client", 1000, 1))
+			store.Answers(t.Context(), f.store.Take, ask("client", 10, 10))
+			store.Answers(t.Context(), op, ask("client", 1000, 1))
 			flood("full")
 			if !f.buckets.Has(l, "client") {
 				t.Errorf("%s: the bucket that was full is gone", a)
 			}
 			f.clock.Advance(200 * l.Window)
-			f.store.Take(t.Context(), ask("client", 1000, 11))
+			store.Answers(t.Context(), f.store.Take, ask("client", 1000, 11))
 		}
 		flood("empty since")
 		if has := f.buckets.Has(l, "client"); has != algorithm.Of(a).Lease {
@@ -341,7 +341,7 @@ func TestBucketsOfTheFutureGoFirst(t *testing.T) {
 			l := &store.Limit{Zone: "api", Algorithm: a, Window: time.Hour}
 			charge := func(who string, i int, cost int64) {
 				client := fmt.Sprint(who, i)
-				s.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: cost, ID: client}})
+				store.Answers(t.Context(), s.Charge, []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: cost, ID: client}})
 			}
 			f.clock.Advance(far)
 			for i := range half {
@@ -381,7 +381,7 @@ func TestBucketUsedInTheFutureExpires(t *testing.T) {
 		f := newFixture(t, 1)
 		l := &store.Limit{Zone: "api", Algorithm: a, Window: time.Hour}
 		charge := func(client string) {
-			f.store.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: 10, ID: client}})
+			store.Answers(t.Context(), f.store.Charge, []store.Request{{Limit: l, ClientKey: client, Events: 10, Cost: 10, ID: client}})
 		}
 		charge("first")
 		f.clock.Advance(30 * time.Minute)
@@ -391,7 +391,7 @@ func TestBucketUsedInTheFutureExpires(t *testing.T) {
 		evicted := 0
 		f.clock.Advance(3 * time.Hour)
 		s := memory.New(f.buckets, memory.Options{MaxBuckets: 1, Now: f.clock.Now, OnEvict: func(string) { evicted++ }})
-		s.Charge(t.Context(), []store.Request{{Limit: l, ClientKey: "second", Events: 10, Cost: 1, ID: "second"}})
+		store.Answers(t.Context(), s.Charge, []store.Request{{Limit: l, ClientKey: "second", Events: 10, Cost: 1, ID: "second"}})
 		if f.buckets.Has(l, "first") || evicted > 0 {
 			t.Errorf("%s: the first bucket is there: %t; %d reported", a, f.buckets.Has(l, "first"), evicted)
 		}

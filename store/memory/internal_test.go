@@ -24,7 +24,7 @@ const (
 
 // Has reports whether the bucket exists, and opens none.
 func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
-	id := identity.New(b.limits.Number(limit), clientKey)
+	id := identity.ID{Limit: b.limits.Number(limit), Key: clientKey}
 	s := &b.shards[b.shardOf(id)]
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -93,7 +93,7 @@ func TestShardsShareWork(t *testing.T) {
 	b := NewBuckets()
 	shards := map[uint64]int{}
 	for z := range uint32(zones) {
-		shards[b.shardOf(identity.New(z, ""))]++
+		shards[b.shardOf(identity.ID{Limit: z, Key: ""})]++
 	}
 	for s, n := range shards {
 		if n > zones/8 {

@@ -54,51 +54,39 @@ func New(buckets *Buckets, opts Options) *Store {
 }
 
 // Check implements [store.Store].
-func (s *Store) Check(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Check, reqs)
+func (s *Store) Check(_ context.Context, reqs []store.Request, states []store.State) {
+	s.run(algorithm.Check, reqs, states)
 }
 
 // Charge implements [store.Store].
-func (s *Store) Charge(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Charge, reqs)
+func (s *Store) Charge(_ context.Context, reqs []store.Request, states []store.State) {
+	s.run(algorithm.Charge, reqs, states)
 }
 
 // Take implements [store.Store].
-func (s *Store) Take(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Take, reqs)
+func (s *Store) Take(_ context.Context, reqs []store.Request, states []store.State) {
+	s.run(algorithm.Take, reqs, states)
 }
 
 // Refund implements [store.Store].
-func (s *Store) Refund(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Refund, reqs)
+func (s *Store) Refund(_ context.Context, reqs []store.Request, states []store.State) {
+	s.run(algorithm.Refund, reqs, states)
 }
 
-// Penalize implements [store.Penalizer].
-func (s *Store) Penalize(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Penalize, reqs)
+// Penalize implements [store.Store].
+func (s *Store) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
+	s.run(algorithm.Penalize, reqs, states)
 }
 
-// ChargeDetached implements [store.Detacher]; it charges at once.
-func (s *Store) ChargeDetached(reqs []store.Request) { s.runInto(algorithm.Charge, reqs, nil) }
-
-// RefundDetached implements [store.Detacher]; it refunds at once.
-func (s *Store) RefundDetached(reqs []store.Request) { s.runInto(algorithm.Refund, reqs, nil) }
-
-// PenalizeDetached implements [store.Penalizer].
-func (s *Store) PenalizeDetached(reqs []store.Request) { s.runInto(algorithm.Penalize, reqs, nil) }
-
-func (s *Store) run(op algorithm.Operation, reqs []store.Request) []store.State {
-	states := make([]store.State, len(reqs))
-	s.runInto(op, reqs, states)
-	return states
+// Peek implements [store.Store].
+func (s *Store) Peek(_ context.Context, reqs []store.Request, states []store.State) {
+	s.run(algorithm.Peek, reqs, states)
 }
 
-func (s *Store) runInto(op algorithm.Operation, reqs []store.Request, states []store.State) {
+func (s *Store) run(op algorithm.Operation, reqs []store.Request, states []store.State) {
 	now := s.instant()
 	for i := range reqs {
-		if st := s.buckets.run(op, &reqs[i], now, s); states != nil {
-			states[i] = st
-		}
+		states[i] = s.buckets.run(op, &reqs[i], now, s)
 	}
 }
 
@@ -111,32 +99,20 @@ func (s *Store) instant() int64 {
 	return at.UnixMicro()
 }
 
-// LastJump implements [store.Jumper].
+// LastJump implements [store.Operable].
 func (s *Store) LastJump() (by time.Duration, at time.Time) { return s.buckets.clock.lastJump() }
 
-// CheckInto implements [store.Immediate].
-func (s *Store) CheckInto(reqs []store.Request, states []store.State) {
-	s.runInto(algorithm.Check, reqs, states)
-}
+// Shards implements [store.Operable]: there are none.
+func (*Store) Shards() []store.Shard { return nil }
 
-// TakeInto implements [store.Immediate].
-func (s *Store) TakeInto(reqs []store.Request, states []store.State) {
-	s.runInto(algorithm.Take, reqs, states)
-}
-
-// Peek implements [store.Peeker].
-func (s *Store) Peek(_ context.Context, reqs []store.Request) []store.State {
-	return s.run(algorithm.Peek, reqs)
-}
-
-// Inspect implements [store.Inspector].
-func (s *Store) Inspect(_ context.Context, r store.Request) store.Inspection {
-	st := s.run(algorithm.Peek, []store.Request{r})[0]
+// Inspect implements [store.Operable].
+func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
+	st := store.Answers(ctx, s.Peek, []store.Request{r})[0]
 	return store.Inspection{Copies: []store.Copy{{Role: store.RolePrimary, Exists: st.Holds(r.Limit), State: st}}}
 }
 
-// Walk implements [store.Walker].
-func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, isWhole bool, st *store.State)) {
+// Walk implements [store.Operable].
+func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
 		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
@@ -144,9 +120,8 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, i
 	now := s.instant()
 	look := func(b *bucket) {
 		if i, ok := asked[b.limit]; ok {
-			clientKey, isWhole := identity.ID{Limit: b.limit, Key: b.key}.ClientKey()
 			st := algorithm.Peek.Run(b.content, &reqs[i], now)
-			visit(i, clientKey, isWhole, &st)
+			visit(i, b.key, &st)
 		}
 	}
 	for n := range s.buckets.shards {
@@ -156,17 +131,17 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, i
 	}
 }
 
-// Reset implements [store.Resetter].
+// Reset implements [store.Store].
 func (s *Store) Reset(_ context.Context, r store.Request) error {
 	s.buckets.forget(&r)
 	return nil
 }
 
-// Len returns the number of buckets, in all views.
+// Len implements [store.Operable]: it counts the buckets of all views.
 func (s *Store) Len() int { return s.buckets.Len() }
 
 func (b *Buckets) forget(r *store.Request) {
-	id := identity.New(b.limits.Number(r.Limit), r.ClientKey)
+	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
 	s := &b.shards[b.shardOf(id)]
 	s.mu.Lock()
 	found := s.find(id)
@@ -176,7 +151,7 @@ func (b *Buckets) forget(r *store.Request) {
 	}
 }
 
-// Diagnose implements [store.Diagnoser].
+// Diagnose implements [store.Operable].
 func (s *Store) Diagnose(context.Context) store.Diagnosis {
 	return store.Diagnosis{Findings: []store.Finding{{
 		Severity: store.SeverityNote, Code: "memory",
@@ -185,17 +160,5 @@ func (s *Store) Diagnose(context.Context) store.Diagnosis {
 	}}}
 }
 
-// Interface guards.
-var (
-	_ store.Store     = (*Store)(nil)
-	_ store.Immediate = (*Store)(nil)
-	_ store.Detacher  = (*Store)(nil)
-	_ store.Penalizer = (*Store)(nil)
-	_ store.Peeker    = (*Store)(nil)
-	_ store.Inspector = (*Store)(nil)
-	_ store.Walker    = (*Store)(nil)
-	_ store.Resetter  = (*Store)(nil)
-	_ store.Overrider = (*Store)(nil)
-	_ store.Diagnoser = (*Store)(nil)
-	_ store.Jumper    = (*Store)(nil)
-)
+// Interface guard.
+var _ store.Operable = (*Store)(nil)

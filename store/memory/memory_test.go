@@ -26,8 +26,8 @@ func TestViewsShareBuckets(t *testing.T) {
 	other := memory.New(f.buckets, memory.Options{
 		Now: func() time.Time { return f.clock.Now().Add(time.Minute) },
 	})
-	first := f.store.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 10, Cost: 3}})[0]
-	second := other.Charge(t.Context(), []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
+	first := store.Answers(t.Context(), f.store.Charge, []store.Request{{Limit: hour, ClientKey: "client", Events: 10, Cost: 3}})[0]
+	second := store.Answers(t.Context(), other.Charge, []store.Request{{Limit: hour, ClientKey: "client", Events: 20, Cost: 4}})[0]
 	want := store.State{
 		Allowed: true, Limit: 20, Used: 7, Remaining: 13, Reset: first.Reset, ResetOtherwise: first.Reset,
 		Receipt: first.Receipt, Content: store.Content{7, first.Reset}, Now: first.Now + time.Minute.Microseconds(),
@@ -52,7 +52,7 @@ func TestDefaults(t *testing.T) {
 	buckets := memory.NewBuckets()
 	s := memory.New(buckets, memory.Options{})
 	before := time.Now().UnixMicro()
-	state := s.Check(t.Context(), []store.Request{{Limit: limit("hour", time.Hour), Events: 1, Cost: 1}})[0]
+	state := store.Answers(t.Context(), s.Check, []store.Request{{Limit: limit("hour", time.Hour), Events: 1, Cost: 1}})[0]
 	after := time.Now().UnixMicro()
 	if state.Now < before || state.Now > after {
 		t.Errorf("decided at %d, want an instant from %d to %d", state.Now, before, after)
@@ -93,21 +93,21 @@ func TestWalk(t *testing.T) {
 	for i := range clients {
 		f.charge(hour, clientKey(i), int64(1+i%7))
 	}
-	long := strings.Repeat("long", 30)
+	long := strings.Repeat("long", store.MaxClientKey/4)
 	f.charge(day, long, 2)
 	f.charge(other, "client", 1)
 	used, rest := map[string]int64{}, 0
 	asked := []store.Request{{Limit: day, Events: 5}, {Limit: hour, Events: 10}}
-	f.store.Walk(asked, func(i int, clientKey string, isWhole bool, st *store.State) {
+	f.store.Walk(asked, func(i int, clientKey string, st *store.State) {
 		if i == 1 {
-			if _, seen := used[clientKey]; seen || !isWhole || st.Limit != 10 {
-				t.Errorf("client %s is visited again, or not whole, with %+v", clientKey, st)
+			if _, seen := used[clientKey]; seen || st.Limit != 10 {
+				t.Errorf("client %s is visited again, with %+v", clientKey, st)
 			}
 			used[clientKey] = st.Used
 			return
 		}
-		if rest++; isWhole || !strings.HasPrefix(long, clientKey) || st.Used != 2 || st.Limit != 5 {
-			t.Errorf("the long key is %q, whole: %t, with %+v", clientKey, isWhole, st)
+		if rest++; clientKey != long || st.Used != 2 || st.Limit != 5 {
+			t.Errorf("the long key is %q, with %+v", clientKey, st)
 		}
 	})
 	if len(used) != clients || rest != 1 {
@@ -152,7 +152,7 @@ func (f *fixture) charge(limit *store.Limit, client string, cost int64) int64 {
 }
 
 func charge(s *memory.Store, limit *store.Limit, client string, cost int64) int64 {
-	return s.Charge(context.Background(), []store.Request{{Limit: limit, ClientKey: client, Events: 10, Cost: cost}})[0].Used
+	return store.Answers(context.Background(), s.Charge, []store.Request{{Limit: limit, ClientKey: client, Events: 10, Cost: cost}})[0].Used
 }
 
 // wantOnly requires that exactly the listed clients have a bucket.

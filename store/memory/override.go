@@ -29,7 +29,7 @@ func (o *overrides) live(now int64) map[overrideID]store.Override {
 	return o.all
 }
 
-// SetOverride implements [store.Overrider].
+// SetOverride implements [store.Operable].
 func (s *Store) SetOverride(_ context.Context, o store.Override) error {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
@@ -46,7 +46,7 @@ func (s *Store) SetOverride(_ context.Context, o store.Override) error {
 	return nil
 }
 
-// RemoveOverride implements [store.Overrider].
+// RemoveOverride implements [store.Operable].
 func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
@@ -57,7 +57,7 @@ func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone,
 	return removed, nil
 }
 
-// Overrides implements [store.Overrider].
+// Overrides implements [store.Operable].
 func (s *Store) Overrides(context.Context) (all []store.Override, err error) {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
@@ -68,5 +68,5 @@ func (s *Store) Overrides(context.Context) (all []store.Override, err error) {
 	return all, nil
 }
 
-// KeptKey implements [store.Overrider].
+// KeptKey implements [store.Operable].
 func (s *Store) KeptKey(clientKey string) string { return clientKey }

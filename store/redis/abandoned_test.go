@@ -107,7 +107,7 @@ func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 		<-way.held
 		leave()
 	}()
-	if err := s.Take(ctx, reqs)[0].Err; !errors.Is(err, store.ErrUncertain) {
+	if err := store.Answers(ctx, s.Take, reqs)[0].Err; !errors.Is(err, store.ErrUncertain) {
 		t.Fatalf("an abandoned take has error %v, want an uncertain one", err)
 	}
 	return reqs
@@ -116,7 +116,7 @@ func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 	for name, refund := range map[string]func(s *Store, reqs []store.Request, done chan<- error){
 		"Waited": func(s *Store, reqs []store.Request, done chan<- error) {
-			go func() { done <- s.Refund(context.Background(), reqs)[0].Err }()
+			go func() { done <- store.Answers(context.Background(), s.Refund, reqs)[0].Err }()
 		},
 		"Detached": func(s *Store, reqs []store.Request, done chan<- error) {
 			s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
@@ -136,7 +136,7 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 			}
 			way.open()
 			must(t, <-done)
-			used(t, "after the refund", s.Check(t.Context(), reqs)[0], 0)
+			used(t, "after the refund", store.Answers(t.Context(), s.Check, reqs)[0], 0)
 		})
 	}
 }
@@ -202,13 +202,13 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		reachable := func() {
 			other := ofEach("other", 0)
 			eventually(t, "the server is reached", func() error {
-				return errors.Join(patient.Check(t.Context(), other)[0].Err, patient.Charge(t.Context(), other)[0].Err)
+				return errors.Join(store.Answers(t.Context(), patient.Check, other)[0].Err, store.Answers(t.Context(), patient.Charge, other)[0].Err)
 			})
 		}
 		direct := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain, PoolSize: 1}), nil)
 		allUsed := func(what string, n int64) {
 			t.Helper()
-			for i, st := range direct.Check(t.Context(), ofEach("k", 0)) {
+			for i, st := range store.Answers(t.Context(), direct.Check, ofEach("k", 0)) {
 				used(t, fmt.Sprint(what, ", ", counting[i]), st, n)
 			}
 		}
@@ -216,14 +216,14 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		var taken []store.Request
 		for id := range 3 {
 			taken = ofEach("k", id)
-			for i, st := range patient.Take(t.Context(), taken) {
+			for i, st := range store.Answers(t.Context(), patient.Take, taken) {
 				must(t, st.Err)
 				taken[i].Receipt = st.Receipt
 			}
 		}
 
 		must(t, proxy.SwallowReplies())
-		for i, st := range s.Take(t.Context(), ofEach("k", 3)) {
+		for i, st := range store.Answers(t.Context(), s.Take, ofEach("k", 3)) {
 			if !errors.Is(st.Err, store.ErrUncertain) {
 				t.Fatalf("take, %s: error is %v, want an unknown outcome", counting[i], st.Err)
 			}
@@ -233,7 +233,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		allUsed("after the take", 4)
 
 		must(t, proxy.SwallowReplies())
-		s.RefundDetached(taken)
+		s.RefundReported(taken, nil)
 		for range counting {
 			must(t, <-outcomes)
 		}

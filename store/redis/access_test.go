@@ -31,12 +31,12 @@ func TestDocumentedACLSuffices(t *testing.T) {
 	}), nil)
 	s.Warm(t.Context())
 	for i := range 10 {
-		used(t, fmt.Sprint("charge ", i), s.Charge(t.Context(), ask("k"))[0], int64(i+1))
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
+		used(t, fmt.Sprint("charge ", i), store.Answers(t.Context(), s.Charge, ask("k"))[0], int64(i+1))
+		if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil {
 			t.Fatalf("check %d: %v", i, st.Err)
 		}
 	}
-	if st := s.Check(t.Context(), ask("other"))[0]; st.Err != nil {
+	if st := store.Answers(t.Context(), s.Check, ask("other"))[0]; st.Err != nil {
 		t.Fatalf("opening a window: %v", st.Err)
 	}
 }
@@ -44,7 +44,7 @@ func TestDocumentedACLSuffices(t *testing.T) {
 func TestDatabase(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DB: 3}), nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	info, err := server.Info("keyspace")
 	must(t, err)
 	if !strings.HasPrefix(info["db3"], "keys=1,") || info["db0"] != "" {
@@ -112,11 +112,11 @@ func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 								reqs[i].ID = fmt.Sprintf("denied%d", i)
 							}
 						}
-						before := insider.Peek(t.Context(), reqs)
+						before := store.Answers(t.Context(), insider.Peek, reqs)
 						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "-"+command).Err())
 						states := runOperation(t, limiter, op, reqs)
 						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "+"+command).Err())
-						after := insider.Peek(t.Context(), reqs)
+						after := store.Answers(t.Context(), insider.Peek, reqs)
 						for i, st := range states {
 							key := insider.keys.key(&limit, reqs[i].ClientKey)
 							if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl == -1 {
@@ -150,22 +150,22 @@ func runOperation(t *testing.T, s *Store, op algorithm.Operation, reqs []store.R
 	t.Helper()
 	switch op {
 	case algorithm.Check:
-		return s.Check(t.Context(), reqs)
+		return store.Answers(t.Context(), s.Check, reqs)
 	case algorithm.Charge:
-		return s.Charge(t.Context(), reqs)
+		return store.Answers(t.Context(), s.Charge, reqs)
 	case algorithm.Take:
-		return s.Take(t.Context(), reqs)
+		return store.Answers(t.Context(), s.Take, reqs)
 	case algorithm.Refund:
-		return s.Refund(t.Context(), reqs)
+		return store.Answers(t.Context(), s.Refund, reqs)
 	default:
-		return s.Penalize(t.Context(), reqs)
+		return store.Answers(t.Context(), s.Penalize, reqs)
 	}
 }
 
 // bucketStates put buckets into the states that scripts distinguish.
 func bucketStates(now *time.Time) map[string]func(t *testing.T, s *Store, reqs []store.Request) {
 	take := func(t *testing.T, s *Store, reqs []store.Request) {
-		for i, st := range s.Take(t.Context(), reqs) {
+		for i, st := range store.Answers(t.Context(), s.Take, reqs) {
 			must(t, st.Err)
 			reqs[i].Receipt = st.Receipt
 			reqs[i].Until = now.Add(30 * time.Minute).UnixMicro()
@@ -175,7 +175,7 @@ func bucketStates(now *time.Time) map[string]func(t *testing.T, s *Store, reqs [
 		for i := range reqs {
 			reqs[i].Until = now.Add(time.Minute).UnixMicro()
 		}
-		for _, st := range s.Penalize(t.Context(), reqs) {
+		for _, st := range store.Answers(t.Context(), s.Penalize, reqs) {
 			must(t, st.Err)
 		}
 	}

@@ -32,11 +32,11 @@ func TestBucketOfTheFutureIsRepaired(t *testing.T) {
 		}
 		for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Peek} {
 			r := store.Request{Limit: &limit, ClientKey: op.String(), Events: 10, Cost: 10, ID: "first"}
-			must(t, ahead.Charge(t.Context(), []store.Request{r})[0].Err)
+			must(t, store.Answers(t.Context(), ahead.Charge, []store.Request{r})[0].Err)
 			if algorithm.Of(limit.Algorithm).Penalties {
 				penalty := r
 				penalty.Until = time.Now().Add(far + time.Minute).UnixMicro()
-				must(t, ahead.Penalize(t.Context(), []store.Request{penalty})[0].Err)
+				must(t, store.Answers(t.Context(), ahead.Penalize, []store.Request{penalty})[0].Err)
 			}
 			must(t, sh.WaitReplicated(t.Context()))
 			r.Cost, r.ID = 1, "second"
@@ -48,11 +48,11 @@ func TestBucketOfTheFutureIsRepaired(t *testing.T) {
 				reqs[0].Until = time.Now().Add(far).UnixMicro()
 				st = reported(t, right, reqs...)[0]
 			case algorithm.Take:
-				st = right.Take(t.Context(), reqs)[0]
+				st = store.Answers(t.Context(), right.Take, reqs)[0]
 			case algorithm.Check:
-				st, want = right.Check(t.Context(), reqs)[0], 0
+				st, want = store.Answers(t.Context(), right.Check, reqs)[0], 0
 			default:
-				st, want = right.Peek(t.Context(), reqs)[0], 0
+				st, want = store.Answers(t.Context(), right.Peek, reqs)[0], 0
 			}
 			latest := time.Now().Add(2*limit.Window + algorithm.Grace).UnixMicro()
 			if st.Err != nil || !st.Allowed || st.Used != want || st.Penalty != 0 || st.Reset > latest {
@@ -103,7 +103,7 @@ func TestFalseTimeIsNotBelieved(t *testing.T) {
 	s := newStore(t, shard, nil)
 	take := func(want error) {
 		t.Helper()
-		st := s.Take(t.Context(), ask("k"))[0]
+		st := store.Answers(t.Context(), s.Take, ask("k"))[0]
 		ahead := time.Duration(clock.takes.Load()) * time.Microsecond
 		if !errors.Is(st.Err, want) || st.Err == nil && time.UnixMicro(st.Now).Sub(time.Now().Add(ahead)).Abs() > algorithm.Grace {
 			t.Fatalf("a take %v ahead: %+v, want the error %v", ahead, st, want)

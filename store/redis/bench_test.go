@@ -30,7 +30,7 @@ func BenchmarkStore(b *testing.B) {
 	}), nil)
 	reqs := benchRequests(500)
 	for _, r := range reqs {
-		if st := s.Charge(b.Context(), r)[0]; st.Err != nil {
+		if st := store.Answers(b.Context(), s.Charge, r)[0]; st.Err != nil {
 			b.Fatal(st.Err)
 		}
 	}
@@ -38,13 +38,13 @@ func BenchmarkStore(b *testing.B) {
 		name string
 		do   func(r []store.Request) []store.State
 	}{
-		{"Check", func(r []store.Request) []store.State { return s.Check(context.Background(), r) }},
-		{"CheckPlain", func(r []store.Request) []store.State { return plain.Check(context.Background(), r) }},
-		{"Take", func(r []store.Request) []store.State { return s.Take(context.Background(), r) }},
-		{"Charge", func(r []store.Request) []store.State { return s.Charge(context.Background(), r) }},
+		{"Check", func(r []store.Request) []store.State { return store.Answers(context.Background(), s.Check, r) }},
+		{"CheckPlain", func(r []store.Request) []store.State { return store.Answers(context.Background(), plain.Check, r) }},
+		{"Take", func(r []store.Request) []store.State { return store.Answers(context.Background(), s.Take, r) }},
+		{"Charge", func(r []store.Request) []store.State { return store.Answers(context.Background(), s.Charge, r) }},
 		{"CheckAndChargeDetached", func(r []store.Request) []store.State {
-			states := s.Check(context.Background(), r)
-			s.ChargeDetached(r)
+			states := store.Answers(context.Background(), s.Check, r)
+			s.ChargeReported(r, nil)
 			return states
 		}},
 	} {
@@ -104,13 +104,13 @@ func BenchmarkMoment(b *testing.B) {
 	var moments []time.Duration
 	for b.Loop() {
 		begin := time.Now()
-		st := s.Take(b.Context(), r)[0]
+		st := store.Answers(b.Context(), s.Take, r)[0]
 		if st.Err != nil || st.Used != 1 {
 			b.Fatalf("take: %+v", st)
 		}
 		refunded := slices.Clone(r)
 		refunded[0].Receipt = st.Receipt
-		s.RefundDetached(refunded)
+		s.RefundReported(refunded, nil)
 		for {
 			n, err := server.Client().HGet(b.Context(), key, "c").Int64()
 			must(b, err)

@@ -69,16 +69,16 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 		key := fmt.Sprint("other-", n)
 		if masterOf(t, m.Cluster, key) == m.from && keys.slot(key) != keys.slot("k") {
 			others = append(others, key)
-			must(t, s.Charge(t.Context(), ask(key))[0].Err)
+			must(t, store.Answers(t.Context(), s.Charge, ask(key))[0].Err)
 		}
 	}
 	silence(t, m.to)
 	silent := make(chan store.State, 1)
-	go func() { silent <- s.Charge(t.Context(), ask("k"))[0] }()
+	go func() { silent <- store.Answers(t.Context(), s.Charge, ask("k"))[0] }()
 	untilRedirected(t, m.from)
 	answered := make(chan error, len(others))
 	for _, key := range others {
-		go func() { answered <- s.Charge(t.Context(), ask(key))[0].Err }()
+		go func() { answered <- store.Answers(t.Context(), s.Charge, ask(key))[0].Err }()
 	}
 	for range others {
 		select {
@@ -98,12 +98,12 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), nil)
 	waitUntilUp(t, s)
 	silence(t, m.third)
-	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 1)
-	used(t, "take", s.Take(t.Context(), ask("k"))[0], 2)
+	used(t, "charge", store.Answers(t.Context(), s.Charge, ask("k"))[0], 1)
+	used(t, "take", store.Answers(t.Context(), s.Take, ask("k"))[0], 2)
 	reported := make(chan store.State, 1)
 	s.ChargeReported(ask("k"), func(_ int, st store.State) { reported <- st })
 	used(t, "detached charge", <-reported, 3)
-	used(t, "check", s.Check(t.Context(), ask("k"))[0], 3)
+	used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 3)
 	if got := tagged(t, m.to, "k"); got != 3 {
 		t.Errorf("the count is %d", got)
 	}
@@ -117,8 +117,8 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(s *Store) error{
-		"Charge": func(s *Store) error { return s.Charge(t.Context(), ask("k"))[0].Err },
-		"Take":   func(s *Store) error { return s.Take(t.Context(), ask("k"))[0].Err },
+		"Charge": func(s *Store) error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err },
+		"Take":   func(s *Store) error { return store.Answers(t.Context(), s.Take, ask("k"))[0].Err },
 		"Reset":  func(s *Store) error { return s.Reset(t.Context(), ask("k")[0]) },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -231,7 +231,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	shard := newShard(t, ShardOptions{Cluster: e.Addrs()[:1]})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	if n := redirects(t, e.from); n == 0 {
 		t.Fatal("the charge was not redirected")
 	}
@@ -249,7 +249,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	if shard.laneAt(e.to.Addr(), true) != was {
 		t.Error("the node has another lane")
 	}
-	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 2)
+	used(t, "charge", store.Answers(t.Context(), s.Charge, ask("k"))[0], 2)
 	if at := shard.topology.Load().owner(bucketKeys{tagged: true}.slot("k")); at == nil || at.primary != e.from.Addr() {
 		t.Errorf("the owner is %+v, want %s", at, e.from.Addr())
 	}
@@ -279,13 +279,13 @@ func TestRedirectedLaneComesBack(t *testing.T) {
 	must(t, e.to.Kill())
 	lane := shard.laneAt(e.to.Addr(), true)
 	eventually(t, "the node is left out", func() error {
-		if err := s.Charge(t.Context(), ask("k"))[0].Err; lane.isUp() {
+		if err := store.Answers(t.Context(), s.Charge, ask("k"))[0].Err; lane.isUp() {
 			return fmt.Errorf("it is not: %w", err)
 		}
 		return nil
 	})
 	must(t, e.to.Restart())
-	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
+	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err })
 	if shard.laneAt(e.to.Addr(), true) != lane {
 		t.Error("the node has another lane: the test shows nothing")
 	}
@@ -322,13 +322,13 @@ func TestRedirectHoldsNoConnection(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], NoPipelining: true, PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	other := neighbour(t, m, m.from)
-	must(t, s.Take(t.Context(), ask(other))[0].Err)
+	must(t, store.Answers(t.Context(), s.Take, ask(other))[0].Err)
 	silence(t, m.to)
 	silent := make(chan store.State, 1)
-	go func() { silent <- s.Take(t.Context(), ask("k"))[0] }()
+	go func() { silent <- store.Answers(t.Context(), s.Take, ask("k"))[0] }()
 	untilRedirected(t, m.from)
 	answered := make(chan store.State, 1)
-	go func() { answered <- s.Take(t.Context(), ask(other))[0] }()
+	go func() { answered <- store.Answers(t.Context(), s.Take, ask(other))[0] }()
 	select {
 	case st := <-answered:
 		must(t, st.Err)
@@ -344,7 +344,7 @@ func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	other := neighbour(t, m, m.from)
-	must(t, s.Charge(t.Context(), ask(other))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask(other))[0].Err)
 	silence(t, m.to)
 	reported := [2]chan store.State{make(chan store.State, 1), make(chan store.State, 1)}
 	s.ChargeReported(append(ask("k"), ask(other)...), func(i int, st store.State) { reported[i] <- st })
@@ -367,7 +367,7 @@ func TestCloseDeliversRedirectedCharges(t *testing.T) {
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)
 		for range charges {
-			s.ChargeDetached(ask("k"))
+			s.ChargeReported(ask("k"), nil)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()

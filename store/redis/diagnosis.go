@@ -59,7 +59,7 @@ const (
 	codeSlots       = "slots"
 )
 
-// Diagnose implements [store.Diagnoser]. It uses the options of the shards, and neither
+// Diagnose implements [store.Operable]. It uses the options of the shards, and neither
 // their connections nor what they do in the background.
 func (s *Store) Diagnose(ctx context.Context) (found store.Diagnosis) {
 	members := slices.Concat(s.opts.Members, s.retired())
@@ -744,6 +744,3 @@ func isGarbled(err error) bool {
 	var number *strconv.NumError
 	return errors.As(err, &number) || err != nil && !isReply(err) && garbled.MatchString(err.Error())
 }
-
-// Interface guard.
-var _ store.Diagnoser = (*Store)(nil)

@@ -400,14 +400,14 @@ func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
 		limit := &store.Limit{Zone: "z", Algorithm: a, Window: endless}
 		reqs = append(reqs, store.Request{Limit: limit, ClientKey: "k", Events: 10, Cost: 1})
 	}
-	for _, st := range s.Charge(t.Context(), reqs) {
+	for _, st := range store.Answers(t.Context(), s.Charge, reqs) {
 		must(t, st.Err)
 	}
 	must(t, replica.WaitInSync(t.Context()))
 	must(t, sh.Primary.Kill())
 	// The estimate of the primary's clock may be behind the charges, so that gcra counts one more.
 	eventually(t, "the replica answers", func() (err error) {
-		for i, st := range s.Check(t.Context(), reqs) {
+		for i, st := range store.Answers(t.Context(), s.Check, reqs) {
 			if st.Err != nil || st.Used != 1 {
 				err = errors.Join(err, fmt.Errorf("%v: %+v", reqs[i].Limit.Algorithm, st))
 			}

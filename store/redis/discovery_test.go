@@ -87,11 +87,11 @@ func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, se
 	opts.dial = detour.dial
 	s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 5 * time.Second })
 	waitUntilUp(t, s)
-	eventually(t, "the bucket's own server is reached", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
+	eventually(t, "the bucket's own server is reached", func() error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err })
 	before := tagged(t, owner(), "k")
 	proxy := detour.proxies[owner().Addr()]
 	must(t, proxy.SwallowReplies())
-	if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrUncertain) {
+	if st := store.Answers(t.Context(), s.Charge, ask("k"))[0]; !errors.Is(st.Err, store.ErrUncertain) {
 		t.Errorf("charge without a reply has error %v, want an uncertain one", st.Err)
 	}
 	reported := make(chan error, 1)
@@ -100,7 +100,7 @@ func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, se
 		t.Error("detached charge without a reply has no error")
 	}
 	must(t, proxy.Pass())
-	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("k"))[0].Err })
+	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err })
 	// The detached charge may be unsent, because the server was left out.
 	if got := tagged(t, owner(), "k") - before; got < 2 || got > 3 {
 		t.Errorf("of three charges %d were counted", got)
@@ -223,7 +223,7 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 		client := fmt.Sprint("client-", n)
 		want := tagged(t, masterOf(t, c, client), client)
 		eventually(t, "checks see the counts", func() error {
-			if st := s.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != want {
+			if st := store.Answers(t.Context(), s.Check, ask(client))[0]; st.Err != nil || st.Used != want {
 				return fmt.Errorf("%s: %+v, want %d", client, st, want)
 			}
 			return nil
@@ -239,11 +239,11 @@ func TestPeekWhileASlotMoves(t *testing.T) {
 	m := beginMove(t, 1)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1]}), nil)
 	waitUntilUp(t, s)
-	used(t, "charge", s.Charge(t.Context(), ask("k"))[0], 1)
+	used(t, "charge", store.Answers(t.Context(), s.Charge, ask("k"))[0], 1)
 	if n := tagged(t, m.to, "k"); n != 1 {
 		t.Fatalf("the new node has counted %d, want 1", n)
 	}
-	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 1)
+	used(t, "peek", store.Answers(t.Context(), s.Peek, ask("k"))[0], 1)
 }
 
 // TestPeekWhileANodeIsSilent returns the answer of the node's replica, although that may lack a
@@ -255,7 +255,7 @@ func TestPeekWhileANodeIsSilent(t *testing.T) {
 	waitUntilUp(t, s)
 	silence(t, masterOf(t, c, "k"))
 	eventually(t, "the replica answers", func() error {
-		if st := s.Peek(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica || st.Used != 0 {
+		if st := store.Answers(t.Context(), s.Peek, ask("k"))[0]; st.Err != nil || !st.Replica || st.Used != 0 {
 			return fmt.Errorf("the state is %+v", st)
 		}
 		return nil
@@ -273,7 +273,7 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	for n := range 30 {
 		client := fmt.Sprint("client-", n)
 		owners[client] = masterOf(t, c, client)
-		must(t, s.Charge(t.Context(), ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, ask(client))[0].Err)
 	}
 	silent := c.Nodes[1]
 	must(t, silent.Pause())
@@ -287,7 +287,7 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 				s = hasty
 			}
 			wg.Go(func() {
-				st := s.Check(t.Context(), ask(client))[0]
+				st := store.Answers(t.Context(), s.Check, ask(client))[0]
 				switch {
 				case owner == silent && st.Err == nil:
 					t.Errorf("%s was answered by the silent node", client)
@@ -370,7 +370,7 @@ func TestUnknownServers(t *testing.T) {
 			}
 		})
 		s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 50*time.Millisecond, 50*time.Millisecond })
-		for _, st := range []store.State{s.Check(t.Context(), ask("k"))[0], s.Take(t.Context(), ask("k"))[0], s.Charge(t.Context(), ask("k"))[0]} {
+		for _, st := range []store.State{store.Answers(t.Context(), s.Check, ask("k"))[0], store.Answers(t.Context(), s.Take, ask("k"))[0], store.Answers(t.Context(), s.Charge, ask("k"))[0]} {
 			if !errors.Is(st.Err, errNoServers) || !errors.Is(st.Err, store.ErrNotExecuted) {
 				t.Errorf("%s: error %v, want that no primary is known", name, st.Err)
 			}
@@ -396,7 +396,7 @@ func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 		reqs = append(reqs, ask(fmt.Sprint("client-", n))...)
 	}
 	soon(t, "a check of many", func() {
-		for _, st := range s.Check(t.Context(), reqs) {
+		for _, st := range store.Answers(t.Context(), s.Check, reqs) {
 			if !errors.Is(st.Err, errNoServers) {
 				t.Errorf("error %v, want that no primary is known", st.Err)
 			}
@@ -423,12 +423,12 @@ func TestDiscoveryIsPartOfTheDeadline(t *testing.T) {
 	must(t, silent.Pause())
 	t.Cleanup(func() { must(t, silent.Resume()) })
 	for name, call := range map[string]func(ctx context.Context, s *Store) []store.State{
-		"Check":    func(ctx context.Context, s *Store) []store.State { return s.Check(ctx, ask("k")) },
-		"Peek":     func(ctx context.Context, s *Store) []store.State { return s.Peek(ctx, ask("k")) },
-		"Take":     func(ctx context.Context, s *Store) []store.State { return s.Take(ctx, ask("k")) },
-		"Charge":   func(ctx context.Context, s *Store) []store.State { return s.Charge(ctx, ask("k")) },
-		"Refund":   func(ctx context.Context, s *Store) []store.State { return s.Refund(ctx, ask("k")) },
-		"Penalize": func(ctx context.Context, s *Store) []store.State { return s.Penalize(ctx, ask("k")) },
+		"Check":    func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Check, ask("k")) },
+		"Peek":     func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Peek, ask("k")) },
+		"Take":     func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Take, ask("k")) },
+		"Charge":   func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Charge, ask("k")) },
+		"Refund":   func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Refund, ask("k")) },
+		"Penalize": func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Penalize, ask("k")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			// Without workers queued calls stay queued.

@@ -108,7 +108,7 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 		server := redistest.Start(t)
 		shard := newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
-		must(t, s.Charge(t.Context(), ask("probe"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, ask("probe"))[0].Err)
 		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
 
 		reqs := []store.Request{{Limit: hourly, ClientKey: "refused", Events: 10, Cost: 1}}
@@ -152,7 +152,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
 	// On a machine that stands still, a reply may come after the charge was given up.
 	eventually(t, "the outcome is certain", func() error {
-		s.ChargeDetached(ask("k"))
+		s.ChargeReported(ask("k"), nil)
 		err := <-reported
 		if errors.Is(err, store.ErrUncertain) {
 			return err
@@ -173,7 +173,7 @@ func TestFullServerRefusesWritesThatAdd(t *testing.T) {
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
 	for algorithm := range store.Algorithms {
 		limit := &store.Limit{Zone: "full", Algorithm: algorithm, Window: time.Hour}
-		err := s.Take(t.Context(), []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
+		err := store.Answers(t.Context(), s.Take, []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
 		if algorithm == store.Concurrency {
 			must(t, err)
 		} else if KindOf(err) != KindMemory || !errors.Is(err, store.ErrNotExecuted) {
@@ -195,11 +195,11 @@ func bothWays(t *testing.T, test func(t *testing.T, plain bool)) {
 func TestSwallowedReplyCountsOnce(t *testing.T) {
 	t.Parallel()
 	for name, charge := range map[string]func(s *Store) error{
-		"Waited": func(s *Store) error { return s.Charge(context.Background(), ask("k"))[0].Err },
+		"Waited": func(s *Store) error { return store.Answers(context.Background(), s.Charge, ask("k"))[0].Err },
 		"Detached": func(s *Store) error {
 			reported := make(chan error, 1)
 			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
-			s.ChargeDetached(ask("k"))
+			s.ChargeReported(ask("k"), nil)
 			return <-reported
 		},
 	} {
@@ -228,7 +228,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 // waitUntilUp charges another bucket until that works.
 func waitUntilUp(t *testing.T, s *Store) {
 	t.Helper()
-	eventually(t, "charges work", func() error { return s.Charge(t.Context(), ask("probe"))[0].Err })
+	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, ask("probe"))[0].Err })
 }
 
 func TestCutConnectionsCountNothingTwice(t *testing.T) {
@@ -250,7 +250,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 			if i%200 == 100 {
 				must(t, proxy.Cut())
 			}
-			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}})
+			s.ChargeReported([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}}, nil)
 			done.Add(1)
 			if i%50 == 0 {
 				waitUntilUp(t, s)
@@ -276,7 +276,7 @@ func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), nil)
 	must(t, proxy.Down())
 	for range 20 {
-		s.ChargeDetached(ask("later"))
+		s.ChargeReported(ask("later"), nil)
 	}
 	must(t, proxy.Up())
 	waitForCount(t, server, "later", 20)
@@ -302,7 +302,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 				shard := newShard(t, ShardOptions{Primary: server.Addr()})
 				s := newStore(t, shard, nil)
 				reqs := takes(hourly, buckets)
-				for i, st := range s.Charge(t.Context(), reqs) {
+				for i, st := range store.Answers(t.Context(), s.Charge, reqs) {
 					must(t, st.Err)
 					reqs[i].Receipt.Period = st.Reset
 				}
@@ -324,9 +324,9 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 					return uncertain
 				})
 				before := calls(t, server, "evalsha")
-				s.ChargeDetached(reqs)
-				s.ChargeDetached(reqs)
-				s.RefundDetached(reqs)
+				s.ChargeReported(reqs, nil)
+				s.ChargeReported(reqs, nil)
+				s.RefundReported(reqs, nil)
 				eventually(t, "all charges were refused", func() error {
 					if n := calls(t, server, "evalsha") - before; n < int64(4*buckets) {
 						return fmt.Errorf("%d calls", n)
@@ -345,7 +345,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 func TestMisconfIsARefusal(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	must(t, newStore(t, shard, nil).Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), newStore(t, shard, nil).Charge, ask("k"))[0].Err)
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 	ctx := t.Context()
 	// After a snapshot into a missing directory has failed, Redis refuses writes.
@@ -355,7 +355,7 @@ func TestMisconfIsARefusal(t *testing.T) {
 	must(t, os.RemoveAll(dir["dir"]))
 	_ = server.Client().BgSave(ctx).Err()
 	eventually(t, "writes are refused", func() error {
-		st := s.Charge(ctx, ask("k"))[0]
+		st := store.Answers(ctx, s.Charge, ask("k"))[0]
 		if st.Err == nil || !strings.Contains(st.Err.Error(), "MISCONF") {
 			return fmt.Errorf("error is %w", st.Err)
 		}
@@ -373,18 +373,18 @@ func TestWrongPasswordIsReported(t *testing.T) {
 		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("", password)}), func(o *Options) {
 			o.ChargeTimeout = 200 * time.Millisecond
 		})
-		st := s.Check(t.Context(), ask("k"))[0]
+		st := store.Answers(t.Context(), s.Check, ask("k"))[0]
 		if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), want) {
 			t.Errorf("check with password %q: %v, want %s", password, st.Err, want)
 		}
 		// A charge is retried until its deadline, at which a try may be in flight.
 		eventually(t, "a charge with password "+password+" did not run", func() error {
-			if st := s.Charge(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
+			if st := store.Answers(t.Context(), s.Charge, ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
 				return fmt.Errorf("the error is %w", st.Err)
 			}
 			return nil
 		})
-		for i, st := range s.Take(t.Context(), takes(hourly, 2*maxBundle)) {
+		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 2*maxBundle)) {
 			if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindAuth {
 				t.Errorf("take %d with password %q: %v, want ErrNotExecuted", i, password, st.Err)
 			}
@@ -402,7 +402,7 @@ func TestSilentServerCostsNoMoreThanTheTimeout(t *testing.T) {
 		must(t, server.Pause())
 		var down bool
 		for i := 0; i < 10_000 && !down; i++ {
-			st := s.Check(t.Context(), ask("k"))[0]
+			st := store.Answers(t.Context(), s.Check, ask("k"))[0]
 			if st.Err == nil {
 				t.Fatal("a paused server answered")
 			}
@@ -412,7 +412,7 @@ func TestSilentServerCostsNoMoreThanTheTimeout(t *testing.T) {
 			t.Error("the server is not left out after repeated failures")
 		}
 		must(t, server.Resume())
-		eventually(t, "checks work again", func() error { return s.Check(t.Context(), ask("k"))[0].Err })
+		eventually(t, "checks work again", func() error { return store.Answers(t.Context(), s.Check, ask("k"))[0].Err })
 	})
 }
 
@@ -424,7 +424,7 @@ func TestClientLeavesWhileWaiting(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
 	soon(t, "a check whose client has left", func() {
-		if st := s.Check(ctx, ask("k"))[0]; !errors.Is(st.Err, context.Canceled) {
+		if st := store.Answers(ctx, s.Check, ask("k"))[0]; !errors.Is(st.Err, context.Canceled) {
 			t.Errorf("error is %v, want that of the context", st.Err)
 		}
 	})
@@ -438,7 +438,7 @@ func TestCloseDeliversQueuedCharges(t *testing.T) {
 		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		for range charges {
-			s.ChargeDetached([]store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}})
+			s.ChargeReported([]store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}}, nil)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
@@ -448,7 +448,7 @@ func TestCloseDeliversQueuedCharges(t *testing.T) {
 		}
 		var reported error
 		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported = err }
-		s.ChargeDetached(ask("k"))
+		s.ChargeReported(ask("k"), nil)
 		if !errors.Is(reported, store.ErrNotExecuted) {
 			t.Errorf("a charge after Close is reported as %v", reported)
 		}
@@ -467,7 +467,7 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	must(t, server.Pause())
 	const charges = 1000
 	for range charges {
-		s.ChargeDetached(ask("k"))
+		s.ChargeReported(ask("k"), nil)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -487,12 +487,12 @@ func TestCheckWithoutReplyIsNotExecuted(t *testing.T) {
 		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)
-		must(t, s.Check(t.Context(), ask("k"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
 		s = newStore(t, shard, func(o *Options) { o.CheckTimeout = 500 * time.Millisecond })
 		must(t, proxy.SwallowReplies())
 		cut := time.AfterFunc(100*time.Millisecond, func() { _ = proxy.Cut() })
 		defer cut.Stop()
-		if st := s.Check(t.Context(), ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
+		if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
 			t.Errorf("error %v, want ErrNotExecuted", st.Err)
 		}
 	})

@@ -86,8 +86,8 @@ func TestLaggingReplicaIsLeftOut(t *testing.T) {
 	s := newStore(t, shard, nil)
 	behind := sh.Replicas[0]
 	ask := func() {
-		must(t, s.Charge(t.Context(), ask("k"))[0].Err)
-		must(t, s.Check(t.Context(), ask("k"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
 	}
 	ask()
 	must(t, sh.WaitReplicated(t.Context()))
@@ -126,13 +126,13 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{foreigner.Addr()}})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	if e := j.await(t, ReplicaLags, foreigner.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
 		t.Errorf("the event has error %v", e.Err)
 	}
 	before := calls(t, foreigner, "hmget")
 	for range 20 {
-		used(t, "check", s.Check(t.Context(), ask("k"))[0], 1)
+		used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
 	}
 	if n := calls(t, foreigner, "hmget"); n != before {
 		t.Errorf("the replica was asked %d times", n-before)
@@ -151,14 +151,14 @@ func TestReplicaThatWasJustAttachedLags(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: primary.Addr(), Replicas: []string{attached.Addr()}})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	if e := j.await(t, ReplicaLags, attached.Addr()); !errors.Is(e.Err, errUnsynced) {
 		t.Errorf("the event has error %v", e.Err)
 	}
 	if f := s.Shards()[0].Servers[1]; f.State != store.ServerLagging || f.LagKnown {
 		t.Errorf("the replica is %+v", f)
 	}
-	used(t, "check", s.Check(t.Context(), ask("k"))[0], 1)
+	used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
 }
 
 // TestMisconfiguredServersAreReportedOnce, with the remedy.
@@ -329,7 +329,7 @@ func TestServerComesBackByPings(t *testing.T) {
 	must(t, server.Kill())
 	eventually(t, "the server is left out", func() error {
 		if shard.owner(0).checks.isUp() {
-			return fmt.Errorf("check: %w", s.Check(t.Context(), ask("k"))[0].Err)
+			return fmt.Errorf("check: %w", store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
 		}
 		return nil
 	})
@@ -338,7 +338,7 @@ func TestServerComesBackByPings(t *testing.T) {
 	}
 	var states []store.State
 	for range 1000 {
-		states = s.Check(t.Context(), ask("k"))
+		states = store.Answers(t.Context(), s.Check, ask("k"))
 	}
 	if states[0].Err == nil {
 		t.Error("a server that is down has answered")

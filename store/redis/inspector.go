@@ -22,7 +22,16 @@ const (
 	resetMark = time.Minute
 )
 
-// Shards implements [store.Sharded].
+// Walk implements [store.Operable]: no bucket is in this process.
+func (*Store) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
+
+// Len implements [store.Operable].
+func (*Store) Len() int { return -1 }
+
+// LastJump implements [store.Operable]. The clocks that decide are those of [Store.Shards].
+func (*Store) LastJump() (by time.Duration, at time.Time) { return 0, time.Time{} }
+
+// Shards implements [store.Operable].
 func (s *Store) Shards() []store.Shard {
 	var all []store.Shard
 	for _, m := range s.opts.Members {
@@ -130,7 +139,7 @@ func (s *Store) Twins() (first, second string) {
 	return first, second
 }
 
-// Inspect implements [store.Inspector]. A bucket that has not migrated yet is at
+// Inspect implements [store.Operable]. A bucket that has not migrated yet is at
 // its previous shard only.
 func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 	found := s.copies(ctx, s.opts.Members[s.sharder.owner(r.ClientKey)], r)
@@ -166,7 +175,7 @@ func (s *Store) copies(ctx context.Context, m Member, r store.Request) store.Ins
 	return store.Inspection{Shard: m.Name, Copies: copies}
 }
 
-// Reset implements [store.Resetter]. It also prevents other processes from migrating
+// Reset implements [store.Store]. It also prevents other processes from migrating
 // the bucket at the same time.
 func (s *Store) Reset(ctx context.Context, r store.Request) error {
 	// Half a reset is none, so it goes on when its caller leaves.

@@ -28,7 +28,7 @@ func requireDescribedShards(t *testing.T, plain bool) {
 		t.Errorf("before the first call: %+v", got)
 	}
 	s.Warm(t.Context())
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	eventually(t, "all servers are up", func() error {
 		for _, server := range s.Shards()[0].Servers {
 			if server.State != store.ServerUp || server.Role == store.RoleReplica && !server.LagKnown {
@@ -47,7 +47,7 @@ func requireDescribedShards(t *testing.T, plain bool) {
 	}
 	must(t, sh.Replicas[1].Kill())
 	eventually(t, "the replica is left out", func() error {
-		s.Check(t.Context(), ask("k"))
+		store.Answers(t.Context(), s.Check, ask("k"))
 		if got := s.Shards()[0].Servers[2]; got.State != store.ServerLeftOut || got.Lanes[0].Breaker == "closed" {
 			return fmt.Errorf("%+v", got)
 		}
@@ -86,17 +86,17 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	s := newStore(t, shard, func(o *Options) { o.Members[0].Observe = observe })
 	other := newStore(t, shard, nil)
 	ctx := t.Context()
-	must(t, other.Take(ctx, ask("k"))[0].Err)
-	must(t, s.Take(ctx, ask("k"))[0].Err)
-	must(t, s.Charge(ctx, append(ask("k"), ask("l")...))[0].Err)
+	must(t, store.Answers(ctx, other.Take, ask("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Take, ask("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Charge, append(ask("k"), ask("l")...))[0].Err)
 	must(t, sh.WaitReplicated(ctx))
-	must(t, s.Check(ctx, ask("k"))[0].Err)
-	must(t, s.Peek(ctx, ask("k"))[0].Err)
-	must(t, s.Refund(ctx, ask("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Check, ask("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Peek, ask("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Refund, ask("k"))[0].Err)
 	answered := make(chan store.State)
 	s.ChargeReported(ask("k"), func(_ int, st store.State) { answered <- st })
 	must(t, (<-answered).Err)
-	s.RefundDetached(ask("k"))
+	s.RefundReported(ask("k"), nil)
 	eventually(t, "every command is observed", func() error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -108,7 +108,7 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	})
 	// A call that is not made is not observed.
 	must(t, sh.Primary.Kill())
-	_ = s.Charge(ctx, nil)
+	_ = store.Answers(ctx, s.Charge, nil)
 }
 
 func TestObserverAllocatesNothing(t *testing.T) {
@@ -145,10 +145,10 @@ func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection)
 func TestInspectionHasEveryServersCopy(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Replicas[0].PauseReplication())
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	r := ask("k")[0]
 	r.Cost = 0
 	found := inspected(t, s, r)
@@ -189,8 +189,8 @@ func TestResetReachesEveryCopy(t *testing.T) {
 		return n
 	}
 	for _, limit := range storetest.Limits {
-		must(t, before.Charge(t.Context(), request(limit))[0].Err)
-		must(t, after.Charge(t.Context(), request(limit))[0].Err)
+		must(t, store.Answers(t.Context(), before.Charge, request(limit))[0].Err)
+		must(t, store.Answers(t.Context(), after.Charge, request(limit))[0].Err)
 	}
 	if n := buckets(); n != 2*len(storetest.Limits) {
 		t.Fatalf("%d buckets", n)
@@ -211,7 +211,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 func TestResetOfAShardThatIsAway(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DialTimeout: 100 * time.Millisecond}), nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	must(t, server.Kill())
 	for range 2 {
 		if err := s.Reset(t.Context(), ask("k")[0]); err == nil || errors.Is(err, store.ErrUncertain) {
@@ -227,7 +227,7 @@ func TestResetInACluster(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: cluster.Addrs()}), nil)
 	for i := range 8 {
 		client := fmt.Sprint("client-", i)
-		must(t, s.Charge(t.Context(), ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, ask(client))[0].Err)
 		r := ask(client)[0]
 		r.Cost = 0
 		if found := inspected(t, s, r); len(found.Copies) != 2 || !found.Copies[0].Exists {

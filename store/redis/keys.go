@@ -16,10 +16,7 @@ import (
 const (
 	// layoutVersion is part of every key, so that programs which disagree
 	// about a bucket's content do not meet.
-	layoutVersion = "1"
-	// plainKeyLimit bounds the length of a client key that is stored as it is. The
-	// limiter shortens keys too, at another length: this one bounds what Redis gets.
-	plainKeyLimit = 64
+	layoutVersion = "2"
 	// digestBytes is the length of the SHA-256 prefix that replaces a client key.
 	// 192 bits keep even an attacker from finding two client keys that share a
 	// bucket.
@@ -72,7 +69,7 @@ func (k bucketKeys) markOf(bucket string) string {
 }
 
 func (k bucketKeys) slot(clientKey string) uint16 {
-	var scratch [plainKeyLimit]byte
+	var scratch [store.MaxClientKey]byte
 	return slotOf(k.appendClient(scratch[:0], clientKey))
 }
 
@@ -128,10 +125,10 @@ func appendDigest(b []byte, mark byte, sum []byte) []byte {
 	return base64.RawURLEncoding.AppendEncode(append(b, mark), sum[:digestBytes])
 }
 
-// isPlain reports whether a client key can be stored as it is: short, printable,
-// without the braces of a hash tag, and unlike a digest.
+// isPlain reports whether a client key can be stored as it is: printable, without
+// spaces, without the braces of a hash tag, and unlike a digest.
 func isPlain(key string) bool {
-	if len(key) == 0 || len(key) > plainKeyLimit || key[0] == digestMark || key[0] == secretMark {
+	if len(key) == 0 || key[0] == digestMark || key[0] == secretMark {
 		return false
 	}
 	for i := range len(key) {

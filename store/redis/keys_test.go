@@ -13,7 +13,7 @@ import (
 )
 
 func TestBucketKey(t *testing.T) {
-	long := strings.Repeat("x", 10_000)
+	long := string(store.Shortened([]byte(strings.Repeat("x", 10_000))))
 	keys := bucketKeys{prefix: "rl"}
 	limit := func(zone string, window time.Duration) *store.Limit {
 		return &store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: window}
@@ -26,19 +26,19 @@ func TestBucketKey(t *testing.T) {
 		clientKey string
 		want      string
 	}{
-		{limit("api", time.Hour), "x7Q:203.0.113.7", "rl:1:api:fw3600s:x7Q:203.0.113.7"},
-		{limit("api", 1500*time.Millisecond), "k", "rl:1:api:fw1500ms:k"},
-		{limit("api", time.Millisecond+time.Microsecond), "k", "rl:1:api:fw1001us:k"},
-		{limit("api", time.Second), "", "rl:1:api:fw1s:#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NM"},
-		{limit("api", time.Second), "a b", "rl:1:api:fw1s:#"},
-		{limit("api", time.Second), "{tag}", "rl:1:api:fw1s:#"},
-		{limit("api", time.Second), "#x", "rl:1:api:fw1s:#"},
-		{limit("api", time.Second), "$x", "rl:1:api:fw1s:#"},
-		{limit("api", time.Second), "\x00\xff", "rl:1:api:fw1s:#"},
-		{limit("api", time.Second), long, "rl:1:api:fw1s:#"},
-		{calendar(store.Calendar{Unit: store.Day}), "k", "rl:1:api:fwday:k"},
-		{calendar(store.Calendar{Unit: store.Week, SundayFirst: true}), "k", "rl:1:api:fwweeks:k"},
-		{calendar(store.Calendar{Unit: store.Month, TimeZone: "America/Port-au-Prince"}), "k", "rl:1:api:fwmonth@America/Port-au-Prince:k"},
+		{limit("api", time.Hour), "x7Q:203.0.113.7", "rl:2:api:fw3600s:x7Q:203.0.113.7"},
+		{limit("api", 1500*time.Millisecond), "k", "rl:2:api:fw1500ms:k"},
+		{limit("api", time.Millisecond+time.Microsecond), "k", "rl:2:api:fw1001us:k"},
+		{limit("api", time.Second), "", "rl:2:api:fw1s:#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NM"},
+		{limit("api", time.Second), "a b", "rl:2:api:fw1s:#"},
+		{limit("api", time.Second), "{tag}", "rl:2:api:fw1s:#"},
+		{limit("api", time.Second), "#x", "rl:2:api:fw1s:#"},
+		{limit("api", time.Second), "$x", "rl:2:api:fw1s:#"},
+		{limit("api", time.Second), "\x00\xff", "rl:2:api:fw1s:#"},
+		{limit("api", time.Second), long, "rl:2:api:fw1s:" + long},
+		{calendar(store.Calendar{Unit: store.Day}), "k", "rl:2:api:fwday:k"},
+		{calendar(store.Calendar{Unit: store.Week, SundayFirst: true}), "k", "rl:2:api:fwweeks:k"},
+		{calendar(store.Calendar{Unit: store.Month, TimeZone: "America/Port-au-Prince"}), "k", "rl:2:api:fwmonth@America/Port-au-Prince:k"},
 	} {
 		got := keys.key(c.limit, c.clientKey)
 		if got != c.want && (!strings.HasSuffix(c.want, "#") || !strings.HasPrefix(got, c.want) || len(got) != len(c.want)+32) {
@@ -46,7 +46,7 @@ func TestBucketKey(t *testing.T) {
 		}
 	}
 	secret := bucketKeys{prefix: "rl", secret: []byte("s")}
-	if got := secret.key(limit("api", time.Second), "203.0.113.7"); strings.Contains(got, "203") || !strings.HasPrefix(got, "rl:1:api:fw1s:$") {
+	if got := secret.key(limit("api", time.Second), "203.0.113.7"); strings.Contains(got, "203") || !strings.HasPrefix(got, "rl:2:api:fw1s:$") {
 		t.Errorf("key with a secret is %s", got)
 	}
 	other := bucketKeys{prefix: "rl", secret: []byte("t")}
@@ -72,6 +72,7 @@ func FuzzBucketKey(f *testing.F) {
 		one := &store.Limit{Zone: zone1, Algorithm: store.FixedWindow, Window: time.Duration(window1) * time.Microsecond}
 		two := &store.Limit{Zone: zone2, Algorithm: store.FixedWindow, Window: time.Duration(window2) * time.Microsecond}
 		same := *one == *two && key1 == key2
+		key1, key2 = string(store.Shortened([]byte(key1))), string(store.Shortened([]byte(key2)))
 		for _, k := range []bucketKeys{keys, secret} {
 			a, b := k.key(one, key1), k.key(two, key2)
 			if (a == b) != same {
@@ -95,7 +96,7 @@ func TestSlotMatchesRedis(t *testing.T) {
 		{prefix: "rl", tagged: true},
 		{prefix: "rl", secret: []byte("secret"), tagged: true},
 	} {
-		for i, client := range []string{"10.0.0.1", "a{b}c", "", fmt.Sprintf("%0100d", 1), "2001:db8::/64"} {
+		for i, client := range []string{"10.0.0.1", "a{b}c", "", fmt.Sprintf("%064d", 1), "2001:db8::/64"} {
 			key := keys.key(hourly, client)
 			want, err := server.Client().ClusterKeySlot(t.Context(), key).Result()
 			must(t, err)

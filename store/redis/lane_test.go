@@ -32,12 +32,12 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	// While one connection is in use, the check opens the other.
 	taken := shard.owner(0).checks.client.Load().Conn()
 	must(t, taken.Ping(t.Context()).Err())
-	must(t, s.Check(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
 	must(t, taken.Close())
 	must(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
 	failures := 0
 	eventually(t, "checks work", func() error {
-		err := s.Check(t.Context(), ask("k"))[0].Err
+		err := store.Answers(t.Context(), s.Check, ask("k"))[0].Err
 		if err != nil {
 			failures++
 		}
@@ -57,7 +57,7 @@ func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("nobody", "secret")}), nil)
 	eventually(t, "the server is left out", func() error {
-		err := s.Check(t.Context(), ask("k"))[0].Err
+		err := store.Answers(t.Context(), s.Check, ask("k"))[0].Err
 		if !errors.Is(err, ErrShardDown) {
 			return errors.New("it is still called")
 		}
@@ -73,17 +73,17 @@ func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
 	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: true, PoolSize: 1}), func(o *Options) { o.CheckTimeout = time.Hour })
 	waitUntilUp(t, s)
-	must(t, s.Check(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
 	must(t, proxy.SwallowReplies())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	soon(t, "a check whose context ends", func() {
-		if err := s.Check(ctx, ask("k"))[0].Err; err == nil {
+		if err := store.Answers(ctx, s.Check, ask("k"))[0].Err; err == nil {
 			t.Error("a check without a reply has no error")
 		}
 	})
 	cancel()
-	if err := s.Take(ctx, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
+	if err := store.Answers(ctx, s.Take, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("a take of a context that has ended has error %v", err)
 	}
 	// The connection is in use until check_timeout has passed.
@@ -96,11 +96,11 @@ func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
 	s := newStore(t, shard, nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	// A call that is left to a worker fails.
 	shard.owner(0).replicas[0].queue.close()
-	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
+	if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil || !st.Replica {
 		t.Errorf("check: %+v, want the replica's answer", st)
 	}
 }
@@ -132,7 +132,7 @@ func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 				demote(t, sh, name)
 				refused := 0
 				for round := range 50 {
-					if err := anyError(s.Take(t.Context(), takes(hourly, buckets))); err != nil {
+					if err := anyError(store.Answers(t.Context(), s.Take, takes(hourly, buckets))); err != nil {
 						if KindOf(err) != KindReadOnly {
 							t.Fatalf("take in round %d: %v", round, err)
 						}
@@ -155,7 +155,7 @@ func TestChargesLeaveADemotedServerBehindAName(t *testing.T) {
 				sh := redistest.StartShard(t, 1)
 				name := redistest.StartProxy(t, sh.Primary.Addr())
 				s := newStore(t, newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 4}), nil)
-				must(t, anyError(s.Charge(t.Context(), takes(hourly, buckets))))
+				must(t, anyError(store.Answers(t.Context(), s.Charge, takes(hourly, buckets))))
 				demote(t, sh, name)
 				reported := make(chan error, buckets)
 				s.ChargeReported(takes(hourly, buckets), func(_ int, st store.State) { reported <- st.Err })
@@ -184,14 +184,14 @@ func anyError(states []store.State) error {
 // useAllConnections opens several connections for takes, if each call has its own.
 func useAllConnections(t *testing.T, s *Store, plain bool) {
 	t.Helper()
-	must(t, s.Take(t.Context(), ask("probe"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Take, ask("probe"))[0].Err)
 	if !plain {
 		return
 	}
 	eventually(t, "there are several connections", func() error {
 		var wg sync.WaitGroup
 		for range 16 {
-			wg.Go(func() { s.Take(t.Context(), ask("probe")) })
+			wg.Go(func() { store.Answers(t.Context(), s.Take, ask("probe")) })
 		}
 		wg.Wait()
 		if n := s.opts.Members[0].Shard.owner(0).checks.figures().Pool.Idle; n < 4 {
@@ -229,8 +229,8 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				if used {
 					s.Warm(ctx)
-					s.Check(t.Context(), ask("k"))
-					s.ChargeDetached(ask("k"))
+					store.Answers(t.Context(), s.Check, ask("k"))
+					s.ChargeReported(ask("k"), nil)
 				}
 				shard.Close(ctx)
 				cancel()

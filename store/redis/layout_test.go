@@ -105,11 +105,11 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 					{Limit: hourly, ClientKey: "other", Events: 1 << 40, Cost: 1, ID: "id", Until: 1 << 50},
 				}
 			}
-			for op, ask := range map[string]func(context.Context, []store.Request) []store.State{
+			for op, ask := range map[string]func(context.Context, []store.Request, []store.State){
 				"check": s.Check, "charge": s.Charge, "take": s.Take, "refund": s.Refund, "penalize": s.Penalize,
 			} {
 				what := fmt.Sprintf("%s of %s under %s %v", op, name, limit.Algorithm, limit.Align)
-				states := ask(t.Context(), request())
+				states := store.Answers(t.Context(), ask, request())
 				// These do not read the bucket.
 				idle := op == "refund" || op == "penalize" && (limit.Algorithm == store.Concurrency || limit.Algorithm == store.SlidingLog)
 				if states[0].Err == nil && !idle {

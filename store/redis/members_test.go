@@ -27,9 +27,9 @@ func TestLogsOfAnyCost(t *testing.T) {
 			r.Cost = rng.Int64N(store.MaxMembers)
 		}
 		ask := map[algorithm.Operation]func() []store.State{
-			algorithm.Charge: func() []store.State { return s.Charge(t.Context(), []store.Request{r}) },
-			algorithm.Take:   func() []store.State { return s.Take(t.Context(), []store.Request{r}) },
-			algorithm.Check:  func() []store.State { return s.Check(t.Context(), []store.Request{r}) },
+			algorithm.Charge: func() []store.State { return store.Answers(t.Context(), s.Charge, []store.Request{r}) },
+			algorithm.Take:   func() []store.State { return store.Answers(t.Context(), s.Take, []store.Request{r}) },
+			algorithm.Check:  func() []store.State { return store.Answers(t.Context(), s.Check, []store.Request{r}) },
 		}[op]
 		want, got := op.Run(b, &r, clock.Now().UnixMicro()), ask()[0]
 		if got != want {
@@ -56,11 +56,11 @@ func TestExpiredMembersGoInParts(t *testing.T) {
 			return store.Request{Limit: limit, ClientKey: "k", ID: fmt.Sprint(id), Events: 10_000, Cost: 3}
 		}
 		for i := range 1500 {
-			must(t, s.Charge(t.Context(), []store.Request{request(i)})[0].Err)
+			must(t, store.Answers(t.Context(), s.Charge, []store.Request{request(i)})[0].Err)
 		}
 		clock.Advance(2 * time.Minute)
 		for i, left := range []int64{2002, 1004, 6, 8} {
-			if st := s.Take(t.Context(), []store.Request{request(2000 + i)})[0]; st.Err != nil || !st.Allowed || st.Used != int64(3*(i+1)) {
+			if st := store.Answers(t.Context(), s.Take, []store.Request{request(2000 + i)})[0]; st.Err != nil || !st.Allowed || st.Used != int64(3*(i+1)) {
 				t.Errorf("%s: take %d: %+v", a, i, st)
 			}
 			n, err := server.Client().ZCard(t.Context(), s.keys.key(limit, "k")).Result()
@@ -82,9 +82,9 @@ func TestRefundedLogExpires(t *testing.T) {
 		for cost := int64(2); cost <= 10; cost++ {
 			for back := int64(1); back <= cost; back++ {
 				r := store.Request{Limit: limit, ClientKey: fmt.Sprint(cost, back), ID: "id", Events: 10, Cost: cost}
-				must(t, s.Take(t.Context(), []store.Request{r})[0].Err)
+				must(t, store.Answers(t.Context(), s.Take, []store.Request{r})[0].Err)
 				r.Cost = back
-				used(t, fmt.Sprintf("%s: %d of %d refunded", a, back, cost), s.Refund(t.Context(), []store.Request{r})[0], cost-back)
+				used(t, fmt.Sprintf("%s: %d of %d refunded", a, back, cost), store.Answers(t.Context(), s.Refund, []store.Request{r})[0], cost-back)
 				ttl, err := server.Client().PTTL(t.Context(), s.keys.key(limit, r.ClientKey)).Result()
 				must(t, err)
 				// Nothing is left to expire if all is given back.

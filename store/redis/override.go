@@ -38,7 +38,7 @@ type readOverrides struct {
 // keyOfOverrides is never the key of a bucket, because no prefix contains a #.
 func (k bucketKeys) keyOfOverrides() string { return k.prefix + ":#overrides" }
 
-// KeptKey implements [store.Overrider].
+// KeptKey implements [store.Operable].
 func (s *Store) KeptKey(clientKey string) string {
 	if clientKey != "" && (clientKey[0] == secretMark || clientKey[0] == digestMark) && len(clientKey) == len(s.keys.appendClient(nil, clientKey)) {
 		// It is in that form already. The limiter's client keys begin with a tag.
@@ -51,7 +51,7 @@ func nameOfOverride(kind store.OverrideKind, zone, keptKey string) string {
 	return string(kind) + ":" + zone + ":" + keptKey
 }
 
-// SetOverride implements [store.Overrider]. It is kept on the client's shard.
+// SetOverride implements [store.Operable]. It is kept on the client's shard.
 func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
 	shard := s.opts.Members[s.sharder.owner(o.ClientKey)].Shard
 	var before *Shard
@@ -94,7 +94,7 @@ func (s *Store) keep(ctx context.Context, shard *Shard, op string, o *store.Over
 	return err
 }
 
-// RemoveOverride implements [store.Overrider]. It asks all shards, because the shard of a kept
+// RemoveOverride implements [store.Operable]. It asks all shards, because the shard of a kept
 // key is not known.
 func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
 	name := nameOfOverride(kind, zone, s.KeptKey(clientKey))
@@ -109,7 +109,7 @@ func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zon
 	return removed.Load(), err
 }
 
-// Overrides implements [store.Overrider].
+// Overrides implements [store.Operable].
 func (s *Store) Overrides(ctx context.Context) ([]store.Override, error) {
 	var mu sync.Mutex
 	latest := map[string]store.Override{}

@@ -48,11 +48,11 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 						reqs[i].Cost, reqs[i].Until = reqs[0].Cost, reqs[0].Until
 					}
 				}
-				do := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+				do := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
 					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
 					algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
 				}[op]
-				for i, got := range do(t.Context(), reqs) {
+				for i, got := range store.Answers(t.Context(), do, reqs) {
 					state := op.Run(want[i], &reqs[i], now.UnixMicro())
 					if got != state {
 						t.Fatalf("step %d, %v of bucket %d:\ngot  %+v\nwant %+v", step, op, i, got, state)
@@ -88,7 +88,7 @@ func TestBundlesAreFewCalls(t *testing.T) {
 			before := calls(t, server, "evalsha")
 			asked, err := server.Asked()
 			must(t, err)
-			took := s.Take(t.Context(), takes(hourly, 2*maxBundle+1))
+			took := store.Answers(t.Context(), s.Take, takes(hourly, 2*maxBundle+1))
 			for i, st := range took {
 				if st.Err != nil {
 					t.Fatalf("take %d: %v", i, st.Err)
@@ -143,7 +143,7 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 	must(t, server.Client().Set(t.Context(), key(3), "foreign", 0).Err())
 	must(t, server.Client().HSet(t.Context(), key(5), "c", "many", "r", "soon").Err())
 	for round := range int64(5) {
-		for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 			switch {
 			case i == 3:
 				if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindForeignData {
@@ -168,7 +168,7 @@ func TestRefusalOfABundleConcernsEachMember(t *testing.T) {
 			s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 			s.Warm(t.Context())
 			must(t, server.Client().Do(t.Context(), c.refuse...).Err())
-			for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+			for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), name) {
 					t.Errorf("take %d: %+v", i, st)
 				}
@@ -177,7 +177,7 @@ func TestRefusalOfABundleConcernsEachMember(t *testing.T) {
 				}
 			}
 			must(t, server.Client().Do(t.Context(), c.mend...).Err())
-			for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+			for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 				if st.Err != nil || st.Used != 1 {
 					t.Errorf("take %d after the repair: %+v", i, st)
 				}
@@ -195,7 +195,7 @@ func TestErrorsInABundleLeaveTheConnectionInOrder(t *testing.T) {
 	log := &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
 	must(t, server.Client().Do(t.Context(), serverRefusals["READONLY"].refuse...).Err())
 	reqs := slices.Concat(takes(hourly, 3), takes(gcra, 3), takes(log, 3))
-	for i, st := range s.Take(t.Context(), reqs) {
+	for i, st := range store.Answers(t.Context(), s.Take, reqs) {
 		if KindOf(st.Err) != KindReadOnly || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("take %d: %+v", i, st)
 		}
@@ -207,7 +207,7 @@ func TestScriptFlushIsNotNoticedByABundle(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	for round := range int64(3) {
 		must(t, server.Client().ScriptFlush(t.Context()).Err())
-		for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 			if st.Err != nil || st.Used != round+1 {
 				t.Errorf("take %d in round %d: %+v", i, round, st)
 			}
@@ -221,12 +221,12 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 	server := redistest.Start(t)
 	proxy := redistest.StartProxy(t, server.Addr())
 	shard := newShard(t, ShardOptions{Primary: proxy.Addr()})
-	for _, st := range newStore(t, shard, nil).Take(t.Context(), takes(hourly, 8)) {
+	for _, st := range store.Answers(t.Context(), newStore(t, shard, nil).Take, takes(hourly, 8)) {
 		must(t, st.Err)
 	}
 	must(t, proxy.SwallowReplies())
 	hasty := newStore(t, shard, func(o *Options) { o.CheckTimeout = 5 * time.Second })
-	for i, st := range hasty.Take(t.Context(), takes(hourly, 8)) {
+	for i, st := range store.Answers(t.Context(), hasty.Take, takes(hourly, 8)) {
 		if !errors.Is(st.Err, store.ErrUncertain) {
 			t.Errorf("take %d: %+v, want an outcome that is not known", i, st)
 		}
@@ -250,12 +250,12 @@ func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
 	})
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	for round := range int64(3) {
-		for i, st := range s.Take(t.Context(), takes(hourly, 8)) {
+		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 			if st.Err != nil || st.Used != 2*round+1 {
 				t.Errorf("take %d in round %d: %+v", i, round, st)
 			}
 		}
-		s.ChargeDetached(takes(hourly, 8))
+		s.ChargeReported(takes(hourly, 8), nil)
 		for i := range 8 {
 			waitForCount(t, server, fmt.Sprint("client", i), 2*(round+1))
 		}

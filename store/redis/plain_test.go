@@ -84,7 +84,7 @@ func reported(t *testing.T, s *Store, reqs ...store.Request) []store.State {
 // returns its end.
 func openWindow(t *testing.T, s *Store, r store.Request) int64 {
 	t.Helper()
-	st := s.Check(t.Context(), []store.Request{r})[0]
+	st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]
 	if st.Err != nil || st.Reset == 0 {
 		t.Fatalf("the check got %+v", st)
 	}
@@ -179,7 +179,7 @@ func TestScriptReplacesRefusedCommands(t *testing.T) {
 					}
 				}
 				check := func() {
-					if st := s.Check(t.Context(), []store.Request{r})[0]; st.Err != nil || st.Used != counted || st.Reset != r.Until {
+					if st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]; st.Err != nil || st.Used != counted || st.Reset != r.Until {
 						t.Errorf("the check got %+v, want %d used until %d", st, counted, r.Until)
 					}
 				}
@@ -224,7 +224,7 @@ func TestMissingRightIsNotRemembered(t *testing.T) {
 		if st := reported(t, s, r)[0]; !errors.Is(st.Err, store.ErrFinal) {
 			t.Errorf("the charge got %+v, want a final error", st)
 		}
-		if st := s.Check(t.Context(), []store.Request{r})[0]; !errors.Is(st.Err, store.ErrFinal) {
+		if st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]; !errors.Is(st.Err, store.ErrFinal) {
 			t.Errorf("the check got %+v, want a final error", st)
 		}
 	}
@@ -237,7 +237,7 @@ func TestMissingRightIsNotRemembered(t *testing.T) {
 		return scripts(t, server, func() {
 			counted += r.Cost
 			used(t, "the charge", reported(t, s, r)[0], counted)
-			used(t, "the check", s.Check(t.Context(), []store.Request{r})[0], counted)
+			used(t, "the check", store.Answers(t.Context(), s.Check, []store.Request{r})[0], counted)
 		})
 	})
 	if ran != 0 {
@@ -408,7 +408,7 @@ func TestForeignHashIsNoOrphan(t *testing.T) {
 				must(t, sh.Primary.Client().Expire(t.Context(), key, test.ttl).Err())
 			}
 			before, _ := fieldsOf(t, s, sh.Primary, r)
-			if st := s.Charge(t.Context(), []store.Request{r})[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
+			if st := store.Answers(t.Context(), s.Charge, []store.Request{r})[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
 				t.Errorf("the charge got %+v", st)
 			}
 			if after, _ := fieldsOf(t, s, sh.Primary, r); !maps.Equal(after, before) {
@@ -433,10 +433,10 @@ func TestOrphanIsAdopted(t *testing.T) {
 				r.ClientKey = t.Name()
 				r.Until = time.Now().Add(time.Minute).UnixMicro()
 				must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 5).Err())
-				run := map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+				run := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
 					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take, algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
 				}[op]
-				if st := run(t.Context(), []store.Request{r})[0]; st.Err != nil {
+				if st := store.Answers(t.Context(), run, []store.Request{r})[0]; st.Err != nil {
 					t.Fatal(st.Err)
 				}
 				fields, ttl := fieldsOf(t, s, sh.Primary, r)
@@ -451,7 +451,7 @@ func TestOrphanIsAdopted(t *testing.T) {
 		r := plainRequest(3)
 		r.Events, r.ClientKey = 7, t.Name()
 		must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "c", 5).Err())
-		if st := s.Take(t.Context(), []store.Request{r})[0]; st.Err != nil || st.Allowed || st.Used != 5 {
+		if st := store.Answers(t.Context(), s.Take, []store.Request{r})[0]; st.Err != nil || st.Allowed || st.Used != 5 {
 			t.Errorf("the take got %+v, want a refusal at 5", st)
 		}
 	})
@@ -462,7 +462,7 @@ func TestOrphanIsAdopted(t *testing.T) {
 func TestOrphanUnderAFalsePenaltyIsAdopted(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
-	for op, run := range map[algorithm.Operation]func(context.Context, []store.Request) []store.State{
+	for op, run := range map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
 		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take, algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
 	} {
 		for _, align := range []bool{false, true} {
@@ -480,7 +480,7 @@ func TestOrphanUnderAFalsePenaltyIsAdopted(t *testing.T) {
 				if op == algorithm.Charge || op == algorithm.Take {
 					want += r.Cost
 				}
-				st := run(t.Context(), []store.Request{r})[0]
+				st := store.Answers(t.Context(), run, []store.Request{r})[0]
 				if st.Err != nil || st.Used != want || (st.Penalty != 0) != (op == algorithm.Penalize) {
 					t.Errorf("%v of %d, align %t: %+v, want %d used", op, before, align, st, want)
 				}
@@ -517,7 +517,7 @@ func TestRefusedRepairIsNotExecuted(t *testing.T) {
 			}
 			before, _ := fieldsOf(t, s, server, r)
 			user("-" + command)
-			st := s.Take(t.Context(), []store.Request{r})[0]
+			st := store.Answers(t.Context(), s.Take, []store.Request{r})[0]
 			user("+" + command)
 			if !errors.Is(st.Err, store.ErrNotExecuted) {
 				t.Errorf("without %s, a window of %v: %+v", command, reset, st)
@@ -525,7 +525,7 @@ func TestRefusedRepairIsNotExecuted(t *testing.T) {
 			if fields, _ := fieldsOf(t, s, server, r); maps.Equal(fields, before) == repaired {
 				t.Errorf("without %s, a window of %v: the bucket is %v, was %v", command, reset, fields, before)
 			}
-			used(t, "the next take", s.Take(t.Context(), []store.Request{r})[0], 8)
+			used(t, "the next take", store.Answers(t.Context(), s.Take, []store.Request{r})[0], 8)
 		}
 	}
 }
@@ -549,12 +549,12 @@ func TestOpenWindowIsReadAtThePrimary(t *testing.T) {
 				r := plainRequest(3)
 				r.ClientKey = fmt.Sprint(name, try)
 				r.Until = openWindow(t, s, r)
-				must(t, s.Charge(t.Context(), []store.Request{r})[0].Err)
+				must(t, store.Answers(t.Context(), s.Charge, []store.Request{r})[0].Err)
 				if test.vanish {
 					must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
 				}
 				return scripts(t, sh.Primary, func() {
-					switch st := s.Check(t.Context(), []store.Request{r})[0]; {
+					switch st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]; {
 					case st.Err != nil, st.Replica, st.Now == 0:
 						t.Errorf("the check got %+v", st)
 					case test.vanish && (st.Used != 0 || st.Reset <= r.Until):
@@ -586,7 +586,7 @@ func TestNewcomersAskThePrimary(t *testing.T) {
 		for i := range n {
 			r := plainRequest(1)
 			r.ClientKey = fmt.Sprint(name, i)
-			if st := s.Check(t.Context(), []store.Request{r})[0]; st.Err != nil || st.Reset == 0 {
+			if st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]; st.Err != nil || st.Reset == 0 {
 				t.Fatalf("the check got %+v", st)
 			}
 		}

@@ -228,33 +228,34 @@ func (s *Store) keysIn(shard *Shard) bucketKeys {
 
 // runMigrating runs an operation once all buckets have migrated. Leases end one by one,
 // so they do not migrate: those at the previous owner are counted there.
-func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
+func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
 	migrating := s.migrating(reqs)
 	leases := func(r store.Request) bool {
 		return op != algorithm.Refund && algorithm.Of(r.Limit.Algorithm).Lease && s.previousOwner(r.ClientKey) != nil
 	}
 	if migrating == nil && !slices.ContainsFunc(reqs, leases) {
-		return s.runMigrated(ctx, op, reqs, deadline)
+		s.runMigrated(ctx, op, reqs, states, deadline)
+		return
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	elsewhere, failed := s.countLeases(ctx, op, reqs, deadline)
 	ready, places := awaitAll(ctx, migrating, reqs, failed)
-	states := make([]store.State, len(reqs))
 	for i, err := range failed {
 		states[i] = store.State{Err: err}
 	}
 	for n, i := range places {
 		ready[n].Reserved += elsewhere[i]
 	}
-	for n, st := range s.runMigrated(ctx, op, ready, deadline) {
+	answers := make([]store.State, len(ready))
+	s.runMigrated(ctx, op, ready, answers, deadline)
+	for n, st := range answers {
 		if st.Err == nil {
 			st.Used += elsewhere[places[n]]
 			st.Limit += elsewhere[places[n]]
 		}
 		states[places[n]] = st
 	}
-	return states
 }
 
 // migrating returns the migrations that the requests have to wait for, each at its

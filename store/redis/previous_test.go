@@ -75,18 +75,18 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 				for n, client := range moving(before, after, 12) {
 					was := store.State{}
 					for range 7 {
-						was = before.Charge(t.Context(), request(client))[0]
+						was = store.Answers(t.Context(), before.Charge, request(client))[0]
 						must(t, was.Err)
 					}
 					var st store.State
 					spent := int64(7)
 					switch n % 4 {
 					case 0:
-						st = after.Check(t.Context(), request(client))[0]
+						st = store.Answers(t.Context(), after.Check, request(client))[0]
 					case 1:
-						st, spent = after.Charge(t.Context(), request(client))[0], 8
+						st, spent = store.Answers(t.Context(), after.Charge, request(client))[0], 8
 					case 2:
-						st, spent = after.Take(t.Context(), request(client))[0], 8
+						st, spent = store.Answers(t.Context(), after.Take, request(client))[0], 8
 					case 3:
 						reported := make(chan store.State)
 						after.ChargeReported(request(client), func(_ int, st store.State) { reported <- st })
@@ -100,7 +100,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 					}
 					admitted := spent
 					for range 10 {
-						if after.Take(t.Context(), request(client))[0].Allowed {
+						if store.Answers(t.Context(), after.Take, request(client))[0].Allowed {
 							admitted++
 						}
 					}
@@ -120,7 +120,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	moved := 0
 	for i := range 200 {
 		client := fmt.Sprint("client-", i)
-		must(t, after.Charge(t.Context(), ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), after.Charge, ask(client))[0].Err)
 		if before.Owner(client) != after.Owner(client) {
 			moved++
 		}
@@ -130,7 +130,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 		t.Errorf("%d buckets were dumped, want the %d that moved", dumps, moved)
 	}
 	for i := range 200 {
-		must(t, after.Charge(t.Context(), ask(fmt.Sprint("client-", i)))[0].Err)
+		must(t, store.Answers(t.Context(), after.Charge, ask(fmt.Sprint("client-", i)))[0].Err)
 	}
 	if again := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump"); again != dumps {
 		t.Errorf("%d buckets were dumped again", again-dumps)
@@ -144,7 +144,7 @@ func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
 	limit := &store.Limit{Zone: "slots", Algorithm: store.Concurrency, Window: time.Hour}
 	client := moving(before, after, 1)[0]
 	take := func(s *Store, id string) store.State {
-		return s.Take(t.Context(), []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: id}})[0]
+		return store.Answers(t.Context(), s.Take, []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: id}})[0]
 	}
 	for _, id := range []string{"1", "2"} {
 		if st := take(before, id); !st.Allowed {
@@ -157,7 +157,7 @@ func TestReshardingCountsLeasesAtBothOwners(t *testing.T) {
 	if st := take(after, "4"); st.Err != nil || st.Allowed || st.Used != 3 {
 		t.Fatalf("fourth: %+v", st)
 	}
-	must(t, before.Refund(t.Context(), []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: "1"}})[0].Err)
+	must(t, store.Answers(t.Context(), before.Refund, []store.Request{{Limit: limit, ClientKey: client, Events: 3, Cost: 1, ID: "1"}})[0].Err)
 	if st := take(after, "5"); !st.Allowed || st.Used != 3 {
 		t.Fatalf("after one lease has ended: %+v", st)
 	}
@@ -170,17 +170,17 @@ func TestPreviousOwnerThatIsAway(t *testing.T) {
 	before := r.store(r.members[:2], nil)
 	after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 200 * time.Millisecond, ChargeTimeout: 200 * time.Millisecond})
 	client := moving(before, after, 1)[0]
-	must(t, before.Charge(t.Context(), ask(client))[0].Err)
+	must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
 	was := r.servers[before.Owner(client)]
 	must(t, was.Pause())
 	for range 3 {
-		if st := after.Check(t.Context(), ask(client))[0]; st.Err == nil {
+		if st := store.Answers(t.Context(), after.Check, ask(client))[0]; st.Err == nil {
 			t.Errorf("answered without its previous owner: %+v", st)
 		}
 	}
 	must(t, was.Resume())
 	eventually(t, "the previous owner answers", func() error {
-		if st := after.Check(t.Context(), ask(client))[0]; st.Err != nil || st.Used != 1 {
+		if st := store.Answers(t.Context(), after.Check, ask(client))[0]; st.Err != nil || st.Used != 1 {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil
@@ -198,9 +198,9 @@ func TestReshardingBetweenKinds(t *testing.T) {
 		before, after := r.store(direction[0], nil), r.store(direction[1], direction[0])
 		client := "client " + name
 		for range 3 {
-			must(t, before.Charge(t.Context(), ask(client))[0].Err)
+			must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
 		}
-		used(t, name+" a cluster", after.Check(t.Context(), ask(client))[0], 3)
+		used(t, name+" a cluster", store.Answers(t.Context(), after.Check, ask(client))[0], 3)
 	}
 }
 
@@ -213,11 +213,11 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 	clients := moving(before, r.store(r.members, nil), 40)
 	was := before.Owner(clients[0])
 	for name, op := range map[string]struct {
-		detach func(s *Store, reqs []store.Request)
+		detach func(s *Store, reqs []store.Request, report func(i int, st store.State))
 		want   int64
 	}{
-		"charge": {(*Store).ChargeDetached, 4},
-		"refund": {(*Store).RefundDetached, 2},
+		"charge": {(*Store).ChargeReported, 4},
+		"refund": {(*Store).RefundReported, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			lost := make(chan error, 1)
@@ -232,7 +232,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 				req := ask(clients[i])[0]
 				clients = slices.Delete(clients, i, i+1)
 				for range 3 {
-					st := before.Charge(t.Context(), []store.Request{req})[0]
+					st := store.Answers(t.Context(), before.Charge, []store.Request{req})[0]
 					must(t, st.Err)
 					req.Receipt.Period = st.Reset
 				}
@@ -241,7 +241,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 			i := slices.IndexFunc(r.members, func(m Member) bool { return m.Name == was })
 			journal := keepJournal(r.members[i].Shard)
 			must(t, r.servers[was].Pause())
-			op.detach(after, reqs)
+			op.detach(after, reqs, nil)
 			eventually(t, "migrations have failed", func() error {
 				if len(journal.all(ServerDown, r.servers[was].Addr())) == 0 {
 					return errors.New("the silent server is not left out")
@@ -285,13 +285,13 @@ func TestDetachedCallsThatAwaitMigrationsAreBounded(t *testing.T) {
 		defer func() { must(t, r.servers[before.Owner(client)].Resume()) }()
 	}
 	after.awaiting.Store(maxAwaiting - 1)
-	after.RefundDetached(ask(clients[0]))
+	after.RefundReported(ask(clients[0]), nil)
 	after.RefundReported(ask(clients[1]), func(_ int, st store.State) {
 		if !errors.Is(st.Err, errOverload) || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("one more: %v", st.Err)
 		}
 	})
-	after.RefundDetached(ask(clients[1]))
+	after.RefundReported(ask(clients[1]), nil)
 	if err := <-lost; !errors.Is(err, errOverload) {
 		t.Errorf("one more: %v", err)
 	}
@@ -348,7 +348,7 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 	client := moving(before, r.store(r.members, nil), 1)[0]
 	previous, owner := r.servers[before.Owner(client)].Client(), r.servers["c"].Client()
 	refund := func(t *testing.T, s *Store, reqs []store.Request) {
-		for _, st := range s.Refund(t.Context(), reqs) {
+		for _, st := range store.Answers(t.Context(), s.Refund, reqs) {
 			must(t, st.Err)
 		}
 	}
@@ -365,7 +365,7 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 			var reqs []store.Request
 			for i := range 7 {
 				req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint(i)}
-				st := before.Take(t.Context(), []store.Request{req})[0]
+				st := store.Answers(t.Context(), before.Take, []store.Request{req})[0]
 				if !st.Allowed {
 					t.Fatalf("%+v", st)
 				}
@@ -386,7 +386,7 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 				return fmt.Errorf("it ends at %d, the previous one at %d", now, was)
 			})
 			other := r.store(r.members, r.members[:2])
-			used(t, "after the bucket has ended", other.Check(t.Context(), reqs[:1])[0], 0)
+			used(t, "after the bucket has ended", store.Answers(t.Context(), other.Check, reqs[:1])[0], 0)
 		})
 	}
 }
@@ -399,7 +399,7 @@ func TestBucketMigratesOnce(t *testing.T) {
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 		clients := moving(before, after, 20)
 		for _, client := range clients {
-			must(t, before.Charge(t.Context(), ask(client))[0].Err)
+			must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
 		}
 		errs := make(chan error, callers*len(clients)*each)
 		for i := range callers {
@@ -407,7 +407,7 @@ func TestBucketMigratesOnce(t *testing.T) {
 				for n := range len(clients) * each {
 					client := clients[(i+n)%len(clients)]
 					if n%2 == 0 {
-						errs <- after.Check(context.Background(), ask(client))[0].Err
+						errs <- store.Answers(context.Background(), after.Check, ask(client))[0].Err
 					} else {
 						after.ChargeReported(ask(client), func(_ int, st store.State) { errs <- st.Err })
 					}
@@ -440,7 +440,7 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain, PoolSize: 2})
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 		client := moving(before, after, 1)[0]
-		must(t, before.Charge(t.Context(), ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
 		was := r.servers[before.Owner(client)]
 		must(t, was.Pause())
 		for i := range 20 {
@@ -448,10 +448,10 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 			if i%5 == 0 {
 				cancel()
 			}
-			for name, call := range map[string]func(context.Context, []store.Request) []store.State{
+			for name, call := range map[string]func(context.Context, []store.Request, []store.State){
 				"check": before.Check, "take": before.Take, "charge": before.Charge, "moved check": after.Check, "moved charge": after.Charge,
 			} {
-				if err := call(ctx, ask(client))[0].Err; err == nil {
+				if err := store.Answers(ctx, call, ask(client))[0].Err; err == nil {
 					t.Errorf("%s: a paused server has answered", name)
 				} else if errors.Is(err, ErrShardDown) {
 					t.Errorf("%s: %v", name, err)
@@ -460,8 +460,8 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 			cancel()
 		}
 		must(t, was.Resume())
-		must(t, before.Check(t.Context(), ask(client))[0].Err)
-		must(t, after.Check(t.Context(), ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), before.Check, ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), after.Check, ask(client))[0].Err)
 		for _, m := range r.members {
 			for _, l := range m.Shard.topology.Load().lanes() {
 				if counts := l.breaker.Counts(); counts.TotalFailures > 0 {
@@ -478,12 +478,12 @@ func TestMigrationOutlivesItsCaller(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	client := moving(before, after, 1)[0]
-	must(t, before.Charge(t.Context(), ask(client))[0].Err)
+	must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
 	was := r.servers[before.Owner(client)]
 	must(t, was.Pause())
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error)
-	go func() { left <- after.Check(ctx, ask(client))[0].Err }()
+	go func() { left <- store.Answers(ctx, after.Check, ask(client))[0].Err }()
 	all := after.opts.Migrations
 	eventually(t, "the migration has begun", func() error {
 		all.mu.Lock()
@@ -547,13 +547,13 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	after := []Member{r.members[2]}
 	s := r.store(after, before)
 	// The servers load the scripts.
-	must(t, r.store(before, nil).Charge(t.Context(), ask("first"))[0].Err)
-	must(t, s.Check(t.Context(), ask("first"))[0].Err)
+	must(t, store.Answers(t.Context(), r.store(before, nil).Charge, ask("first"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, ask("first"))[0].Err)
 	reqs := make([]store.Request, clients)
 	for i := range reqs {
 		reqs[i] = ask(fmt.Sprint("client-", i))[0]
 	}
-	for _, st := range r.store(before, nil).Charge(t.Context(), reqs) {
+	for _, st := range store.Answers(t.Context(), r.store(before, nil).Charge, reqs) {
 		must(t, st.Err)
 	}
 	dumps, restores := &pipelineCounter{script: scriptDump}, &pipelineCounter{script: scriptRestore}
@@ -565,7 +565,7 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	must(t, r.servers["c"].Pause())
 	answers := make(chan store.State, clients)
 	for i := range reqs {
-		go func() { answers <- s.Check(context.Background(), reqs[i:i+1])[0] }()
+		go func() { answers <- store.Answers(context.Background(), s.Check, reqs[i:i+1])[0] }()
 	}
 	waiting := func(l *lane, p *pipelineCounter) {
 		t.Helper()
@@ -603,7 +603,7 @@ func TestResetIsNotUndone(t *testing.T) {
 		req := ask(client)[0]
 		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: endless}, "id"
 		reqs := []store.Request{req}
-		must(t, before.Charge(t.Context(), reqs)[0].Err)
+		must(t, store.Answers(t.Context(), before.Charge, reqs)[0].Err)
 		key := before.keys.key(req.Limit, client)
 		source := r.servers[before.Owner(client)].Client()
 		content, err := source.Dump(t.Context(), key).Result()
@@ -618,7 +618,7 @@ func TestResetIsNotUndone(t *testing.T) {
 		late.restore(expiry.Milliseconds(), content, true)
 		must(t, late.wait(t.Context()))
 		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
-			used(t, fmt.Sprint(algorithm, ": after the reset"), s.Check(t.Context(), reqs)[0], 0)
+			used(t, fmt.Sprint(algorithm, ": after the reset"), store.Answers(t.Context(), s.Check, reqs)[0], 0)
 		}
 	}
 }
@@ -634,7 +634,7 @@ func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	before, after := r.store(single, nil), r.store(cluster, single)
 	req := ask("client")[0]
 	req.Limit = &store.Limit{Zone: "moving", Algorithm: store.GCRA, Window: time.Hour}
-	must(t, before.Charge(t.Context(), []store.Request{req})[0].Err)
+	must(t, store.Answers(t.Context(), before.Charge, []store.Request{req})[0].Err)
 	slot := redistest.Keyslot("{client}")
 	from, err := c.Owner(t.Context(), slot)
 	must(t, err)
@@ -644,5 +644,5 @@ func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	}
 	_, err = c.BeginMigration(t.Context(), slot, from, to)
 	must(t, err)
-	used(t, "check", after.Check(t.Context(), []store.Request{req})[0], 1)
+	used(t, "check", store.Answers(t.Context(), after.Check, []store.Request{req})[0], 1)
 }

@@ -23,11 +23,11 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
 	// This opens the window and reveals the primary's time.
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	opened := calls(t, sh.Primary, "evalsha")
 	for range checks {
-		used(t, "check", s.Check(t.Context(), ask("k"))[0], 1)
+		used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
 	}
 	if n := calls(t, sh.Primary, "evalsha"); n != opened {
 		t.Errorf("the primary was asked %d times", n-opened)
@@ -42,23 +42,23 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 func TestPrimaryStandsInForReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	for _, r := range sh.Replicas {
 		must(t, r.Kill())
 	}
 	for i := range 50 {
-		used(t, fmt.Sprint("check ", i), s.Check(t.Context(), ask("k"))[0], 1)
+		used(t, fmt.Sprint("check ", i), store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
 	}
 }
 
 func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
 	for i := range 20 {
-		used(t, fmt.Sprint("check ", i), s.Check(t.Context(), ask("k"))[0], 1)
+		used(t, fmt.Sprint("check ", i), store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
 	}
 }
 
@@ -72,12 +72,12 @@ func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 		// On a busy machine the window may end before the first check.
 		full := ask(fmt.Sprint("k", try))
 		full[0].Events = 1
-		must(t, s.Charge(t.Context(), full)[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, full)[0].Err)
 		reset := endsIn(t, s, sh.Primary, full[0], 2*time.Second)
 		must(t, sh.WaitReplicated(t.Context()))
 		must(t, sh.Replicas[0].PauseReplication())
 		eventually(t, "the window is over", func() error {
-			st := s.Check(t.Context(), full)[0]
+			st := store.Answers(t.Context(), s.Check, full)[0]
 			switch {
 			case st.Err != nil:
 				t.Fatal(st.Err)
@@ -122,7 +122,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 				for i := range reqs {
 					reqs[i].ID = fmt.Sprintf("%05d%06d", n, i)
 				}
-				for _, st := range before.Charge(t.Context(), reqs) {
+				for _, st := range store.Answers(t.Context(), before.Charge, reqs) {
 					must(t, st.Err)
 				}
 			}
@@ -138,14 +138,14 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 			eventually(t, "the replica answers the first check", func() (err error) {
 				// The primary gets half of a check's timeout.
 				after = newStore(t, shardOf(t, sh), func(o *Options) { o.CheckTimeout = 10 * time.Second })
-				for i, st := range after.Check(t.Context(), reqs) {
+				for i, st := range store.Answers(t.Context(), after.Check, reqs) {
 					if st.Err != nil || st.Allowed || st.Used != 3 || !st.Replica || st.Now == 0 {
 						err = errors.Join(err, fmt.Errorf("check of %s: %+v", reqs[i].Limit.Algorithm, st))
 					}
 				}
 				return err
 			})
-			for i, st := range after.Peek(t.Context(), reqs) {
+			for i, st := range store.Answers(t.Context(), after.Peek, reqs) {
 				if st.Err != nil || st.Used != 3 || !st.Replica {
 					t.Errorf("peek of %s: %+v", reqs[i].Limit.Algorithm, st)
 				}
@@ -161,7 +161,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 				return nil
 			})
 			// Only the primary opens windows and takes.
-			if st := after.Check(t.Context(), full("another")[:1])[0]; st.Err == nil {
+			if st := store.Answers(t.Context(), after.Check, full("another")[:1])[0]; st.Err == nil {
 				t.Errorf("check of a window that is not open: %+v", st)
 			}
 			if _, _, ok := after.opts.Members[0].Shard.owner(0).clock.estimate(time.Now()); ok {
@@ -179,12 +179,12 @@ func TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers(t *testing.T) {
 	limit := &store.Limit{Zone: "short", Algorithm: store.FixedWindow, Window: 2 * time.Second}
 	full := []store.Request{{Limit: limit, ClientKey: "k", Events: 1, Cost: 1}}
 	// The key outlives its window by a second.
-	must(t, newStore(t, shardOf(t, sh), nil).Charge(t.Context(), full)[0].Err)
+	must(t, store.Answers(t.Context(), newStore(t, shardOf(t, sh), nil).Charge, full)[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
 	s := newStore(t, shardOf(t, sh), nil)
 	eventually(t, "the window is over", func() error {
-		switch st := s.Check(t.Context(), full)[0]; {
+		switch st := store.Answers(t.Context(), s.Check, full)[0]; {
 		case st.Err != nil:
 			return nil
 		case st.Allowed || st.Now >= st.Reset:
@@ -197,15 +197,15 @@ func TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers(t *testing.T) {
 // TestThePrimarysClockReplacesAReplicas with the primary's first reply.
 func TestThePrimarysClockReplacesAReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
-	must(t, newStore(t, shardOf(t, sh), nil).Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), newStore(t, shardOf(t, sh), nil).Charge, ask("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	s := newStore(t, shardOf(t, sh), nil)
 	before := calls(t, sh.Replicas[0], "evalsha_ro")
 	// Before its first reply the primary itself answers.
-	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || st.Replica {
+	if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil || st.Replica {
 		t.Errorf("the first check: %+v", st)
 	}
-	if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil || !st.Replica {
+	if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil || !st.Replica {
 		t.Errorf("the second check: %+v", st)
 	}
 	if n := calls(t, sh.Replicas[0], "evalsha_ro"); n != before {
@@ -273,13 +273,13 @@ func TestPeekChangesNothing(t *testing.T) {
 			r := []store.Request{{Limit: &limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}}
 			before, err := client.DBSize(t.Context()).Result()
 			must(t, err)
-			used(t, fmt.Sprint(limit.Algorithm, ": a missing bucket"), s.Peek(t.Context(), r)[0], 0)
+			used(t, fmt.Sprint(limit.Algorithm, ": a missing bucket"), store.Answers(t.Context(), s.Peek, r)[0], 0)
 			if after, err := client.DBSize(t.Context()).Result(); err != nil || after != before {
 				t.Errorf("%s: %d keys, were %d, %v", limit.Algorithm, after, before, err)
 			}
-			must(t, s.Take(t.Context(), r)[0].Err)
+			must(t, store.Answers(t.Context(), s.Take, r)[0].Err)
 			must(t, sh.WaitReplicated(t.Context()))
-			used(t, fmt.Sprint(limit.Algorithm, ": after a charge"), s.Peek(t.Context(), r)[0], 1)
+			used(t, fmt.Sprint(limit.Algorithm, ": after a charge"), store.Answers(t.Context(), s.Peek, r)[0], 1)
 		}
 	}
 }
@@ -288,9 +288,9 @@ func TestPeekChangesNothing(t *testing.T) {
 func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, s.Charge(t.Context(), ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
 	must(t, sh.Replicas[0].Kill())
-	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 1)
+	used(t, "peek", store.Answers(t.Context(), s.Peek, ask("k"))[0], 1)
 }
 
 // TestPeekOpensNothingForTheClock: a check renews an old estimate of the primary's time
@@ -298,7 +298,7 @@ func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 func TestPeekOpensNothingForTheClock(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, s.Charge(t.Context(), ask("other"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("other"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	clock := s.ownerOf("k").servers.clock
 	age := func() {
@@ -315,16 +315,16 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	}
 	before := keys()
 	age()
-	used(t, "peek", s.Peek(t.Context(), ask("k"))[0], 0)
+	used(t, "peek", store.Answers(t.Context(), s.Peek, ask("k"))[0], 0)
 	// This is queued behind the calls of the peek.
 	r := ask("other")
 	r[0].Primary = true
-	must(t, s.Check(t.Context(), r)[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, r)[0].Err)
 	if after := keys(); after != before {
 		t.Errorf("%d keys, were %d", after, before)
 	}
 	age()
-	must(t, s.Check(t.Context(), ask("other"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, ask("other"))[0].Err)
 	eventually(t, "the clock is renewed", func() error {
 		if _, age, _ := clock.estimate(time.Now()); age > clockTrust {
 			return fmt.Errorf("it is %v old", age)

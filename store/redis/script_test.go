@@ -72,7 +72,7 @@ func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
 	server := redistest.Start(t)
 	for _, zone := range []string{"", "Europe/Berlin", "America/New_York"} {
 		for _, unit := range []store.CalendarUnit{store.Day, store.Week, store.Month, store.Year} {
-			for op, ask := range map[algorithm.Operation]func(*Store, context.Context, []store.Request) []store.State{
+			for op, ask := range map[algorithm.Operation]func(*Store, context.Context, []store.Request, []store.State){
 				algorithm.Take: (*Store).Take, algorithm.Charge: (*Store).Charge, algorithm.Check: (*Store).Check,
 			} {
 				c := store.Calendar{Unit: unit, TimeZone: zone}
@@ -80,7 +80,9 @@ func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
 				s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 				reqs := []store.Request{{Limit: &limit, ClientKey: op.String(), Events: 10, Cost: 1}}
 				for _, what := range []string{"first", "second"} {
-					if st := ask(s, t.Context(), reqs)[0]; st.Err != nil || st.Reset != c.End(st.Now) {
+					states := make([]store.State, 1)
+					ask(s, t.Context(), reqs, states)
+					if st := states[0]; st.Err != nil || st.Reset != c.End(st.Now) {
 						t.Errorf("%s %v of a %v: %+v, want a reset at %d", what, op, c, st, c.End(st.Now))
 					}
 				}
@@ -102,7 +104,7 @@ func TestRemaindersAddUpExactly(t *testing.T) {
 		for n := range 4 {
 			r := store.Request{Limit: limit, ClientKey: fmt.Sprint(i), Events: events, Cost: 2_398_311_873_043 + int64(i*n), ID: "id"}
 			want := algorithm.Take.Run(bucket, &r, now.UnixMicro())
-			got := s.Take(t.Context(), []store.Request{r})[0]
+			got := store.Answers(t.Context(), s.Take, []store.Request{r})[0]
 			if got.Err != nil || got.Content != want.Content || got.Used != want.Used {
 				t.Fatalf("take %d of %d: got %+v, want %+v", n, i, got, want)
 			}
@@ -142,8 +144,8 @@ func TestBucketExpiresAfterItsReset(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	for name, use := range map[string]func(key string) []store.State{
-		"opened":  func(key string) []store.State { return s.Check(t.Context(), ask(key)) },
-		"charged": func(key string) []store.State { return s.Charge(t.Context(), ask(key)) },
+		"opened":  func(key string) []store.State { return store.Answers(t.Context(), s.Check, ask(key)) },
+		"charged": func(key string) []store.State { return store.Answers(t.Context(), s.Charge, ask(key)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := use(name)[0]
@@ -166,18 +168,18 @@ func TestMemoryPerBucket(t *testing.T) {
 	const buckets, limit = 1<<17 - 1, 180
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	s.Charge(t.Context(), ask("first"))
+	store.Answers(t.Context(), s.Charge, ask("first"))
 	before := usedMemory(t, server)
 	reqs := make([]store.Request, buckets)
 	for i := range reqs {
-		// "rl:1:hourly:fw3600s:" and 13 more bytes are 33.
+		// "rl:2:hourly:fw3600s:" and 13 more bytes are 33.
 		reqs[i] = store.Request{Limit: hourly, ClientKey: fmt.Sprintf("abc:%09d", i), Events: 5000, Cost: 1}
 	}
 	if n := len(s.keys.key(hourly, reqs[0].ClientKey)); n != 33 {
 		t.Fatalf("keys have %d bytes, want 33", n)
 	}
 	for some := range slices.Chunk(reqs, 100) {
-		for _, st := range s.Charge(t.Context(), some) {
+		for _, st := range store.Answers(t.Context(), s.Charge, some) {
 			if st.Err != nil {
 				t.Fatal(st.Err)
 			}
@@ -210,10 +212,10 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 				must(t, server.Client().ScriptFlush(t.Context()).Err())
 			}
 		}
-		if st := s.Check(t.Context(), ask("k"))[0]; st.Err != nil {
+		if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil {
 			t.Fatalf("check %d: %v", i, st.Err)
 		}
-		used(t, fmt.Sprint("charge ", i), s.Charge(t.Context(), ask("k"))[0], int64(i+1))
+		used(t, fmt.Sprint("charge ", i), store.Answers(t.Context(), s.Charge, ask("k"))[0], int64(i+1))
 	}
 }
 
@@ -269,9 +271,9 @@ func TestCallReadsTheClockOnce(t *testing.T) {
 		for _, buckets := range []int{1, 50} {
 			limit := store.Limit{Zone: fmt.Sprint(window), Algorithm: store.FixedWindow, Window: window}
 			reqs := takes(&limit, buckets)
-			s.Charge(t.Context(), reqs)
+			store.Answers(t.Context(), s.Charge, reqs)
 			before := calls(t, server, "time")
-			must(t, anyError(s.Take(t.Context(), reqs)))
+			must(t, anyError(store.Answers(t.Context(), s.Take, reqs)))
 			if n := calls(t, server, "time") - before; n != 1 {
 				t.Errorf("takes of %d buckets with a window of %v read the clock %d times, want once", buckets, window, n)
 			}
@@ -286,11 +288,11 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	reqs := ask("k")
-	must(t, s.Charge(t.Context(), reqs)[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, reqs)[0].Err)
 	first := endsIn(t, s, server, reqs[0], time.Second)
 	must(t, server.Pause())
 	for range 5 {
-		s.ChargeDetached(slices.Clone(reqs))
+		s.ChargeReported(slices.Clone(reqs), nil)
 	}
 	eventually(t, "the window is over", func() error {
 		if left := time.Until(time.UnixMicro(first)); left > -100*time.Millisecond {
@@ -300,7 +302,7 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	})
 	must(t, server.Resume())
 	eventually(t, "the charges are counted", func() error {
-		st := s.Check(t.Context(), reqs)[0]
+		st := store.Answers(t.Context(), s.Check, reqs)[0]
 		if st.Err != nil || st.Used != 5 || st.Reset < first+hourly.Window.Microseconds() {
 			return fmt.Errorf("state is %+v", st)
 		}
@@ -321,11 +323,11 @@ func endsIn(t *testing.T, s *Store, server *redistest.Server, r store.Request, d
 func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, s.Charge(t.Context(), ask("good"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, ask("good"))[0].Err)
 	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(hourly, "bad"), "c", "1.5", "r", "x").Err())
 	must(t, sh.WaitReplicated(t.Context()))
 	for range 20 {
-		used(t, "the other bucket", s.Check(t.Context(), []store.Request{ask("bad")[0], ask("good")[0]})[1], 1)
+		used(t, "the other bucket", store.Answers(t.Context(), s.Check, []store.Request{ask("bad")[0], ask("good")[0]})[1], 1)
 	}
 }
 
@@ -334,13 +336,13 @@ func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
 func TestManyRefundsInOneBusyTime(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
 	limit := &store.Limit{Zone: "busy", Algorithm: store.GCRA, Window: 720 * time.Hour}
-	must(t, s.Charge(t.Context(), []store.Request{{Limit: limit, ClientKey: "k", Events: 100, Cost: 1}})[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, []store.Request{{Limit: limit, ClientKey: "k", Events: 100, Cost: 1}})[0].Err)
 	reqs := []store.Request{{Limit: limit, ClientKey: "k", Events: 100, Burst: 100_000, Cost: 90_000}}
 	for range 20 {
-		st := s.Take(t.Context(), reqs)[0]
+		st := store.Answers(t.Context(), s.Take, reqs)[0]
 		must(t, st.Err)
 		reqs[0].Receipt = st.Receipt
-		must(t, s.Refund(t.Context(), reqs)[0].Err)
+		must(t, store.Answers(t.Context(), s.Refund, reqs)[0].Err)
 	}
-	used(t, "after all refunds", s.Check(t.Context(), reqs)[0], 1)
+	used(t, "after all refunds", store.Answers(t.Context(), s.Check, reqs)[0], 1)
 }

@@ -68,33 +68,30 @@ func (*simulatedStore) keys() bucketKeys { return bucketKeys{prefix: DefaultKeyP
 
 func (s *simulatedStore) now() int64 { return s.clock.Now().UnixMicro() }
 
-func (s *simulatedStore) Check(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(algorithm.Check, reqs)
+func (s *simulatedStore) Check(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(algorithm.Check, reqs))
 }
 
-func (s *simulatedStore) Charge(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(algorithm.Charge, reqs)
+func (s *simulatedStore) Charge(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(algorithm.Charge, reqs))
 }
 
-func (s *simulatedStore) Take(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(algorithm.Take, reqs)
+func (s *simulatedStore) Take(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(algorithm.Take, reqs))
 }
 
-func (s *simulatedStore) Refund(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(algorithm.Refund, reqs)
+func (s *simulatedStore) Refund(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(algorithm.Refund, reqs))
 }
 
-func (s *simulatedStore) Penalize(_ context.Context, reqs []store.Request) []store.State {
-	return s.call(algorithm.Penalize, reqs)
+func (s *simulatedStore) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
+	copy(states, s.call(algorithm.Penalize, reqs))
 }
 
-func (s *simulatedStore) PenalizeDetached(reqs []store.Request) { s.call(algorithm.Penalize, reqs) }
-
-func (s *simulatedStore) Inspect(_ context.Context, r store.Request) store.Inspection {
+func (s *simulatedStore) Peek(_ context.Context, reqs []store.Request, states []store.State) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	st := s.ask(whole([]store.Request{r}, make([]store.State, 1)), reading(algorithm.Peek, store.RolePrimary, s.now())).states[0]
-	return store.Inspection{Copies: []store.Copy{{Role: store.RolePrimary, State: st, Exists: st.Holds(r.Limit)}}}
+	s.ask(whole(reqs, states), reading(algorithm.Peek, store.RolePrimary, s.now()))
 }
 
 func (s *simulatedStore) Reset(_ context.Context, r store.Request) error {
@@ -540,7 +537,7 @@ func BenchmarkSimulatedServer(b *testing.B) {
 			b.ReportAllocs()
 			for i := 0; b.Loop(); i++ {
 				reqs[0].ID = strconv.Itoa(i)
-				if st := s.Take(b.Context(), reqs)[0]; st.Err != nil {
+				if st := store.Answers(b.Context(), s.Take, reqs)[0]; st.Err != nil {
 					b.Fatal(st.Err)
 				}
 				clock.Advance(100 * time.Millisecond)

@@ -129,7 +129,7 @@ func New(opts Options) *Store {
 	return s
 }
 
-// Warm implements [store.Warmer].
+// Warm implements [store.Remote].
 func (s *Store) Warm(ctx context.Context) {
 	var wg sync.WaitGroup
 	for _, m := range s.opts.Members {
@@ -140,54 +140,54 @@ func (s *Store) Warm(ctx context.Context) {
 
 // Check implements [store.Store]. Replicas answer in turn; the primary answers
 // where they cannot or see no open window.
-func (s *Store) Check(ctx context.Context, reqs []store.Request) []store.State {
-	return s.run(ctx, algorithm.Check, reqs, s.opts.CheckTimeout)
+func (s *Store) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Check, reqs, states, s.opts.CheckTimeout)
 }
 
-// Peek implements [store.Peeker].
-func (s *Store) Peek(ctx context.Context, reqs []store.Request) []store.State {
-	return s.run(ctx, algorithm.Peek, reqs, s.opts.CheckTimeout)
+// Peek implements [store.Store].
+func (s *Store) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Peek, reqs, states, s.opts.CheckTimeout)
 }
 
 // Take implements [store.Store].
-func (s *Store) Take(ctx context.Context, reqs []store.Request) []store.State {
-	return s.run(ctx, algorithm.Take, reqs, s.opts.CheckTimeout)
+func (s *Store) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Take, reqs, states, s.opts.CheckTimeout)
 }
 
 // Charge implements [store.Store].
-func (s *Store) Charge(ctx context.Context, reqs []store.Request) []store.State {
-	return s.run(ctx, algorithm.Charge, reqs, s.opts.ChargeTimeout)
+func (s *Store) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Charge, reqs, states, s.opts.ChargeTimeout)
 }
 
 // Refund implements [store.Store].
-func (s *Store) Refund(ctx context.Context, reqs []store.Request) []store.State {
-	return s.run(ctx, algorithm.Refund, reqs, s.opts.ChargeTimeout)
+func (s *Store) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Refund, reqs, states, s.opts.ChargeTimeout)
 }
 
-// Penalize implements [store.Penalizer].
-func (s *Store) Penalize(ctx context.Context, reqs []store.Request) []store.State {
-	return s.run(ctx, algorithm.Penalize, reqs, s.opts.ChargeTimeout)
+// Penalize implements [store.Store].
+func (s *Store) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Penalize, reqs, states, s.opts.ChargeTimeout)
 }
 
-// run runs an operation on buckets that may still have to migrate.
-func (s *Store) run(ctx context.Context, op algorithm.Operation, reqs []store.Request, timeout time.Duration) []store.State {
+// run runs an operation on buckets that may still have to migrate. Only goroutines that
+// it waits for write states: the worker of an abandoned call has commands of its own.
+func (s *Store) run(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, timeout time.Duration) {
 	deadline := time.Now().Add(timeout)
 	if s.previous != nil {
-		return s.runMigrating(ctx, op, reqs, deadline)
+		s.runMigrating(ctx, op, reqs, states, deadline)
+		return
 	}
-	return s.runMigrated(ctx, op, reqs, deadline)
+	s.runMigrated(ctx, op, reqs, states, deadline)
 }
 
 // runMigrated runs an operation on buckets that are at their owners.
-func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) []store.State {
-	states := make([]store.State, len(reqs))
+func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
 	s.awaitServers(ctx, reqs, deadline)
 	if only, ok := s.onlyOwner(reqs); ok {
 		s.runAt(ctx, op, only.servers, whole(reqs, states), deadline)
-		return states
+		return
 	}
 	s.perOwner(reqs, states, func(at owner, g group) { s.runAt(ctx, op, at.servers, g, deadline) })
-	return states
 }
 
 func (s *Store) runAt(ctx context.Context, op algorithm.Operation, at *servers, g group, deadline time.Time) {
@@ -327,21 +327,15 @@ func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Durati
 	return now, age
 }
 
-// ChargeDetached implements [store.Detacher].
-func (s *Store) ChargeDetached(reqs []store.Request) { s.detach(algorithm.Charge, reqs, nil) }
-
-// RefundDetached implements [store.Detacher].
-func (s *Store) RefundDetached(reqs []store.Request) { s.detach(algorithm.Refund, reqs, nil) }
-
-// PenalizeDetached implements [store.Penalizer].
+// PenalizeDetached implements [store.Remote].
 func (s *Store) PenalizeDetached(reqs []store.Request) { s.detach(algorithm.Penalize, reqs, nil) }
 
-// ChargeReported implements [store.Reporter].
+// ChargeReported implements [store.Remote].
 func (s *Store) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
 	s.detach(algorithm.Charge, reqs, report)
 }
 
-// RefundReported implements [store.Reporter].
+// RefundReported implements [store.Remote].
 func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
 	s.detach(algorithm.Refund, reqs, report)
 }
@@ -433,28 +427,20 @@ func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i 
 	at.servers.charges.post(c)
 }
 
-// Hurry sends at once what waits for others to join its pipeline, on its way to the client's
-// buckets.
+// Hurry implements [store.Remote]: what waits joins a pipeline.
 func (s *Store) Hurry(clientKey string) {
 	if at := s.ownerOf(clientKey); at.servers != nil {
 		at.servers.charges.hurry()
 	}
 }
 
-// Owner implements [store.Reporter].
+// Owner implements [store.Remote].
 func (s *Store) Owner(clientKey string) string {
 	return s.opts.Members[s.sharder.owner(clientKey)].Name
 }
 
 // Interface guards.
 var (
-	_ store.Store     = (*Store)(nil)
-	_ store.Peeker    = (*Store)(nil)
-	_ store.Reporter  = (*Store)(nil)
-	_ store.Penalizer = (*Store)(nil)
-	_ store.Warmer    = (*Store)(nil)
-	_ store.Sharded   = (*Store)(nil)
-	_ store.Inspector = (*Store)(nil)
-	_ store.Resetter  = (*Store)(nil)
-	_ store.Overrider = (*Store)(nil)
+	_ store.Remote   = (*Store)(nil)
+	_ store.Operable = (*Store)(nil)
 )

@@ -62,14 +62,14 @@ func testClientKeysHaveOwnBuckets(f *fixture) {
 		long, long + "k", long[1:], long + "\x00", "\x00" + long, long[1:] + "l", "l" + long[1:],
 		long[:5000] + "\xff" + long[5001:], long[:5000] + "\xfe" + long[5001:], long[:5000] + "{}" + long[5002:],
 	}
-	// Around the lengths at which a store could begin to shorten keys.
+	// Around the lengths at which keys are shortened, and at which a store could do so.
 	for _, n := range []int{15, 16, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 1023, 1024, 1025} {
 		keys = append(keys, long[:n], long[:n-1]+"x", "x"+long[:n-1])
 	}
 	limit := f.limit("zone", time.Minute)
 	var reqs []store.Request
 	for _, k := range keys {
-		reqs = append(reqs, store.Request{Limit: limit, ClientKey: k, Events: 1000})
+		reqs = append(reqs, store.Request{Limit: limit, ClientKey: string(store.Shortened([]byte(k))), Events: 1000})
 	}
 	f.wantOwnBuckets(reqs)
 }
@@ -81,7 +81,7 @@ func (f *fixture) wantOwnBuckets(reqs []store.Request) {
 		reqs[i].Cost = int64(i + 1)
 		f.wantUsed("first charge of "+describe(reqs[i]), f.charge(reqs[i]), int64(i+1))
 	}
-	for i, s := range f.answer(f.store.Check(f.Context(), reqs), len(reqs)) {
+	for i, s := range f.answer(f.store.Check, reqs) {
 		f.wantUsed("check of "+describe(reqs[i]), s, int64(i+1))
 	}
 }
@@ -122,13 +122,13 @@ func testAnswersInOrder(f *fixture) {
 		}
 		return s
 	}
-	for i, s := range f.answer(f.store.Check(f.Context(), reqs), len(reqs)) {
+	for i, s := range f.answer(f.store.Check, reqs) {
 		f.want(fmt.Sprint("check ", i), s, want(i, 0, reqs[i].Cost))
 	}
-	for i, s := range f.answer(f.store.Charge(f.Context(), reqs), len(reqs)) {
+	for i, s := range f.answer(f.store.Charge, reqs) {
 		f.want(fmt.Sprint("charge ", i), s, want(i, reqs[i].Cost, 0))
 	}
-	for i, s := range f.answer(f.store.Check(f.Context(), reqs), len(reqs)) {
+	for i, s := range f.answer(f.store.Check, reqs) {
 		f.want(fmt.Sprint("second check ", i), s, want(i, reqs[i].Cost, reqs[i].Cost))
 	}
 }
@@ -137,14 +137,14 @@ func testSameBucketTwice(f *fixture) {
 	r := f.request()
 	other := r
 	other.ClientKey = "another client"
-	for i, s := range f.answer(f.store.Check(f.Context(), []store.Request{r, other, r}), 3) {
+	for i, s := range f.answer(f.store.Check, []store.Request{r, other, r}) {
 		f.want(fmt.Sprint("check ", i), s, store.State{
 			Allowed: true, Limit: 5, Remaining: 5, Reset: f.now() + micros(time.Minute), Now: f.now(),
 		})
 	}
 	more := r
 	more.Cost, more.Events = 3, 7
-	states := f.answer(f.store.Charge(f.Context(), []store.Request{r, other, more, r, r}), 5)
+	states := f.answer(f.store.Charge, []store.Request{r, other, more, r, r})
 	for i, used := range []int64{1, 1, 4, 5, 6} {
 		f.wantUsed(fmt.Sprint("charge ", i), states[i], used)
 		if fits := used <= 5; states[i].Allowed != fits {
@@ -161,8 +161,8 @@ func testRequestsAreReadOnly(f *fixture) {
 	reqs[2].Cost = 9
 	before := slices.Clone(reqs)
 	limit := *reqs[0].Limit
-	f.answer(f.store.Check(f.Context(), reqs), len(reqs))
-	f.answer(f.store.Charge(f.Context(), reqs), len(reqs))
+	f.answer(f.store.Check, reqs)
+	f.answer(f.store.Charge, reqs)
 	if !slices.Equal(reqs, before) || *reqs[0].Limit != limit {
 		f.Errorf("requests were %+v and are %+v", before, reqs)
 	}
@@ -171,10 +171,9 @@ func testRequestsAreReadOnly(f *fixture) {
 // testReset resets buckets of every algorithm and inspects them before and afterwards,
 // if the store can.
 func testReset(f *fixture) {
-	resetter, canReset := f.store.(store.Resetter)
-	inspector, canInspect := f.store.(store.Inspector)
-	if !canReset || !canInspect {
-		f.Skip("the store cannot reset and inspect")
+	operable, isOperable := f.store.(store.Operable)
+	if !isOperable {
+		f.Skip("the store cannot inspect")
 	}
 	for _, kind := range Limits {
 		limit := kind
@@ -184,11 +183,11 @@ func testReset(f *fixture) {
 		other.ClientKey = "another"
 		spend := func(r store.Request, id int) store.State {
 			r.Cost, r.ID = 1, "id"+strconv.Itoa(id)
-			return f.answer(f.store.Take(f.Context(), []store.Request{r}), 1)[0]
+			return f.answer(f.store.Take, []store.Request{r})[0]
 		}
 		look := func(what string, r store.Request, used int64) {
 			f.Helper()
-			found := inspector.Inspect(f.Context(), r)
+			found := operable.Inspect(f.Context(), r)
 			if len(found.Copies) == 0 || found.Copies[0].Role != store.RolePrimary {
 				f.Fatalf("%s, %s: no primary in %+v", limit.Algorithm, what, found)
 			}
@@ -209,14 +208,14 @@ func testReset(f *fixture) {
 			}
 			spend(other, round)
 			look("full", r, 5)
-			if err := resetter.Reset(f.Context(), r); err != nil {
+			if err := f.store.Reset(f.Context(), r); err != nil {
 				f.Fatalf("%s: reset: %v", limit.Algorithm, err)
 			}
 			look("after the reset", r, 0)
 			look("another client's", other, int64(round+1))
 		}
 		// A missing bucket can be reset as well.
-		if err := resetter.Reset(f.Context(), r); err != nil {
+		if err := f.store.Reset(f.Context(), r); err != nil {
 			f.Errorf("%s: reset again: %v", limit.Algorithm, err)
 		}
 	}

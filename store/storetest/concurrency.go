@@ -117,14 +117,12 @@ func testContextEnded(f *fixture) {
 		other := r
 		other.ClientKey += ", too"
 		reqs := []store.Request{r, other}
-		if n := len(f.store.Check(ctx, reqs)); n != len(reqs) {
-			f.Fatalf("check with a context %s: %d requests got %d states", name, len(reqs), n)
+		for _, s := range answers(ctx, f.store.Check, reqs) {
+			if errors.Is(s.Err, errUnset) {
+				f.Errorf("check with a context %s: %v", name, s.Err)
+			}
 		}
-		states := f.store.Charge(ctx, reqs)
-		if len(states) != len(reqs) {
-			f.Fatalf("charge with a context %s: %d requests got %d states", name, len(reqs), len(states))
-		}
-		for i, s := range states {
+		for i, s := range answers(ctx, f.store.Charge, reqs) {
 			switch used := f.check(reqs[i]).Used; {
 			case s.Err == nil:
 				f.wantUsed("check after a charge that was answered", store.State{Used: used}, 1)

@@ -161,7 +161,7 @@ func (tr *traffic) note(r *store.Request, cost int64) {
 }
 
 func (tr *traffic) take(r store.Request) {
-	st := tr.store.Take(tr.Context(), []store.Request{r})[0]
+	st := answers(tr.Context(), tr.store.Take, []store.Request{r})[0]
 	if st.Err != nil || !st.Allowed {
 		return
 	}
@@ -190,7 +190,7 @@ func (tr *traffic) history(t *rapid.T) {
 			r := tr.running[i]
 			tr.running = append(tr.running[:i], tr.running[i+1:]...)
 			tr.note(&r, -r.Cost)
-			tr.store.Refund(tr.Context(), []store.Request{r})
+			answers(tr.Context(), tr.store.Refund, []store.Request{r})
 			continue
 		}
 		r := tr.request(rapid.SampledFrom(differing).Draw(t, "events"), rapid.Int64Range(0, 4).Draw(t, "cost"), batch)

@@ -16,7 +16,9 @@
 package storetest
 
 import (
+	"context"
 	"crypto/rand"
+	"errors"
 	"regexp"
 	"slices"
 	"sync"
@@ -156,27 +158,39 @@ func (f *fixture) now() int64 { return f.clock.Now().UnixMicro() }
 
 func (f *fixture) check(r store.Request) store.State {
 	f.Helper()
-	return f.answer(f.store.Check(f.Context(), []store.Request{r}), 1)[0]
+	return f.answer(f.store.Check, []store.Request{r})[0]
 }
 
 func (f *fixture) charge(r store.Request) store.State {
 	f.Helper()
-	return f.answer(f.store.Charge(f.Context(), []store.Request{r}), 1)[0]
+	return f.answer(f.store.Charge, []store.Request{r})[0]
 }
 
-// answer requires as many states as there were requests, and no failure. It
+// answer returns the states of an operation, none of which may be a failure. It
 // does not stop the test, because it is called from many goroutines.
-func (f *fixture) answer(states []store.State, requests int) []store.State {
+func (f *fixture) answer(op operation, reqs []store.Request) []store.State {
 	f.Helper()
-	if len(states) != requests {
-		f.Errorf("%d requests got %d states", requests, len(states))
-		return make([]store.State, requests)
-	}
+	states := answers(f.Context(), op, reqs)
 	for i, s := range states {
 		if s.Err != nil {
 			f.Errorf("request %d failed: %v", i, s.Err)
 		}
 	}
+	return states
+}
+
+var errUnset = errors.New("the state was not set")
+
+type operation = func(ctx context.Context, reqs []store.Request, states []store.State)
+
+// answers is [store.Answers], but lends states that have been used before.
+func answers(ctx context.Context, op operation, reqs []store.Request) []store.State {
+	used := store.State{
+		Allowed: true, Replica: true, InFlight: true, Limit: 1, Used: 1, Remaining: 1, Reset: 1, ResetOtherwise: 1, RetryAfter: 1, Penalty: 1,
+		Now: 1, Content: store.Content{1}, Receipt: store.Receipt{Period: 1}, Err: errUnset,
+	}
+	states := slices.Repeat([]store.State{used}, len(reqs))
+	op(ctx, reqs, states)
 	return states
 }
 

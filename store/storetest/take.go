@@ -27,12 +27,12 @@ func (f *fixture) kinds() map[string]store.Request {
 
 func (f *fixture) take(r store.Request) store.State {
 	f.Helper()
-	return f.answer(f.store.Take(f.Context(), []store.Request{r}), 1)[0]
+	return f.answer(f.store.Take, []store.Request{r})[0]
 }
 
 func (f *fixture) refund(r store.Request) store.State {
 	f.Helper()
-	return f.answer(f.store.Refund(f.Context(), []store.Request{r}), 1)[0]
+	return f.answer(f.store.Refund, []store.Request{r})[0]
 }
 
 func testTakeSpendsWhatFits(f *fixture) {
@@ -149,10 +149,6 @@ func testReserved(f *fixture) {
 }
 
 func testPenalty(f *fixture) {
-	penalizer, ok := f.store.(store.Penalizer)
-	if !ok {
-		return
-	}
 	for name, r := range f.kinds() {
 		if !algorithm.Of(r.Limit.Algorithm).Penalties {
 			continue
@@ -161,7 +157,7 @@ func testPenalty(f *fixture) {
 		until := f.now() + micros(5*time.Minute)
 		for _, end := range []int64{until, until + micros(time.Minute)} {
 			r.Until = end
-			f.answer(penalizer.Penalize(f.Context(), []store.Request{r}), 1)
+			f.answer(f.store.Penalize, []store.Request{r})
 			f.clock.Advance(time.Second)
 		}
 		for _, ask := range []func(store.Request) store.State{f.check, f.take} {

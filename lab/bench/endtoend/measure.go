@@ -606,7 +606,7 @@ func (c *endpoint) chargeSome(ctx context.Context, s *redis.Store, tag string, f
 			reqs = append(reqs, store.Request{Limit: limit, ClientKey: tag + clientName(n), Events: 50_000_000, Cost: 1})
 		}
 	}
-	for _, st := range s.Charge(ctx, reqs) {
+	for _, st := range store.Answers(ctx, s.Charge, reqs) {
 		if st.Err != nil {
 			return st.Err
 		}

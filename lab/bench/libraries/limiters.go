@@ -146,13 +146,13 @@ var (
 type calling func(ctx context.Context, s store.Store, reqs []store.Request) store.State
 
 func take(ctx context.Context, s store.Store, reqs []store.Request) store.State {
-	return s.Take(ctx, reqs)[0]
+	return store.Answers(ctx, s.Take, reqs)[0]
 }
 
 func takeInTwo(ctx context.Context, s store.Store, reqs []store.Request) store.State {
-	checked := s.Check(ctx, reqs)[0]
+	checked := store.Answers(ctx, s.Check, reqs)[0]
 	if checked.Err == nil && checked.Allowed {
-		checked.Err = s.Charge(ctx, reqs)[0].Err
+		checked.Err = store.Answers(ctx, s.Charge, reqs)[0].Err
 	}
 	return checked
 }
@@ -179,10 +179,10 @@ func openDetaching(addr string, pool int) (*limiter, error) {
 	var pending sync.WaitGroup
 	var failed atomic.Pointer[error]
 	call := func(ctx context.Context, s store.Store, reqs []store.Request) store.State {
-		checked := s.Check(ctx, reqs)[0]
+		checked := store.Answers(ctx, s.Check, reqs)[0]
 		if checked.Err == nil && checked.Allowed {
 			pending.Add(1)
-			s.(store.Reporter).ChargeReported(reqs, func(_ int, st store.State) {
+			s.(store.Remote).ChargeReported(reqs, func(_ int, st store.State) {
 				if st.Err != nil {
 					failed.Store(&st.Err)
 				}
@@ -216,10 +216,10 @@ func limitOurMemory(algorithm store.Algorithm) limits {
 	return func(events int) (decide, error) {
 		s := memory.New(memory.NewBuckets(), memory.Options{})
 		zone := &store.Limit{Zone: "bench", Algorithm: algorithm, Window: time.Hour}
-		return func(_ context.Context, key string) (bool, error) {
+		return func(ctx context.Context, key string) (bool, error) {
 			reqs := [1]store.Request{{Limit: zone, ClientKey: key, Events: int64(events), Cost: 1}}
 			var states [1]store.State
-			s.TakeInto(reqs[:], states[:])
+			s.Take(ctx, reqs[:], states[:])
 			return states[0].Allowed, states[0].Err
 		}, nil
 	}
