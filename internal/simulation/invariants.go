@@ -83,13 +83,35 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 			if s.now-a.at < window-slack {
 				sum += a.cost
 			}
+		case store.SlidingWindow:
+			sum += s.inWindow(a)
 		case store.GCRA:
 			drained := float64(a.at-last+slack) / float64(window) * float64(s.events)
 			level, last = max(level-drained, 0)+float64(a.cost), a.at
 			sum = int64(level)
 		}
 	}
+	if s.limit.Algorithm == store.SlidingWindow {
+		sum /= weights
+	}
 	return sum
+}
+
+// weights are the units of weighted costs.
+const weights = 1 << 20
+
+// inWindow is the weighted cost of an admission in a sliding window of the primary's clock.
+func (s *Run) inWindow(a *admission) int64 {
+	window, now := s.limit.Window.Microseconds(), s.net.clock()
+	start := now - now%window
+	switch at := now - s.now + a.at; {
+	case at >= start:
+		return a.cost * weights
+	case at+slack >= start, at < start-window+slack:
+		// Which window counts it is not certain.
+		return 0
+	}
+	return a.cost * (weights - (now-start)*weights/window - 1)
 }
 
 // isOneWindow requires that all answers of a window have one reset: two resets are a window
@@ -120,6 +142,57 @@ func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, 
 		s.fail("%s refused %s, which costs nothing: %+v", p.name, c.key, *st)
 	}
 	s.isOneWindow(c, st, alone || st.InFlight)
+	// Where nothing fails, a refusal is due to what was spent, or was about to be.
+	if most := s.mostUsed(c); !s.faults && !s.resets && most+r.Cost <= r.Capacity() {
+		s.fail("%s refused %s, of whose %d at most %d were used: %+v", p.name, c.key, r.Capacity(), most, *st)
+	}
+}
+
+// lookback is how old a truth may justify a refusal: messages take time, and requests wait for
+// a charge. What another Caddy has refunded is seen once trust has run out.
+func (s *Run) lookback() int64 {
+	if len(s.caddys) == 1 {
+		return 150_000
+	}
+	return 150_000 + 2*max(s.caddys[0].trust, 0)
+}
+
+type moment struct{ at, used int64 }
+
+// land notes that so much of what was admitted is in the primary by now, or free; less than
+// nothing is admitted.
+func (s *Run) land(c *client, cost int64) {
+	s.noteTruth(c)
+	c.unlanded -= cost
+	s.noteTruth(c)
+}
+
+func (s *Run) noteTruth(c *client) {
+	for len(c.truth) > 0 && s.now-c.truth[0].at > s.lookback() {
+		c.truth = c.truth[1:]
+	}
+	c.truth = append(c.truth, moment{s.now, s.used(c, s.now) + c.unlanded})
+}
+
+// used is what the primary has counted of a client at an instant.
+func (s *Run) used(c *client, at int64) int64 {
+	r := store.Request{Limit: &s.limit, ClientKey: c.key, Events: s.events, Burst: s.burst}
+	return s.net.servers.look(r, epoch+s.net.skew+at, false).Used
+}
+
+// mostUsed is the most that was used of late.
+func (s *Run) mostUsed(c *client) int64 {
+	s.noteTruth(c)
+	// A window that has just ended may be known as open.
+	most := s.used(c, s.now-5000) + c.unlanded
+	for _, m := range c.truth {
+		most = max(most, m.used)
+	}
+	if s.limit.Algorithm == store.GCRA {
+		// What is in flight has not begun to drain, as far as a process knows.
+		most += 1 + s.lookback()*s.events/s.limit.Window.Microseconds()
+	}
+	return most
 }
 
 // atEnd requires that nothing is in flight, and that the primary has counted what was

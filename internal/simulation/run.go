@@ -48,6 +48,10 @@ type client struct {
 	// admitted are the requests that were admitted by what a store, or a Caddy alone, has
 	// counted.
 	admitted []admission
+	// unlanded is the cost that was admitted and is neither in the primary nor free.
+	unlanded int64
+	// truth is what was spent or about to be, at each of its changes of late.
+	truth []moment
 	// missing are costs that the primary may never have heard of.
 	missing []admission
 	resets  map[int64]bool
@@ -203,6 +207,7 @@ func (s *Run) checked(c *client, p *process, r store.Request, st store.State) {
 		return
 	default:
 		held = r.Cost
+		s.land(c, -r.Cost)
 		s.admitted(c, p, &r, &st, isAlone)
 	}
 	s.serve(func(free bool) {
@@ -212,7 +217,10 @@ func (s *Run) checked(c *client, p *process, r store.Request, st store.State) {
 			if isAlone {
 				p.refundLocal(r)
 			}
+			s.land(c, held)
 			r.Cost = 0
+		} else if held == 0 {
+			s.land(c, -r.Cost)
 		}
 		c.served += r.Cost
 		if held > 0 || r.Cost > 0 {
@@ -279,10 +287,15 @@ func (s *Run) ran(op algorithm.Operation, r *store.Request, st *store.State) {
 	s.note("primary ran %v of %d for %s: %+v", op, r.Cost, r.ClientKey, *st)
 	c := s.client(r.ClientKey)
 	switch {
-	case op == opCharge, op == opTake && st.Allowed:
+	case op == opCharge:
 		c.counted += r.Cost
+		s.land(c, r.Cost)
+	case op == opTake && st.Allowed:
+		c.counted += r.Cost
+		s.land(c, 0)
 	case op == opRefund:
 		c.counted -= r.Cost
+		s.land(c, 0)
 	}
 }
 

@@ -7,7 +7,8 @@ import (
 
 // AskTake decides about a request to take. Do is Take if the store decides, or Nothing if
 // the request is refused without a call, with its state set. Once trust has run out one
-// request is let through to ask, and asks is set.
+// request is let through to ask, and asks is set; meanwhile others are refused if the last
+// answer is not old.
 func (b *Bucket) AskTake(r *store.Request, st *store.State, m *Moment) (do Do, asks bool) {
 	var refusal store.State
 	switch rest, isServed := b.Rest(r, m); {
@@ -16,6 +17,8 @@ func (b *Bucket) AskTake(r *store.Request, st *store.State, m *Moment) (do Do, a
 	case b.isDue(m):
 		b.asked = m.Now
 		return Take, true
+	case m.Now-b.trusted > 2*m.Trust:
+		return Take, false
 	}
 	b.hideTokens(r, &refusal, m)
 	*st = refusal
