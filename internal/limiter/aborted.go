@@ -158,5 +158,6 @@ func (e *evaluation) refuseAborted(i int, shown int64) bool {
 	}
 	st.Allowed, st.InFlight, st.RetryAfter = false, true, wait
 	st.Used, st.Remaining = used+cost, 0
+	z.answer = hasNoRoom
 	return true
 }

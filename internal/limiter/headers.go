@@ -12,7 +12,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dunglas/httpsfv"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -104,7 +103,7 @@ func (e *evaluation) promise() {
 	for i, z := range e.zones {
 		st := &e.states[i]
 		switch {
-		case !e.refuses(i):
+		case !refuses(z.outcome()):
 		case st.RetryAfter != store.Never:
 			// Eleven times a century is no Duration.
 			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
@@ -147,8 +146,8 @@ func (t *tracker) setFields(h http.Header) {
 		}
 		for i, z := range e.zones {
 			policies = append(policies, policyItem(z.Name, &e.reqs[i]))
-			if o := e.outcome(i); o != telemetry.Undecided && e.states[i].Err == nil {
-				limits = append(limits, limitItem(z.Name, &e.states[i], e.hasNoRoom(i)))
+			if z.hasAnswered() {
+				limits = append(limits, limitItem(z.Name, &e.states[i], z.answer == hasNoRoom))
 			}
 		}
 	}
@@ -287,7 +286,7 @@ func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
 func (e *evaluation) problem(status int) problem {
 	p := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
 	for i, z := range e.zones {
-		if !e.refuses(i) {
+		if !refuses(z.outcome()) {
 			continue
 		}
 		p.Violated = append(p.Violated, z.Name)

@@ -214,29 +214,27 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	}
 	e.enter()
 	if !e.refusesOutright() {
-		e.divert(r.Context())
+		e.countOverflow(r.Context())
 		if err := t.askInTurn(e, r); err != nil {
 			t.endBy(decision{asked: asked{evaluation: e}})
 			return err
 		}
 	}
-	e.estimateWaits()
-	e.penalize()
+	e.conclude()
 	e.count()
 	for i := range e.zones {
-		if e.observes(i) && e.hasNoRoom(i) {
+		if e.zones[i].outcome() == telemetry.WouldRefuse {
 			l.reportRefusal(e, i, r)
 		}
 	}
 	switch d := t.decide(); {
-	case d.refuses():
+	case refuses(d.outcome):
 		if d.evaluation != e {
 			// An outer handler was asked again after the request had waited.
-			d.estimateWaits()
-			d.penalize()
+			d.conclude()
 		}
 		return t.refuse(d, w, r)
-	case d.ends():
+	case endsRequest(d.outcome):
 		t.endBy(d)
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)

@@ -105,7 +105,7 @@ func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
 	took := time.Duration(-1)
 	for i := range e.zones {
 		z := &e.zones[i]
-		if !some(z.Zone) || e.states[i].Err != nil || !e.wasAsked(i) || e.hasNoRoom(i) {
+		if !some(z.Zone) || z.answer != hasRoom {
 			continue
 		}
 		if took < 0 {
@@ -123,7 +123,7 @@ const leastWait = time.Second
 func (e *evaluation) estimateWaits() {
 	for i := range e.zones {
 		z, st := &e.zones[i], &e.states[i]
-		if !e.hasNoRoom(i) || e.isBlocked(i) || st.RetryAfter == store.Never || e.reqs[i].Events == 0 {
+		if z.answer != hasNoRoom || z.role == blocks || st.RetryAfter == store.Never || e.reqs[i].Events == 0 {
 			continue
 		}
 		took := z.pace.commonly(z.limit.Window)

@@ -9,8 +9,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 const placeholderPrefix = "http.rate_limit."
@@ -58,7 +56,7 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 	name := rest
 	switch dot := strings.LastIndexByte(rest, '.'); {
 	case rest == "exceeded.name":
-		if !t.isEnded() || !t.refusal().refuses() {
+		if !t.isEnded() || !refuses(t.refusal().outcome) {
 			return nil, true
 		}
 		return t.refusal().zone().Name, true
@@ -89,11 +87,11 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "cost":
 		return e.reqs[i].Cost
 	case "outcome":
-		return e.outcome(i).String()
+		return e.zones[i].outcome().String()
 	case "reason":
 		return e.reason(i)
 	}
-	if i >= len(e.states) || e.states[i].Err != nil || !e.wasAsked(i) {
+	if !e.zones[i].hasAnswered() {
 		return nil
 	}
 	st := &e.states[i]
@@ -105,7 +103,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "used":
 		return st.Used
 	case "wait":
-		if !e.hasNoRoom(i) || wait(st) == 0 {
+		if e.zones[i].answer != hasNoRoom || wait(st) == 0 {
 			return nil
 		}
 		return ceilSeconds(wait(st))
@@ -123,10 +121,10 @@ func (e *evaluation) placeholder(i int, name string) any {
 func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 	for _, e := range t.evaluations {
 		for i := range e.zones {
-			if e.zones[i].Name != zone || where != nil && e.outcome(i) == telemetry.Undecided {
+			if e.zones[i].Name != zone || where != nil && e.zones[i].answer == notAsked {
 				continue
 			}
-			if where, at = e, i; e.outcome(i) != telemetry.Undecided {
+			if where, at = e, i; e.zones[i].answer != notAsked {
 				return where, at
 			}
 		}

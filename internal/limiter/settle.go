@@ -32,14 +32,14 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	var all settlements
 	var forgiven, emptied, freed []int
 	for i, z := range e.zones {
-		if e.hasNoRoom(i) {
+		if z.answer == hasNoRoom {
 			// What would have been refused would not have been charged.
-			if z.isUnknown() && !hasEnded {
+			if z.isUncertain() && !hasEnded {
 				all.add(e, i, 0, 0)
 			}
 			continue
 		}
-		if z.isLease() || e.states[i].Err == nil && z.spend == (spend{}) {
+		if z.isLease() || z.answer != storeFailed && z.spend == (spend{}) {
 			// A zone that holds nothing, and has no error, is one whose store panicked.
 			continue
 		}
@@ -56,7 +56,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		if hasEnded {
 			shown = 0
 		}
-		isForgiven := z.Forgives.Contains(status) && !e.isDiverted(i)
+		isForgiven := z.Forgives.Contains(status) && z.bucket == ownBucket
 		if isForgiven && !e.tookAlone(i, shown) {
 			forgiven = append(forgiven, i)
 			continue
@@ -146,7 +146,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
 		// without a reply may arrive there as well; its refund, by ID, does no harm.
-		isLeft := err != nil && spend.stored == phaseTaken || spend.isUnknown() && z.needsID()
+		isLeft := err != nil && spend.stored == phaseTaken || spend.isUncertain() && z.needsID()
 		if open != nil && isLeft {
 			open.Refund([]store.Request{req})
 		}
@@ -157,10 +157,10 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 // was emptied since. A request that is running counts when it ends.
 func (e *evaluation) noteForgiven(i int) {
 	z := &e.zones[i]
-	if z.Forgives.IsEmpty() || !z.isTaken() {
+	if z.Forgives.IsEmpty() || !z.isTaken() || e.rare == nil || len(e.rare.zones) <= i {
 		return
 	}
-	if k, ok := e.rare.takes[i]; ok && z.running.isVoid(k) {
+	if k := e.rare.zones[i].taken; k.bucket != nil && z.running.isVoid(k) {
 		z.lose()
 	}
 }
@@ -202,7 +202,7 @@ func (e *evaluation) spent(i int) int64 {
 // a reply has spent is not known.
 func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	counts := &e.zones[i].Counts
-	if e.zones[i].isUnknown() {
+	if e.zones[i].isUncertain() {
 		return
 	}
 	counts.Charged.Add(float64(cost))
@@ -228,9 +228,9 @@ func (e *evaluation) undo() {
 			e.reqs[i].ID = newID()
 		}
 		var left spend
-		if spent.isUnknown() && !z.needsID() {
+		if spent.isUncertain() && !z.needsID() {
 			// What may have been spent without an ID is not spent again.
-			left.stored = phaseUnknown
+			left.stored = phaseUncertain
 		}
 		if spent.isLocal() {
 			left.alone = localDecided
@@ -290,11 +290,11 @@ func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
 		spent = 0
 	}
 	phase := z.stored
-	if phase == phaseUnknownHeld {
+	if phase == phaseUncertainHeld {
 		in.store.addUnknown(req, cost)
-		phase = phaseUnknown
+		phase = phaseUncertain
 	}
-	if phase == phaseUnknown && !z.needsID() {
+	if phase == phaseUncertain && !z.needsID() {
 		// A charge could be the second one.
 		return
 	}
@@ -325,7 +325,7 @@ func (s *settlement) add(req store.Request, phase storePhase, spent, cost int64)
 		}
 		s.charges = append(s.charges, req)
 	case dueRefund:
-		if phase != phaseUnknown {
+		if phase != phaseUncertain {
 			req.Cost = spent - cost
 		}
 		s.refunds = append(s.refunds, req)
@@ -426,7 +426,7 @@ func (e *evaluation) holdLeases() {
 // ends. It reads the spend of lease zones only; others may be settling.
 func (e *evaluation) holdsSlot(i int) bool {
 	z := &e.zones[i]
-	return z.isLease() && (z.isTaken() || z.isUnknown()) && !e.hasNoRoom(i)
+	return z.isLease() && (z.isTaken() || z.isUncertain()) && z.answer != hasNoRoom
 }
 
 // lease returns the lease of the request's slots, or nil.
@@ -486,7 +486,7 @@ func (l *lease) stop() bool {
 	l.timer.Stop()
 	l.timer = nil
 	for _, i := range l.handedOver {
-		l.of.zones[i].doubt()
+		l.of.zones[i].becomeUncertain()
 	}
 	return true
 }

@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"context"
-	"errors"
 	"net/http"
 	"time"
 
@@ -47,15 +46,15 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	isOutright := e.refusesOutright()
-	if !isOutright {
-		e.resetStates()
-		e.foreseeAll(r.Context())
+	if !e.refusesOutright() {
+		e.countOverflow(r.Context())
+		if err := e.ask(r, noFirst); err != nil {
+			return false, err
+		}
 	}
 	goesOn = s.decide(e)
-	if isOutright {
-		// No store is asked about such a request: what they would say is only shown.
-		e.foreseeAll(r.Context())
+	if err := e.askTheRest(r); err != nil {
+		return false, err
 	}
 	for i := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
@@ -63,40 +62,66 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	return goesOn, nil
 }
 
-// foreseeAll sets the states of zones that have no answer yet, as their stores would.
-func (e *evaluation) foreseeAll(ctx context.Context) {
-	for i := range e.reqs {
-		if e.wasAsked(i) {
-			continue
-		}
-		e.states[i] = e.peek(ctx, i)
-		if e.zones[i].isLease() && e.states[i].Err == nil && e.states[i].Allowed {
-			e.refuseAborted(i, 0)
-		}
+// askTheRest sets the states of zones that have not been asked: what they would say is only shown.
+func (e *evaluation) askTheRest(r *http.Request) error {
+	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
+	for _, i := range rest {
+		e.askApart(r.Context(), i)
 	}
+	err := e.noteApart(r, rest)
 	e.estimateWaits()
+	return err
 }
 
-// peek returns the state that zone i would get from its store or, if that fails and
-// on_error says so, from its local counts.
-func (e *evaluation) peek(ctx context.Context, i int) store.State {
-	z, open := e.zones[i], e.open(i)
-	if open == nil {
-		return store.State{Err: e.openError(z.in)}
-	}
-	st := open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
-	if st.Err != nil && z.onError == stores.OnErrorLocal && !errors.Is(st.Err, stores.ErrNoPeek) {
-		st = open.ForeseeAlone(e.reqs[i], z.ChargeBefore)
-	}
-	return st
+// foresight is the [asker] of simulations: it has no effects.
+type foresight struct{}
+
+func (foresight) overflow(ctx context.Context, open *stores.Opened, reqs []store.Request, now func() time.Time) []stores.Overflow {
+	return open.ForeseeOverflow(ctx, reqs, now)
 }
+
+func (foresight) refuseKnown(open *stores.Opened, reqs []store.Request, states []store.State) bool {
+	return open.ForeseeKnown(reqs, states)
+}
+
+func (f foresight) admit(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State) {
+	f.foresee(ctx, open, reqs, states, false)
+}
+
+func (f foresight) take(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State) {
+	f.foresee(ctx, open, reqs, states, true)
+}
+
+// foresee asks no store about requests if one is known to be refused, as a ledger does.
+func (foresight) foresee(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State, takes bool) {
+	if len(reqs) > 1 && open.ForeseeKnown(reqs, states) {
+		return
+	}
+	for i := range reqs {
+		states[i] = open.Foresee(ctx, reqs[i], takes)
+	}
+}
+
+func (foresight) admitAlone(open *stores.Opened, known, local *store.Request, takes bool) store.State {
+	return open.ForeseeAlone(known, local, takes)
+}
+
+func (foresight) noteTake(e *evaluation, i int) {
+	if e.zones[i].isLease() && e.zones[i].answer == hasRoom {
+		e.refuseAborted(i, 0)
+	}
+}
+
+func (foresight) noteError(*evaluation, int, error) {}
+
+func (foresight) penalize(*evaluation, int) {}
 
 // simulated returns the answer about zone i.
 func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
 	answer := adminapi.SimulatedZone{
-		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(req.ClientKey), Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: st.Err == nil && st.Allowed, Outcome: e.outcome(i).String(), Reason: e.reason(i),
+		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
+		Allowed: z.answer == hasRoom, Outcome: z.outcome().String(), Reason: e.reason(i),
 	}
 	if st.Err != nil {
 		answer.Error = st.Err.Error()
@@ -113,14 +138,13 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 // decide notes what e decides, and reports whether the request goes on.
 func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	if isRefused, waits := e.letsAllWait(e.limiter.Now()); isRefused && waits {
+		e.estimateWaits()
 		s.Answer.Wait = max(s.Answer.Wait, e.decide(decision{}).state().RetryAfter.Seconds())
 		return true
 	}
-	for i := range e.zones {
-		e.showPenalty(i)
-	}
+	e.conclude()
 	d := e.decide(decision{})
-	if !d.ends() {
+	if !endsRequest(d.outcome) {
 		if s.passed = e.decide(s.passed); s.passed.outcome == telemetry.ErrorAllowed {
 			s.Answer.Decision = s.passed.outcome.String()
 		} else {

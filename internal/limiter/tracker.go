@@ -269,7 +269,7 @@ func (t *tracker) settle(status int) {
 			e.settle(t, status, false)
 			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease() })
 		} else {
-			held := e.where(func(i int) bool { return e.zones[i].spend != spend{} })
+			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
 			e.wakeLines(held)
 		}

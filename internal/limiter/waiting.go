@@ -20,20 +20,18 @@ const DefaultMaxWaitQueue = 1000
 // if all zones that refuse it hold requests. The error that it returns ends the request.
 func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
 	if !e.anyZone(e.letsWait) {
-		return e.ask(r)
+		return e.ask(r, noFirst)
 	}
 	began := e.limiter.Now()
 	if !e.anyZone(e.hasLine) {
-		if err := e.ask(r); err != nil || !t.mayWait(began) {
+		if err := e.ask(r, noFirst); err != nil || !t.mayWait(began) {
 			return err
 		}
 		return t.wait(r, began)
 	}
 	e.resetStates()
-	if e.anyZone(e.isDoubtful) {
-		if passes, err := e.answerDoubtful(r); err != nil || !passes {
-			return err
-		}
+	if passes, err := e.answerUnknown(r); err != nil || !passes {
+		return err
 	}
 	return t.wait(r, began)
 }
@@ -41,7 +39,8 @@ func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
 // letsWait reports whether requests can wait in zone i, for which its store is
 // needed.
 func (e *evaluation) letsWait(i int) bool {
-	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i) && !e.isDoubtful(i) && !e.isBlocked(i)
+	z := &e.zones[i]
+	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.open(i) != nil
 }
 
 // mayStand reports whether the request may stand in a line of zone i. One without a cost takes
@@ -100,10 +99,11 @@ func (t *tracker) mayWait(began time.Time) bool {
 // refuse it let it wait.
 func (e *evaluation) letsAllWait(began time.Time) (refused, lets bool) {
 	for i := range e.zones {
-		switch {
-		case e.deniesByError(i):
+		switch o := e.zones[i].outcome(); {
+		case !endsRequest(o):
+		case !refuses(o):
 			return refused, false
-		case e.refuses(i):
+		default:
 			if refused = true; !e.letsWait(i) || e.states[i].RetryAfter > e.timeLeft(i, began) {
 				return true, false
 			}
@@ -183,11 +183,11 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 	ahead := t.ahead(w)
 	w.linedUp = t.own()[0].limiter.Now()
 	for n, z := range t.zones() {
-		if ahead[n] > 0 || !z.wasAsked(z.i) {
+		if ahead[n] > 0 || z.zones[z.i].answer == notAsked {
 			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
 		}
 	}
-	if d := t.decide(); d.refuses() {
+	if d := t.decide(); refuses(d.outcome) {
 		if !t.mayWait(w.arrived) {
 			return d.asked, false
 		}
@@ -229,7 +229,7 @@ func (t *tracker) ahead(w *waiter) []int64 {
 // which may be too short.
 func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout time.Duration) {
 	open := e.open(i)
-	if open == nil || e.observes(i) || e.isDoubtful(i) || e.zones[i].isUnknown() {
+	if z := &e.zones[i]; open == nil || !z.isAskedAsEnforced() || z.isUncertain() {
 		return
 	}
 	req := e.reqs[i]
@@ -252,7 +252,8 @@ func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout ti
 		// Another process may have made room that they do not know of.
 		e.zones[i].room.wake(req.ClientKey)
 	}
-	e.states[i], e.zones[i].alone = st, localNone
+	e.learn(i, st)
+	e.zones[i].alone = localNone
 }
 
 // turnAway makes a zone refuse a request that may not wait, or not any longer. It makes no call,
@@ -274,6 +275,7 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 	}
 	st.Allowed, st.Remaining = false, 0
 	st.RetryAfter = max(st.RetryAfter, time.Second)
+	line.zones[line.i].answer = hasNoRoom
 }
 
 // askAgain asks the stores of all handlers, beginning with the zone for which the request has
@@ -295,10 +297,11 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 		return nil
 	}
 	for _, e := range all {
-		for i := range e.zones {
-			e.zones[i].hasWaited = line == asked{e, i}
+		first := noFirst
+		if e == line.evaluation {
+			first = line.i
 		}
-		if err := e.ask(r); err != nil || e.decide(decision{}).ends() {
+		if err := e.ask(r, first); err != nil || endsRequest(e.decide(decision{}).outcome) {
 			return err
 		}
 	}
@@ -324,7 +327,7 @@ func (e *evaluation) resolveAgain(i int, r *http.Request) {
 	if percent, err := latest.reservedFrom(r); err == nil {
 		req.Reserved = Share(req.Capacity(), percent)
 	}
-	if e.isDiverted(i) {
+	if z.bucket != ownBucket {
 		return
 	}
 	if _, block := z.override(req, l); block != nil {
@@ -370,7 +373,7 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 	switch {
 	case !isFirst:
 		timer.Reset(line.timeLeft(line.i, w.arrived))
-	case line.refuses(line.i):
+	case refuses(line.zones[line.i].outcome()):
 		timer.Reset(line.states[line.i].RetryAfter)
 	default:
 		return itsTurn, nil

@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // AdmitAlone decides about a request that the store did not answer. It has to fit into the
@@ -60,14 +59,14 @@ func higher(local, known store.State) store.State {
 
 // ForeseeAlone returns what AdmitAlone would answer before the cost is spent, and changes
 // nothing.
-func (o *Opened) ForeseeAlone(r store.Request, takes bool) store.State {
-	local := o.Local.Accounts.Foresee(r, takes, func(r store.Request) store.State { return o.Local.Peek(context.Background(), r) })
-	if !local.Allowed || algorithm.Of(r.Limit.Algorithm).Lease {
-		return local
+func (o *Opened) ForeseeAlone(known, local *store.Request, takes bool) store.State {
+	st := o.Local.Foresee(context.Background(), *local, takes)
+	if known == nil || !st.Allowed {
+		return st
 	}
-	known := o.Accounts.ForeseeAlone(&r)
-	if !known.Allowed {
-		return known
+	held := o.Accounts.ForeseeAlone(known)
+	if !held.Allowed {
+		return held
 	}
-	return higher(local, known)
+	return higher(st, held)
 }

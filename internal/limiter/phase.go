@@ -1,5 +1,74 @@
 package limiter
 
+import "github.com/shardlimit/caddy-shardlimit/store"
+
+// inZone is the request in one zone: how the zone treats its client, which bucket counts it, what
+// is known of that, and what has been spent.
+type inZone struct {
+	*boundZone
+	role   role
+	bucket bucket
+	answer
+	spend
+}
+
+// role is how a zone treats the client.
+type role uint8
+
+const (
+	// enforces: what has no room is refused.
+	enforces role = iota
+	// observes: what has no room passes.
+	observes
+	// blocks: an operator has blocked the client.
+	blocks
+	roles
+)
+
+// bucket is which bucket of a zone counts a request.
+type bucket uint8
+
+const (
+	// ownBucket is the client's own.
+	ownBucket bucket = iota
+	// overflowBucket is shared by new clients beyond the bound.
+	overflowBucket
+	// unknownBucket is shared by clients beyond the bound while the store does not say whether they
+	// are new, or answer about the overflow bucket. on_error decides, without asking.
+	unknownBucket
+)
+
+// answer is what is known of a bucket.
+type answer uint8
+
+const (
+	// notAsked: after a refusal other zones are not asked.
+	notAsked answer = iota
+	hasRoom
+	hasNoRoom
+	// storeFailed: on_error decides.
+	storeFailed
+	answers
+)
+
+// hasAnswered reports whether the state is what a store, or a block, says of the bucket.
+func (a answer) hasAnswered() bool { return a == hasRoom || a == hasNoRoom }
+
+// answerOf returns what a state says. A store leaves the states of requests zero that it does not
+// decide.
+func answerOf(st *store.State) answer {
+	switch {
+	case st.Err != nil:
+		return storeFailed
+	case st.Allowed:
+		return hasRoom
+	case st.Now != 0:
+		return hasNoRoom
+	default:
+		return notAsked
+	}
+}
+
 // spend is what a request has spent in a zone: in its store, and in the local counts.
 type spend struct {
 	stored storePhase
@@ -15,10 +84,10 @@ const (
 	phaseHeld
 	// phaseTaken: the cost was spent, and can be refunded.
 	phaseTaken
-	// phaseUnknown: a take may have spent the cost or not.
-	phaseUnknown
-	// phaseUnknownHeld: the same, and the cost is in flight in case it has not.
-	phaseUnknownHeld
+	// phaseUncertain: a take may have spent the cost or not.
+	phaseUncertain
+	// phaseUncertainHeld: the same, and the cost is in flight in case it has not.
+	phaseUncertainHeld
 )
 
 // localPhase is what the local counts have of the cost.
@@ -37,11 +106,11 @@ const (
 	localTaken
 )
 
-// isUnknown reports whether a take may have spent the cost or not.
-func (s spend) isUnknown() bool { return s.stored == phaseUnknown || s.stored == phaseUnknownHeld }
+// isUncertain reports whether a take may have spent the cost or not.
+func (s spend) isUncertain() bool { return s.stored == phaseUncertain || s.stored == phaseUncertainHeld }
 
 // isHeld reports whether the cost is in flight to the store.
-func (s spend) isHeld() bool { return s.stored == phaseHeld || s.stored == phaseUnknownHeld }
+func (s spend) isHeld() bool { return s.stored == phaseHeld || s.stored == phaseUncertainHeld }
 
 // isLocal reports whether the local counts decided.
 func (s spend) isLocal() bool { return s.alone >= localDecided }
@@ -51,8 +120,8 @@ func (s spend) isTaken() bool { return s.stored == phaseTaken || s.alone == loca
 
 // hold notes that the cost is in flight to the store.
 func (s *spend) hold() {
-	if s.isUnknown() {
-		s.stored = phaseUnknownHeld
+	if s.isUncertain() {
+		s.stored = phaseUncertainHeld
 	} else {
 		s.stored = phaseHeld
 	}
@@ -67,12 +136,12 @@ func (s *spend) take() {
 	}
 }
 
-// doubt notes that a take may have spent the cost.
-func (s *spend) doubt() {
+// becomeUncertain notes that a take may have spent the cost.
+func (s *spend) becomeUncertain() {
 	if s.isHeld() {
-		s.stored = phaseUnknownHeld
+		s.stored = phaseUncertainHeld
 	} else {
-		s.stored = phaseUnknown
+		s.stored = phaseUncertain
 	}
 }
 
@@ -109,9 +178,9 @@ func (p storePhase) due(spent, cost int64) due {
 	switch {
 	case p == phaseHeld:
 		return dueSettle
-	case p == phaseUnknown && cost == 0:
+	case p == phaseUncertain && cost == 0:
 		return dueRefund
-	case p == phaseUnknown:
+	case p == phaseUncertain:
 		return dueAgain
 	case cost > spent:
 		return dueCharge

@@ -20,8 +20,8 @@ func TestDue(t *testing.T) {
 		{phaseTaken, 3, 2, dueRefund},
 		{phaseTaken, 3, 3, dueNothing},
 		{phaseTaken, 3, 4, dueCharge},
-		{phaseUnknown, 0, 0, dueRefund},
-		{phaseUnknown, 0, 3, dueAgain},
+		{phaseUncertain, 0, 0, dueRefund},
+		{phaseUncertain, 0, 3, dueAgain},
 	} {
 		if got := row.phase.due(row.spent, row.cost); got != row.want {
 			t.Errorf("phase %d, %d spent, %d in the end: %d is due, want %d", row.phase, row.spent, row.cost, got, row.want)
@@ -32,7 +32,7 @@ func TestDue(t *testing.T) {
 // TestPhases goes through what may happen to a cost, one after the other.
 func TestPhases(t *testing.T) {
 	t.Parallel()
-	hold, take, doubt, lose := (*spend).hold, (*spend).take, (*spend).doubt, (*spend).lose
+	hold, take, doubt, lose := (*spend).hold, (*spend).take, (*spend).becomeUncertain, (*spend).lose
 	for _, row := range []struct {
 		from spend
 		acts []func(*spend)
@@ -40,13 +40,13 @@ func TestPhases(t *testing.T) {
 	}{
 		{spend{}, []func(*spend){hold}, spend{stored: phaseHeld}},
 		{spend{}, []func(*spend){take}, spend{stored: phaseTaken}},
-		{spend{}, []func(*spend){doubt}, spend{stored: phaseUnknown}},
-		{spend{}, []func(*spend){doubt, hold}, spend{stored: phaseUnknownHeld}},
-		{spend{}, []func(*spend){hold, doubt}, spend{stored: phaseUnknownHeld}},
+		{spend{}, []func(*spend){doubt}, spend{stored: phaseUncertain}},
+		{spend{}, []func(*spend){doubt, hold}, spend{stored: phaseUncertainHeld}},
+		{spend{}, []func(*spend){hold, doubt}, spend{stored: phaseUncertainHeld}},
 		{spend{}, []func(*spend){take, lose}, spend{}},
 		{spend{}, []func(*spend){hold, lose}, spend{stored: phaseHeld}},
 		// A take of unknown outcome, which the local counts decide.
-		{spend{alone: localDecided}, []func(*spend){doubt, hold, take}, spend{phaseUnknownHeld, localTaken}},
+		{spend{alone: localDecided}, []func(*spend){doubt, hold, take}, spend{phaseUncertainHeld, localTaken}},
 		{spend{alone: localDecided}, []func(*spend){hold, take, lose}, spend{phaseHeld, localDecided}},
 		{spend{stored: phaseTaken, alone: localMirrored}, []func(*spend){lose}, spend{alone: localMirrored}},
 	} {
