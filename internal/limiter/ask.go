@@ -437,7 +437,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if z.ChargeBefore && z.bucket != unknownBucket && errors.Is(failed, store.ErrUncertain) {
-			z.becomeUncertain()
+			z.becomeUncertain(z.needsID())
 		}
 	}
 	if failed == nil {

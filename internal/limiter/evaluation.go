@@ -111,4 +111,3 @@ func (e *evaluation) setBlock(i int, block *store.Override) {
 	e.rareZone(i).block = *block
 	e.zones[i].role = blocks
 }
-

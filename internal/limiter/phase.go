@@ -84,10 +84,15 @@ const (
 	phaseHeld
 	// phaseTaken: the cost was spent, and can be refunded.
 	phaseTaken
-	// phaseUncertain: a take may have spent the cost or not.
+	// phaseUncertain: a take may have spent the cost or not. The store knows it by its ID.
 	phaseUncertain
 	// phaseUncertainHeld: the same, and the cost is in flight in case it has not.
 	phaseUncertainHeld
+	// phaseLost and phaseLostHeld are the same of a take without an ID: nothing can be done, and
+	// the request does not take again.
+	phaseLost
+	phaseLostHeld
+	storePhases
 )
 
 // localPhase is what the local counts have of the cost.
@@ -107,10 +112,9 @@ const (
 )
 
 // isUncertain reports whether a take may have spent the cost or not.
-func (s spend) isUncertain() bool { return s.stored == phaseUncertain || s.stored == phaseUncertainHeld }
+func (s spend) isUncertain() bool { return s.stored >= phaseUncertain }
 
-// isHeld reports whether the cost is in flight to the store.
-func (s spend) isHeld() bool { return s.stored == phaseHeld || s.stored == phaseUncertainHeld }
+func (s spend) isLost() bool { return s.stored == phaseLost || s.stored == phaseLostHeld }
 
 // isLocal reports whether the local counts decided.
 func (s spend) isLocal() bool { return s.alone >= localDecided }
@@ -120,10 +124,14 @@ func (s spend) isTaken() bool { return s.stored == phaseTaken || s.alone == loca
 
 // hold notes that the cost is in flight to the store.
 func (s *spend) hold() {
-	if s.isUncertain() {
+	switch s.stored {
+	case phaseUncertain:
 		s.stored = phaseUncertainHeld
-	} else {
+	case phaseLost:
+		s.stored = phaseLostHeld
+	case phaseNone, phaseTaken:
 		s.stored = phaseHeld
+	case phaseHeld, phaseUncertainHeld, phaseLostHeld:
 	}
 }
 
@@ -136,12 +144,14 @@ func (s *spend) take() {
 	}
 }
 
-// becomeUncertain notes that a take may have spent the cost.
-func (s *spend) becomeUncertain() {
-	if s.isHeld() {
-		s.stored = phaseUncertainHeld
-	} else {
-		s.stored = phaseUncertain
+// becomeUncertain notes that a take, which may have an ID, may have spent the cost.
+func (s *spend) becomeUncertain(hasID bool) {
+	isHeld := s.stored == phaseHeld || s.stored == phaseUncertainHeld || s.stored == phaseLostHeld
+	if s.stored = phaseUncertain; !hasID {
+		s.stored = phaseLost
+	}
+	if isHeld {
+		s.hold()
 	}
 }
 
@@ -155,38 +165,87 @@ func (s *spend) lose() {
 	}
 }
 
-// due is what a store has to do, so that it counts the final cost of a request.
+// final is what a request costs in the end, compared with what it has spent.
+type final uint8
+
+const (
+	// costsNothing: it has not spent anything either.
+	costsNothing final = iota
+	costsLess
+	costsSame
+	costsMore
+	// empties: the status of the response empties the bucket.
+	empties
+	// emptiesOwn: the same, of a bucket that had nothing but the request's take.
+	emptiesOwn
+	finals
+)
+
+func finalOf(spent, cost int64) final {
+	switch {
+	case cost > spent:
+		return costsMore
+	case cost < spent:
+		return costsLess
+	case cost > 0:
+		return costsSame
+	default:
+		return costsNothing
+	}
+}
+
+// flightDue is what becomes of a cost in flight.
+type flightDue uint8
+
+const (
+	flightStays flightDue = iota
+	// flightCharged: it ends, and the final cost is charged.
+	flightCharged
+	// flightDropped: it ends, and nothing is charged, because a take may have spent it.
+	flightDropped
+)
+
+// due is what else a store has to do, so that it counts the final cost.
 type due uint8
 
 const (
 	dueNothing due = iota
-	// dueSettle ends what is in flight, with the final cost.
-	dueSettle
 	// dueCharge charges what the cost is more than what was spent.
 	dueCharge
-	// dueAgain repeats a take of unknown outcome under its ID, with the final cost.
-	dueAgain
-	// dueRefund refunds what was spent and is more than the cost, or all of a take of unknown
-	// outcome.
+	// dueRepeat repeats a take under its ID, with the final cost.
+	dueRepeat
+	// dueRefund refunds what was spent and is more than the cost, or all of an uncertain take.
 	dueRefund
+	// dueEmpty empties the bucket.
+	dueEmpty
+	// dueRefundFirst refunds what was spent, and empties the bucket if the reply shows more.
+	dueRefundFirst
 )
 
-// due returns what the store has to do for a request that has spent so much, and costs so much in the
-// end. It knows a take of unknown outcome by its ID: it does no harm to refund what was never
-// taken, or to charge what was.
-func (p storePhase) due(spent, cost int64) due {
-	switch {
-	case p == phaseHeld:
-		return dueSettle
-	case p == phaseUncertain && cost == 0:
-		return dueRefund
-	case p == phaseUncertain:
-		return dueAgain
-	case cost > spent:
-		return dueCharge
-	case cost < spent:
-		return dueRefund
-	default:
-		return dueNothing
-	}
+// dues are what settles a request. The store knows an uncertain take by its ID: it does no harm to
+// refund what was never taken, or to charge what was.
+var dues = [storePhases][finals]struct {
+	flight flightDue
+	then   due
+}{
+	phaseNone: {costsMore: {then: dueCharge}, empties: {then: dueEmpty}},
+	phaseHeld: {
+		costsNothing: {flight: flightCharged}, costsMore: {flight: flightCharged}, empties: {flightCharged, dueEmpty},
+	},
+	phaseTaken: {
+		costsLess: {then: dueRefund}, costsMore: {then: dueCharge}, empties: {then: dueEmpty}, emptiesOwn: {then: dueRefundFirst},
+	},
+	phaseUncertain: {
+		costsNothing: {then: dueRefund}, costsMore: {then: dueRepeat}, empties: {then: dueEmpty},
+	},
+	phaseUncertainHeld: {
+		costsNothing: {flightDropped, dueRefund}, costsMore: {flightDropped, dueRepeat}, empties: {flightDropped, dueEmpty},
+	},
+	phaseLost:     {empties: {then: dueEmpty}},
+	phaseLostHeld: {costsNothing: {flight: flightDropped}, costsMore: {flight: flightDropped}, empties: {flightDropped, dueEmpty}},
+}
+
+// localRows are the rows of dues for the local counts.
+var localRows = [...]storePhase{
+	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
 }

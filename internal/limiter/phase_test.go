@@ -4,27 +4,71 @@ import (
 	"testing"
 )
 
-// TestDue goes through what a store may have of a cost, and what it costs in the end.
-func TestDue(t *testing.T) {
+// TestDues goes through what a store may have of a cost, and what the request costs in the end: row by
+// row. Requests have spent something where it was taken only.
+func TestDues(t *testing.T) {
 	t.Parallel()
-	for _, row := range []struct {
-		phase       storePhase
+	type end struct {
+		f      final
+		flight flightDue
+		then   due
+	}
+	rows := [storePhases][]end{
+		phaseNone: {
+			{costsNothing, flightStays, dueNothing},
+			{costsMore, flightStays, dueCharge},
+			{empties, flightStays, dueEmpty},
+		},
+		phaseHeld: {
+			{costsNothing, flightCharged, dueNothing},
+			{costsMore, flightCharged, dueNothing},
+			{empties, flightCharged, dueEmpty},
+		},
+		phaseTaken: {
+			{costsNothing, flightStays, dueNothing},
+			{costsLess, flightStays, dueRefund},
+			{costsSame, flightStays, dueNothing},
+			{costsMore, flightStays, dueCharge},
+			{empties, flightStays, dueEmpty},
+			{emptiesOwn, flightStays, dueRefundFirst},
+		},
+		phaseUncertain: {
+			{costsNothing, flightStays, dueRefund},
+			{costsMore, flightStays, dueRepeat},
+			{empties, flightStays, dueEmpty},
+		},
+		phaseUncertainHeld: {
+			{costsNothing, flightDropped, dueRefund},
+			{costsMore, flightDropped, dueRepeat},
+			{empties, flightDropped, dueEmpty},
+		},
+		phaseLost: {
+			{costsNothing, flightStays, dueNothing},
+			{costsMore, flightStays, dueNothing},
+			{empties, flightStays, dueEmpty},
+		},
+		phaseLostHeld: {
+			{costsNothing, flightDropped, dueNothing},
+			{costsMore, flightDropped, dueNothing},
+			{empties, flightDropped, dueEmpty},
+		},
+	}
+	for phase, row := range rows {
+		if len(row) == 0 {
+			t.Errorf("phase %d has no row", phase)
+		}
+		for _, want := range row {
+			if got := dues[phase][want.f]; got.flight != want.flight || got.then != want.then {
+				t.Errorf("phase %d, final %d: %+v is due, want %+v", phase, want.f, got, want)
+			}
+		}
+	}
+	for _, k := range []struct {
 		spent, cost int64
-		want        due
-	}{
-		{phaseNone, 0, 0, dueNothing},
-		{phaseNone, 0, 3, dueCharge},
-		{phaseHeld, 0, 0, dueSettle},
-		{phaseHeld, 0, 3, dueSettle},
-		{phaseTaken, 3, 0, dueRefund},
-		{phaseTaken, 3, 2, dueRefund},
-		{phaseTaken, 3, 3, dueNothing},
-		{phaseTaken, 3, 4, dueCharge},
-		{phaseUncertain, 0, 0, dueRefund},
-		{phaseUncertain, 0, 3, dueAgain},
-	} {
-		if got := row.phase.due(row.spent, row.cost); got != row.want {
-			t.Errorf("phase %d, %d spent, %d in the end: %d is due, want %d", row.phase, row.spent, row.cost, got, row.want)
+		want        final
+	}{{0, 0, costsNothing}, {0, 3, costsMore}, {3, 0, costsLess}, {3, 2, costsLess}, {3, 3, costsSame}, {3, 4, costsMore}} {
+		if got := finalOf(k.spent, k.cost); got != k.want {
+			t.Errorf("%d spent, %d in the end is %d, want %d", k.spent, k.cost, got, k.want)
 		}
 	}
 }
@@ -32,7 +76,8 @@ func TestDue(t *testing.T) {
 // TestPhases goes through what may happen to a cost, one after the other.
 func TestPhases(t *testing.T) {
 	t.Parallel()
-	hold, take, doubt, lose := (*spend).hold, (*spend).take, (*spend).becomeUncertain, (*spend).lose
+	hold, take, lose := (*spend).hold, (*spend).take, (*spend).lose
+	doubt, loseTrack := func(s *spend) { s.becomeUncertain(true) }, func(s *spend) { s.becomeUncertain(false) }
 	for _, row := range []struct {
 		from spend
 		acts []func(*spend)
@@ -43,6 +88,9 @@ func TestPhases(t *testing.T) {
 		{spend{}, []func(*spend){doubt}, spend{stored: phaseUncertain}},
 		{spend{}, []func(*spend){doubt, hold}, spend{stored: phaseUncertainHeld}},
 		{spend{}, []func(*spend){hold, doubt}, spend{stored: phaseUncertainHeld}},
+		{spend{}, []func(*spend){loseTrack}, spend{stored: phaseLost}},
+		{spend{}, []func(*spend){loseTrack, hold}, spend{stored: phaseLostHeld}},
+		{spend{}, []func(*spend){hold, loseTrack}, spend{stored: phaseLostHeld}},
 		{spend{}, []func(*spend){take, lose}, spend{}},
 		{spend{}, []func(*spend){hold, lose}, spend{stored: phaseHeld}},
 		// A take of unknown outcome, which the local counts decide.

@@ -1,11 +1,7 @@
 package limiter
 
 import (
-	"context"
 	"errors"
-	"slices"
-	"sync"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -30,62 +26,95 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		return
 	}
 	var all settlements
-	var forgiven, emptied, freed []int
-	for i, z := range e.zones {
-		if z.answer == hasNoRoom {
-			// What would have been refused would not have been charged.
-			if z.isUncertain() && !hasEnded {
-				all.add(e, i, 0, 0)
+	var freed []int
+	var emptied []emptying
+	for i := range e.zones {
+		switch e.zones[i].turn(hasEnded) {
+		case settlesNow:
+			f, cost := e.settleZone(t, i, status, hasEnded)
+			then := all.add(e, i, f, e.spent(i), cost)
+			switch {
+			case f >= empties:
+				emptied = append(emptied, emptying{i, then})
+				continue
+			case cost < e.reqs[i].Cost:
+				freed = append(freed, i)
 			}
-			continue
+			e.reqs[i].Cost = cost
+		case settlesLater:
+			// The header is about the state before the request.
+			e.show(i, e.spent(i), 0)
+		case givesBack:
+			all.add(e, i, costsNothing, 0, 0)
+		case settlesNothing:
 		}
-		if z.isLease() || z.answer != storeFailed && z.spend == (spend{}) {
-			// A zone that holds nothing, and has no error, is one whose store panicked.
-			continue
-		}
-		if z.SettleAtEnd != hasEnded {
-			if z.SettleAtEnd {
-				// The header is about the state before the request.
-				e.show(i, e.spent(i), 0)
-			}
-			continue
-		}
-		status := t.statusFor(z.Zone, status)
-		e.noteForgiven(i)
-		spent, shown := e.spent(i), e.spent(i)
-		if hasEnded {
-			shown = 0
-		}
-		isForgiven := z.Forgives.Contains(status) && z.bucket == ownBucket
-		if isForgiven && !e.tookAlone(i, shown) {
-			forgiven = append(forgiven, i)
-			continue
-		}
-		cost, free := int64(0), z.Free.Contains(status) || z.Forgives.Contains(status)
-		if !free {
-			cost = e.finalCost(t, i, status)
-		}
-		e.show(i, shown, cost)
-		e.countSettled(i, spent, cost, free)
-		e.reportNear(i)
-		if isForgiven {
-			emptied = append(emptied, i)
-			continue
-		}
-		all.add(e, i, spent, cost)
-		if cost < e.reqs[i].Cost {
-			freed = append(freed, i)
-		}
-		e.reqs[i].Cost = cost
 	}
 	all.send(e)
 	e.wakeLines(freed)
-	for _, i := range forgiven {
-		e.forgive(i)
+	for _, zone := range emptied {
+		e.empty(zone)
 	}
-	for _, i := range emptied {
-		e.forgiveLater(i)
+}
+
+// settleTurn is whether a zone settles.
+type settleTurn uint8
+
+const (
+	settlesNothing settleTurn = iota
+	settlesNow
+	// settlesLater: when the response has ended.
+	settlesLater
+	// givesBack: what would have been refused would not have been charged.
+	givesBack
+)
+
+// turn returns whether the zone settles when the response begins or, if hasEnded is set, ends.
+func (z *inZone) turn(hasEnded bool) settleTurn {
+	switch {
+	case z.answer == hasNoRoom && z.isUncertain() && !hasEnded:
+		return givesBack
+	case z.answer == hasNoRoom, z.isLease():
+		return settlesNothing
+	case z.answer != storeFailed && z.spend == (spend{}):
+		// The store panicked.
+		return settlesNothing
+	case z.SettleAtEnd == hasEnded:
+		return settlesNow
+	case hasEnded:
+		return settlesNothing
+	default:
+		return settlesLater
 	}
+}
+
+// settleZone makes the state of zone i show what a response with this status costs, counts that,
+// and returns it.
+func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f final, cost int64) {
+	z := &e.zones[i]
+	status = t.statusFor(z.Zone, status)
+	e.noteForgiven(i)
+	spent := e.spent(i)
+	shown := spent
+	if hasEnded {
+		shown = 0
+	}
+	isForgiven := z.Forgives.Contains(status)
+	isFree := isForgiven || z.Free.Contains(status)
+	if !isFree {
+		cost = e.finalCost(t, i, status)
+	}
+	switch f = finalOf(spent, cost); {
+	case !isForgiven || z.bucket != ownBucket:
+	case !e.tookAlone(i, shown):
+		e.showEmpty(i)
+		return empties, 0
+	default:
+		f = emptiesOwn
+	}
+	e.show(i, shown, cost)
+	e.countSettled(i, spent, cost, isFree)
+	e.reportNear(i)
+	return f, cost
 }
 
 // tookAlone reports whether the take of this request, which shows this cost, found the
@@ -98,11 +127,29 @@ func (e *evaluation) tookAlone(i int, shown int64) bool {
 	return isExact && st.Used <= shown && st.Penalty == 0
 }
 
-// forgiveLater refunds what the request has taken from the empty bucket of zone i, which
-// suffices unless the reply shows that others have taken since.
-func (e *evaluation) forgiveLater(i int) {
-	z, l, req := e.zones[i].boundZone, e.limiter, e.reqs[i]
-	e.reqs[i].Cost = 0
+// showEmpty makes the state of zone i show a bucket that was emptied.
+func (e *evaluation) showEmpty(i int) {
+	st := &e.states[i]
+	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
+	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed {
+		st.Reset = st.Now
+	}
+}
+
+// emptying is a zone whose bucket is emptied, and how.
+type emptying struct {
+	i    int
+	then due
+}
+
+// empty empties a bucket that a status forgives.
+func (e *evaluation) empty(zone emptying) {
+	z, spent, l, req := e.zones[zone.i].boundZone, e.zones[zone.i].spend, e.limiter, e.reqs[zone.i]
+	e.reqs[zone.i].Cost = 0
+	if zone.then == dueEmpty {
+		l.empty(z, req, spent)
+		return
+	}
 	z.handle.RefundReported(req, func(st store.State) {
 		if st.Err != nil || st.Used > 0 || st.Penalty != 0 {
 			var left spend
@@ -116,25 +163,8 @@ func (e *evaluation) forgiveLater(i int) {
 	})
 }
 
-// forgive ends what the request holds in flight in zone i, and empties the bucket.
-func (e *evaluation) forgive(i int) {
-	z, spend, req := e.zones[i].boundZone, e.zones[i].spend, e.reqs[i]
-	if spend.isHeld() {
-		var ended settlements
-		ended.add(e, i, 0, 0)
-		ended.send(e)
-	}
-	e.reqs[i].Cost = 0
-	st := &e.states[i]
-	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if !algorithm.Of(req.Limit.Algorithm).Windowed {
-		st.Reset = st.Now
-	}
-	e.limiter.empty(z, req, spend)
-}
-
 // empty empties the bucket of a request that has spent something in it.
-func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
+func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
 	end := z.running.empty(&req)
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
 		end(err)
@@ -146,7 +176,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
 		// without a reply may arrive there as well; its refund, by ID, does no harm.
-		isLeft := err != nil && spend.stored == phaseTaken || spend.isUncertain() && z.needsID()
+		isLeft := err != nil && spent.stored == phaseTaken || spent.stored == phaseUncertain || spent.stored == phaseUncertainHeld
 		if open != nil && isLeft {
 			open.Refund([]store.Request{req})
 		}
@@ -228,9 +258,8 @@ func (e *evaluation) undo() {
 			e.reqs[i].ID = newID()
 		}
 		var left spend
-		if spent.isUncertain() && !z.needsID() {
-			// What may have been spent without an ID is not spent again.
-			left.stored = phaseUncertain
+		if spent.isLost() {
+			left.stored = phaseLost
 		}
 		if spent.isLocal() {
 			left.alone = localDecided
@@ -253,7 +282,7 @@ func (e *evaluation) giveBack(some func(i int) bool) {
 		if !z.isLease() {
 			z.Counts.Refunded.Add(float64(spent))
 		}
-		all.add(e, i, spent, 0)
+		all.add(e, i, finalOf(spent, 0), spent, 0)
 	}
 	all.send(e)
 }
@@ -274,62 +303,52 @@ type settlement struct {
 	charges, again, refunds []store.Request
 }
 
-// add notes what zone i has to charge or refund so that spent becomes cost.
-func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
-	z, req := e.zones[i], e.reqs[i]
+// add notes what zone i has to do so that spent becomes cost, and returns it.
+func (s *settlements) add(e *evaluation, i int, f final, spent, cost int64) due {
+	z := &e.zones[i]
 	in := &s[z.in]
-	if z.alone != localNone {
-		phase := phaseNone
-		if z.alone == localHeld {
-			phase = phaseHeld
-		}
-		in.local.add(e.localRequest(i), phase, spent, cost)
-	}
-	if z.isLocal() {
-		// The store may be back, so it settles the cost as well.
+	if f >= empties {
 		spent = 0
 	}
-	phase := z.stored
-	if phase == phaseUncertainHeld {
-		in.store.addUnknown(req, cost)
-		phase = phaseUncertain
+	if z.alone != localNone {
+		in.local.add(e.localRequest(i), localRows[z.alone], finalOf(spent, cost), spent, cost)
 	}
-	if phase == phaseUncertain && !z.needsID() {
-		// A charge could be the second one.
-		return
+	if z.isLocal() && f < empties {
+		// The store may be back, so it settles the cost as well.
+		spent, f = 0, finalOf(0, cost)
 	}
-	in.store.add(req, phase, spent, cost)
+	return in.store.add(e.reqs[i], z.stored, f, spent, cost)
 }
 
-// addUnknown notes the final cost of a take of unknown outcome.
-func (s *settlement) addUnknown(req store.Request, cost int64) {
-	s.heldUnknown = append(s.heldUnknown, req.Cost)
-	req.Cost = cost
-	s.unknown = append(s.unknown, req)
-}
-
-// add notes what turns spent into cost.
-func (s *settlement) add(req store.Request, phase storePhase, spent, cost int64) {
-	switch phase.due(spent, cost) {
-	case dueSettle:
-		s.held = append(s.held, req.Cost)
-		req.Cost = cost
-		s.ended = append(s.ended, req)
-	case dueAgain:
-		req.Cost = cost
-		s.again = append(s.again, req)
+func (s *settlement) add(req store.Request, phase storePhase, f final, spent, cost int64) due {
+	d, held := dues[phase][f], req.Cost
+	if d.flight != flightStays {
+		ended := req
+		ended.Cost = cost
+		if d.flight == flightCharged {
+			s.ended, s.held = append(s.ended, ended), append(s.held, held)
+		} else {
+			s.unknown, s.heldUnknown = append(s.unknown, ended), append(s.heldUnknown, held)
+		}
+	}
+	switch d.then {
 	case dueCharge:
 		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
 			// What is under the old ID stays.
 			req.ID = newID()
 		}
 		s.charges = append(s.charges, req)
+	case dueRepeat:
+		req.Cost = cost
+		s.again = append(s.again, req)
 	case dueRefund:
-		if phase != phaseUncertain {
+		if phase == phaseTaken {
 			req.Cost = spent - cost
 		}
 		s.refunds = append(s.refunds, req)
+	case dueNothing, dueEmpty, dueRefundFirst:
 	}
+	return d.then
 }
 
 // send sends each store what concerns it.
@@ -384,109 +403,4 @@ func (e *evaluation) showRefunds() {
 			e.show(i, e.reqs[i].Cost, 0)
 		}
 	}
-}
-
-// lease keeps the slots that an evaluation has taken while its request runs.
-type lease struct {
-	of *evaluation
-	mu sync.Mutex
-	// timer renews; it is nil once the slots were given back.
-	timer  *time.Timer
-	period time.Duration
-	// handedOver are zones whose local slots the store may count as well.
-	handedOver []int
-}
-
-// renewals is how often a lease is renewed while it lasts: all but one may fail.
-const renewals = 3
-
-// holdLeases begins to renew the slots that were taken. Nothing else is taken
-// afterwards.
-func (e *evaluation) holdLeases() {
-	period := time.Duration(0)
-	for i, z := range e.zones {
-		if e.holdsSlot(i) {
-			if every := z.limit.Window / renewals; period == 0 || every < period {
-				period = every
-			}
-		}
-	}
-	if period == 0 {
-		return
-	}
-	lease := &lease{of: e, period: period}
-	// renew may run before the timer is set.
-	lease.mu.Lock()
-	defer lease.mu.Unlock()
-	lease.timer = time.AfterFunc(period, lease.renew)
-	e.rarely().lease = lease
-}
-
-// holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it
-// ends. It reads the spend of lease zones only; others may be settling.
-func (e *evaluation) holdsSlot(i int) bool {
-	z := &e.zones[i]
-	return z.isLease() && (z.isTaken() || z.isUncertain()) && z.answer != hasNoRoom
-}
-
-// lease returns the lease of the request's slots, or nil.
-func (e *evaluation) lease() *lease {
-	if e.rare == nil {
-		return nil
-	}
-	return e.rare.lease
-}
-
-// renew makes the slots last for another window.
-func (l *lease) renew() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.period)
-	defer cancel()
-	for i := range l.of.zones {
-		z := &l.of.zones[i]
-		open, req := l.of.open(i), l.of.reqs[i:i+1]
-		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
-			continue
-		}
-		if z.alone == localTaken || z.alone == localMirrored {
-			open.Local.Buckets.Charge(ctx, req)
-		}
-		// If this fails the slot may be lost; the request goes on. A local slot counts
-		// in the store from now on, if that is back.
-		if st := open.Store.Charge(ctx, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
-			l.handedOver = append(l.handedOver, i)
-		}
-	}
-	l.timer.Reset(l.period)
-}
-
-// end gives the slots back.
-func (l *lease) end() {
-	if l.stop() {
-		l.of.giveBack(l.of.holdsSlot)
-	}
-}
-
-// stop ends the renewing, and reports whether there was any. It waits for a
-// renewal that runs, which could take back a slot that is given back. A renewal
-// that timed out may still do so, for another window.
-func (l *lease) stop() bool {
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer == nil {
-		return false
-	}
-	l.timer.Stop()
-	l.timer = nil
-	for _, i := range l.handedOver {
-		l.of.zones[i].becomeUncertain()
-	}
-	return true
 }

@@ -12,10 +12,10 @@ import (
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	type answer struct {
-		name     string
-		state    store.State
-		role     role
-		onError  string
+		name    string
+		state   store.State
+		role    role
+		onError string
 	}
 	failed := store.State{Err: store.ErrNotExecuted}
 	refused := func(after time.Duration) store.State { return store.State{Now: 1, RetryAfter: after} }
