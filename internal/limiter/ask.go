@@ -17,47 +17,19 @@ import (
 
 // enter opens the stores. An error fails the zones that count there.
 func (e *evaluation) enter() {
-	for _, z := range e.zones {
-		if e.opened(z.in) != nil || e.openError(z.in) != nil {
+	for i := range e.zones {
+		z := &e.zones[i]
+		sharer := slices.IndexFunc(e.zones[:i], func(other inZone) bool { return other.in == z.in })
+		if sharer >= 0 && e.zones[sharer].open == nil {
+			e.rareZone(i).openErr = e.rareZone(sharer).openErr
 			continue
 		}
-		open, err := z.handle.Enter()
-		if err != nil {
-			e.rarely().failed[z.in] = err
+		var err error
+		if z.open, err = z.handle.Enter(); err != nil {
+			e.rareZone(i).openErr = err
 		}
-		e.setOpened(z.in, open)
 	}
 }
-
-// opened returns an open store, or nil.
-func (e *evaluation) opened(in int) *stores.Opened {
-	switch {
-	case in == ownStore:
-		return e.own
-	case e.rare == nil:
-		return nil
-	}
-	return e.rare.other
-}
-
-func (e *evaluation) setOpened(in int, open *stores.Opened) {
-	if in == ownStore {
-		e.own = open
-	} else {
-		e.rarely().other = open
-	}
-}
-
-// openError returns the error with which opening a store failed, or nil.
-func (e *evaluation) openError(in int) error {
-	if e.rare == nil {
-		return nil
-	}
-	return e.rare.failed[in]
-}
-
-// open returns the store in which zone i counts, or nil if it could not be opened.
-func (e *evaluation) open(i int) *stores.Opened { return e.opened(e.zones[i].in) }
 
 // onlyOpen returns the store in which all zones count, or nil if there are two or
 // it could not be opened.
@@ -65,7 +37,7 @@ func (e *evaluation) onlyOpen() *stores.Opened {
 	if e.isSplit() {
 		return nil
 	}
-	return e.open(0)
+	return e.zones[0].open
 }
 
 // isSplit reports whether the zones do not all count in the same store.
@@ -76,17 +48,6 @@ func (e *evaluation) isSplit() bool {
 		}
 	}
 	return false
-}
-
-// release leaves the stores.
-func (e *evaluation) release() {
-	e.endTakes()
-	for _, z := range e.zones {
-		if e.opened(z.in) != nil {
-			e.setOpened(z.in, nil)
-			z.handle.Leave()
-		}
-	}
 }
 
 // refusesOutright reports whether a zone whose limit is 0, or in which the client is
@@ -126,30 +87,23 @@ func (e *evaluation) learn(i int, st store.State) {
 	e.states[i], e.zones[i].answer = st, answerOf(&st)
 }
 
-// asker is what the plan of a request asks of stores, and what it does with their answers.
-// Requests ask, and simulations foresee the same answers without effects.
-type asker interface {
-	// overflow returns the requests of clients beyond the bound of a store on new buckets.
-	overflow(ctx context.Context, open *stores.Opened, reqs []store.Request, now func() time.Time) []stores.Overflow
-	// refuseKnown sets the states of requests that are known to have no room, and reports whether
-	// there are any.
-	refuseKnown(open *stores.Opened, reqs []store.Request, states []store.State) bool
-	admit(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State)
-	take(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State)
-	admitAlone(open *stores.Opened, known, local *store.Request, takes bool) store.State
-	// noteTake notes that zone i has answered a take.
-	noteTake(e *evaluation, i int)
-	// noteError notes that the store has failed to answer about zone i.
-	noteError(e *evaluation, i int, err error)
-	// penalize keeps the client refused that zone i has just refused.
-	penalize(e *evaluation, i int)
+// answering is what the plan of a request asks of a store. That of a simulation foresees the
+// same answers without effects.
+type answering interface {
+	Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []stores.Overflow
+	RefuseKnown(reqs []store.Request, states []store.State) (refused bool)
+	IsFull(r *store.Request, now time.Time) bool
+	Admit(ctx context.Context, reqs []store.Request, states []store.State)
+	Take(ctx context.Context, reqs []store.Request, states []store.State)
+	AdmitAlone(known, local *store.Request, takes bool) store.State
 }
 
-func (l *Limiter) asker() asker {
+// answering returns what answers for an open store.
+func (l *Limiter) answering(open *stores.Opened) answering {
 	if l.isSimulated {
-		return foresight{}
+		return stores.Foresight{Opened: open}
 	}
-	return serving{}
+	return open
 }
 
 // countOverflow makes clients beyond the bound of a store share a bucket, unless they are known to
@@ -157,14 +111,14 @@ func (l *Limiter) asker() asker {
 func (e *evaluation) countOverflow(ctx context.Context) {
 	// Most requests need no list of zones.
 	if open := e.onlyOpen(); open != nil {
-		for _, o := range e.limiter.asker().overflow(ctx, open, e.reqs, e.limiter.Now) {
+		for _, o := range e.limiter.answering(open).Overflow(ctx, e.reqs, e.limiter.Now) {
 			e.share(ctx, o.Index, o.Err)
 		}
 		return
 	}
-	for in, there := range e.byStore(e.where(func(*inZone) bool { return true })) {
-		if open := e.opened(in); open != nil {
-			for _, o := range e.limiter.asker().overflow(ctx, open, e.pick(there), e.limiter.Now) {
+	for _, there := range e.byStore(e.where(func(z *inZone) bool { return z.open != nil })) {
+		if len(there) > 0 {
+			for _, o := range e.limiter.answering(e.zones[there[0]].open).Overflow(ctx, e.pick(there), e.limiter.Now) {
 				e.share(ctx, there[o.Index], o.Err)
 			}
 		}
@@ -187,7 +141,7 @@ func (e *evaluation) share(ctx context.Context, i int, err error) {
 	if err != nil {
 		r.ClientKey, z.bucket = stores.UnknownKey, unknownBucket
 		if ctx.Err() == nil {
-			e.limiter.asker().noteError(e, i, err)
+			e.noteError(i, err)
 		}
 	}
 }
@@ -221,7 +175,7 @@ func (e *evaluation) ask(r *http.Request, first int) error {
 			return err
 		}
 	} else if open := e.onlyOpen(); open != nil && onlyChecks {
-		e.limiter.asker().admit(r.Context(), open, e.reqs, e.states)
+		e.limiter.answering(open).Admit(r.Context(), e.reqs, e.states)
 		e.learnAll()
 		e.noteHeld(nil)
 		return e.handleErrors(r, nil)
@@ -280,11 +234,11 @@ func (e *evaluation) observe(r *http.Request) (await func() error) {
 
 // askApart asks about zone i in a call of its own.
 func (e *evaluation) askApart(ctx context.Context, i int) {
-	question := asker.admit
+	question := answering.Admit
 	if e.zones[i].ChargeBefore {
-		question, ctx = asker.take, context.WithoutCancel(ctx)
+		question, ctx = answering.Take, context.WithoutCancel(ctx)
 	}
-	e.askIn(ctx, e.zones[i].in, question, []int{i})
+	e.askIn(ctx, question, []int{i})
 }
 
 // noteApart handles the answers about zones that were asked apart.
@@ -317,7 +271,7 @@ func (e *evaluation) askEnforced(r *http.Request, first int) error {
 		return nil
 	}
 	if len(checks) > 0 {
-		e.askSome(r.Context(), asker.admit, checks)
+		e.askSome(r.Context(), answering.Admit, checks)
 		e.noteHeld(checks)
 		if err := e.handleErrors(r, checks); err != nil || !e.passes(checks) {
 			return err
@@ -329,13 +283,12 @@ func (e *evaluation) askEnforced(r *http.Request, first int) error {
 // refuseKnown sets the states of those of some zones that refuse without being
 // asked, and reports whether there are any.
 func (e *evaluation) refuseKnown(some []int) (refused bool) {
-	for in, there := range e.byStore(some) {
-		open := e.opened(in)
-		if open == nil || len(there) == 0 {
+	for _, there := range e.byStore(some) {
+		if len(there) == 0 || e.zones[there[0]].open == nil {
 			continue
 		}
 		states := make([]store.State, len(there))
-		refused = e.limiter.asker().refuseKnown(open, e.pick(there), states) || refused
+		refused = e.limiter.answering(e.zones[there[0]].open).RefuseKnown(e.pick(there), states) || refused
 		e.put(there, states)
 	}
 	return refused
@@ -348,7 +301,7 @@ func (e *evaluation) take(r *http.Request, takes []int, first int) error {
 		now := e.limiter.Now()
 		var full, others []int
 		for _, i := range takes {
-			if open := e.open(i); open != nil && (i == first || open.IsFull(&e.reqs[i], now)) {
+			if open := e.zones[i].open; open != nil && (i == first || e.limiter.answering(open).IsFull(&e.reqs[i], now)) {
 				full = append(full, i)
 			} else {
 				others = append(others, i)
@@ -370,7 +323,7 @@ func (e *evaluation) takeSome(r *http.Request, takes []int) error {
 	}
 	// A take runs to its end even if the client leaves, so that it can be refunded.
 	// The store's timeout bounds it.
-	e.askSome(context.WithoutCancel(r.Context()), asker.take, takes)
+	e.askSome(context.WithoutCancel(r.Context()), answering.Take, takes)
 	err := e.handleErrors(r, takes)
 	e.noteTaken(takes)
 	if err == nil {
@@ -379,36 +332,36 @@ func (e *evaluation) takeSome(r *http.Request, takes []int) error {
 	return err
 }
 
-// question is a method of asker that sets the states of requests.
-type question = func(by asker, ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State)
+// question is a method of answering that sets the states of requests.
+type question = func(by answering, ctx context.Context, reqs []store.Request, states []store.State)
 
 // askSome asks about some zones: each store in one call, both at the same time.
 func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
 	in := e.byStore(some)
 	if len(in[ownStore]) == 0 || len(in[rolloutStore]) == 0 {
-		e.askIn(ctx, e.zones[some[0]].in, ask, some)
+		e.askIn(ctx, ask, some)
 		return
 	}
 	var other sync.WaitGroup
-	other.Go(func() { e.askIn(ctx, rolloutStore, ask, in[rolloutStore]) })
-	e.askIn(ctx, ownStore, ask, in[ownStore])
+	other.Go(func() { e.askIn(ctx, ask, in[rolloutStore]) })
+	e.askIn(ctx, ask, in[ownStore])
 	other.Wait()
 }
 
-// askIn asks one store about some zones that count there.
-func (e *evaluation) askIn(ctx context.Context, in int, ask question, some []int) {
-	open := e.opened(in)
+// askIn asks the store in which some zones count.
+func (e *evaluation) askIn(ctx context.Context, ask question, some []int) {
+	open := e.zones[some[0]].open
 	switch {
 	case open == nil:
 		for _, i := range some {
-			e.learn(i, store.State{Err: e.openError(in)})
+			e.learn(i, store.State{Err: e.rare.zones[i].openErr})
 		}
 	case len(some) == len(e.reqs):
-		ask(e.limiter.asker(), ctx, open, e.reqs, e.states)
+		ask(e.limiter.answering(open), ctx, e.reqs, e.states)
 		e.learnAll()
 	default:
 		states := make([]store.State, len(some))
-		ask(e.limiter.asker(), ctx, open, e.pick(some), states)
+		ask(e.limiter.answering(open), ctx, e.pick(some), states)
 		e.put(some, states)
 	}
 }
@@ -458,10 +411,10 @@ func (e *evaluation) handleError(r *http.Request, i int) {
 	z, err := &e.zones[i], e.states[i].Err
 	switch z.bucket {
 	case ownBucket:
-		e.limiter.asker().noteError(e, i, err)
+		e.noteError(i, err)
 	case overflowBucket:
 		if z.isUncertain() {
-			e.limiter.asker().noteError(e, i, err)
+			e.noteError(i, err)
 			break
 		}
 		// Requests that on_error admits must not fill the overflow bucket, which
@@ -470,7 +423,7 @@ func (e *evaluation) handleError(r *http.Request, i int) {
 	case unknownBucket:
 		// The error was noted when the bucket was chosen.
 	}
-	if z.onError == stores.OnErrorLocal && e.open(i) != nil && !errors.Is(err, stores.ErrNoPeek) {
+	if z.onError == stores.OnErrorLocal && e.zones[i].open != nil && !errors.Is(err, stores.ErrNoPeek) {
 		e.askLocal(i)
 	}
 }
@@ -487,7 +440,7 @@ func (e *evaluation) askLocal(i int) {
 	if !z.isLease() && z.bucket == ownBucket {
 		known = &e.reqs[i]
 	}
-	e.learn(i, e.limiter.asker().admitAlone(e.open(i), known, &local, z.ChargeBefore))
+	e.learn(i, e.limiter.answering(e.zones[i].open).AdmitAlone(known, &local, z.ChargeBefore))
 	z.alone = localDecided
 	if z.answer != hasRoom {
 		return
@@ -532,67 +485,39 @@ func (e *evaluation) noteHeld(some []int) {
 // noteTaken notes which zones have spent the cost, and which refused.
 func (e *evaluation) noteTaken(takes []int) {
 	for _, i := range takes {
-		if answer := e.zones[i].answer; answer == hasRoom || answer == hasNoRoom {
-			e.limiter.asker().noteTake(e, i)
+		z := &e.zones[i]
+		switch {
+		case e.limiter.isSimulated:
+			if z.isLease() && z.answer == hasRoom {
+				e.refuseAborted(i, 0)
+			}
+		case z.answer == hasRoom:
+			e.noteTake(i)
+		case z.answer == hasNoRoom && !z.isLocal():
+			e.zones[i].open.NoteFull(&e.reqs[i], &e.states[i], e.limiter.Now())
 		}
 	}
 }
 
-// serving is the [asker] of requests.
-type serving struct{}
-
-func (serving) overflow(ctx context.Context, open *stores.Opened, reqs []store.Request, now func() time.Time) []stores.Overflow {
-	return open.Overflow(ctx, reqs, now)
-}
-
-func (serving) refuseKnown(open *stores.Opened, reqs []store.Request, states []store.State) bool {
-	return open.Accounts.RefuseKnown(reqs, states)
-}
-
-func (serving) admit(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State) {
-	open.Admit(ctx, reqs, states)
-}
-
-func (serving) take(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State) {
-	open.Take(ctx, reqs, states)
-}
-
-func (serving) admitAlone(open *stores.Opened, known, local *store.Request, takes bool) store.State {
-	return open.AdmitAlone(known, local, takes)
-}
-
-func (serving) noteTake(e *evaluation, i int) {
-	z, st := &e.zones[i], &e.states[i]
-	if z.answer == hasNoRoom {
-		if !z.isLocal() {
-			e.open(i).NoteFull(&e.reqs[i], st, e.limiter.Now())
-		}
-		return
-	}
+// noteTake notes that zone i has spent the cost.
+func (e *evaluation) noteTake(i int) {
+	z := &e.zones[i]
 	z.take()
 	if !z.Forgives.IsEmpty() {
 		e.beginTake(i)
 	}
-	e.reqs[i].Receipt = st.Receipt
+	e.reqs[i].Receipt = e.states[i].Receipt
 	e.mirror(i)
 	if z.isLease() {
 		e.boundAborted(i)
 	}
 }
 
-func (serving) noteError(e *evaluation, i int, err error) {
-	z := &e.zones[i]
-	z.handle.ReportError(e.limiter.Now(), z.Name, err)
-}
-
-// penalize makes no request wait for the stores: the states show the penalty already.
-func (serving) penalize(e *evaluation, i int) {
-	open, req := e.open(i), e.reqs[i]
-	if e.zones[i].isLocal() {
-		open, req = open.Local.Opened, e.localRequest(i)
+// noteError notes that the store of zone i has failed to answer.
+func (e *evaluation) noteError(i int, err error) {
+	if z := &e.zones[i]; !e.limiter.isSimulated {
+		z.handle.ReportError(e.limiter.Now(), z.Name, err)
 	}
-	req.Until = e.states[i].Penalty
-	open.Penalize(req)
 }
 
 // beginTake notes the take from zone i, which forgives, for as long as the request runs.
@@ -623,8 +548,8 @@ func (e *evaluation) endTakes() {
 // it once they decide.
 func (e *evaluation) mirror(i int) {
 	z := &e.zones[i]
-	if z.isLease() && !z.isLocal() && z.onError == stores.OnErrorLocal && e.open(i).Ledger != nil {
-		e.open(i).Local.Buckets.Charge(context.Background(), []store.Request{e.localRequest(i)})
+	if z.isLease() && !z.isLocal() && z.onError == stores.OnErrorLocal && e.zones[i].open.Ledger != nil {
+		e.zones[i].open.Local.Buckets.Charge(context.Background(), []store.Request{e.localRequest(i)})
 		z.alone = localMirrored
 	}
 }

@@ -3,7 +3,6 @@ package limiter
 import (
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -16,20 +15,13 @@ type evaluation struct {
 	// reqs have their final cost once their zones have settled.
 	reqs   []store.Request
 	states []store.State
-	// own is the handler's own store, open until the request has settled and its leases have
-	// ended. It is nil if no zone counts there, or if opening it failed.
-	own *stores.Opened
 	// rare is nil for most requests.
 	rare *rare
 }
 
 // rare holds the fields that few evaluations need. It is allocated on demand.
 type rare struct {
-	// other is the store of a rollout, as own is.
-	other *stores.Opened
-	// failed are the errors of stores that could not be opened.
-	failed [maxStores]error
-	lease  *lease
+	lease *lease
 	// refusal is the decision that ended the request; only the first evaluation of a request has it.
 	refusal *decision
 	// zones are by index, as far as any needs it.
@@ -38,6 +30,8 @@ type rare struct {
 
 // rareZone holds what few zones of a request need.
 type rareZone struct {
+	// openErr is why the store could not be opened.
+	openErr error
 	// block is how an operator has blocked the client.
 	block store.Override
 	// taken is the take from a zone that forgives, while the request runs.

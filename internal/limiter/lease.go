@@ -72,7 +72,7 @@ func (l *lease) renew() {
 	defer cancel()
 	for i := range l.of.zones {
 		z := &l.of.zones[i]
-		open, req := l.of.open(i), l.of.reqs[i:i+1]
+		open, req := z.open, l.of.reqs[i:i+1]
 		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
 			continue
 		}

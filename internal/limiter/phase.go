@@ -1,11 +1,17 @@
 package limiter
 
-import "github.com/shardlimit/caddy-shardlimit/store"
+import (
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
 
 // inZone is the request in one zone: how the zone treats its client, which bucket counts it, what
 // is known of that, and what has been spent.
 type inZone struct {
 	*boundZone
+	// open is the store, until the request has settled and its leases have ended. It is nil if
+	// opening it failed.
+	open   *stores.Opened
 	role   role
 	bucket bucket
 	answer

@@ -49,7 +49,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		case settlesNothing:
 		}
 	}
-	all.send(e)
+	all.send()
 	e.wakeLines(freed)
 	for _, zone := range emptied {
 		e.empty(zone)
@@ -284,11 +284,14 @@ func (e *evaluation) giveBack(some func(i int) bool) {
 		}
 		all.add(e, i, finalOf(spent, 0), spent, 0)
 	}
-	all.send(e)
+	all.send()
 }
 
 // settlements are for each store and its local counts.
-type settlements [maxStores]struct{ store, local settlement }
+type settlements [maxStores]struct {
+	open         *stores.Opened
+	store, local settlement
+}
 
 // settlement is what a store is to do once the cost of a request is known.
 type settlement struct {
@@ -307,6 +310,7 @@ type settlement struct {
 func (s *settlements) add(e *evaluation, i int, f final, spent, cost int64) due {
 	z := &e.zones[i]
 	in := &s[z.in]
+	in.open = z.open
 	if f >= empties {
 		spent = 0
 	}
@@ -352,9 +356,9 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 }
 
 // send sends each store what concerns it.
-func (s *settlements) send(e *evaluation) {
+func (s *settlements) send() {
 	for in := range s {
-		if open := e.opened(in); open != nil {
+		if open := s[in].open; open != nil {
 			s[in].local.send(open.Local.Opened)
 			s[in].store.send(open)
 		}
@@ -401,6 +405,17 @@ func (e *evaluation) showRefunds() {
 	for i := range e.zones {
 		if e.zones[i].isTaken() {
 			e.show(i, e.reqs[i].Cost, 0)
+		}
+	}
+}
+
+// release leaves the stores.
+func (e *evaluation) release() {
+	e.endTakes()
+	for i := range e.zones {
+		if z := &e.zones[i]; z.open != nil {
+			z.open = nil
+			z.handle.Leave()
 		}
 	}
 }

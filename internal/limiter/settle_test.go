@@ -333,7 +333,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: store.Concurrency}, s)
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				e := trackerOf(r).evaluations[0]
-				used := func() int64 { return e.open(0).Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }
+				used := func() int64 { return e.zones[0].open.Local.Buckets.Peek(t.Context(), e.reqs)[0].Used }
 				e.lease().renew()
 				e.lease().renew()
 				if n := used(); n != 1 {

@@ -1,16 +1,13 @@
 package limiter
 
 import (
-	"context"
 	"net/http"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Simulation is a request that is evaluated without being counted.
@@ -72,49 +69,6 @@ func (e *evaluation) askTheRest(r *http.Request) error {
 	e.estimateWaits()
 	return err
 }
-
-// foresight is the [asker] of simulations: it has no effects.
-type foresight struct{}
-
-func (foresight) overflow(ctx context.Context, open *stores.Opened, reqs []store.Request, now func() time.Time) []stores.Overflow {
-	return open.ForeseeOverflow(ctx, reqs, now)
-}
-
-func (foresight) refuseKnown(open *stores.Opened, reqs []store.Request, states []store.State) bool {
-	return open.ForeseeKnown(reqs, states)
-}
-
-func (f foresight) admit(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State) {
-	f.foresee(ctx, open, reqs, states, false)
-}
-
-func (f foresight) take(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State) {
-	f.foresee(ctx, open, reqs, states, true)
-}
-
-// foresee asks no store about requests if one is known to be refused, as a ledger does.
-func (foresight) foresee(ctx context.Context, open *stores.Opened, reqs []store.Request, states []store.State, takes bool) {
-	if len(reqs) > 1 && open.ForeseeKnown(reqs, states) {
-		return
-	}
-	for i := range reqs {
-		states[i] = open.Foresee(ctx, reqs[i], takes)
-	}
-}
-
-func (foresight) admitAlone(open *stores.Opened, known, local *store.Request, takes bool) store.State {
-	return open.ForeseeAlone(known, local, takes)
-}
-
-func (foresight) noteTake(e *evaluation, i int) {
-	if e.zones[i].isLease() && e.zones[i].answer == hasRoom {
-		e.refuseAborted(i, 0)
-	}
-}
-
-func (foresight) noteError(*evaluation, int, error) {}
-
-func (foresight) penalize(*evaluation, int) {}
 
 // simulated returns the answer about zone i.
 func (e *evaluation) simulated(i int) adminapi.SimulatedZone {

@@ -91,10 +91,21 @@ func (t *tracker) reported() (d decision) {
 func (e *evaluation) conclude() {
 	e.estimateWaits()
 	for i := range e.zones {
-		if e.showPenalty(i) {
-			e.limiter.asker().penalize(e, i)
+		if e.showPenalty(i) && !e.limiter.isSimulated {
+			e.penalize(i)
 		}
 	}
+}
+
+// penalize keeps the client refused that zone i has just refused. No request waits for the stores:
+// the states show the penalty already.
+func (e *evaluation) penalize(i int) {
+	open, req := e.zones[i].open, e.reqs[i]
+	if e.zones[i].isLocal() {
+		open, req = open.Local.Opened, e.localRequest(i)
+	}
+	req.Until = e.states[i].Penalty
+	open.Penalize(req)
 }
 
 // showPenalty makes the state of zone i show the penalty that its refusal earns, and reports

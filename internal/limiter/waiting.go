@@ -40,7 +40,7 @@ func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
 // needed.
 func (e *evaluation) letsWait(i int) bool {
 	z := &e.zones[i]
-	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.open(i) != nil
+	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.zones[i].open != nil
 }
 
 // mayStand reports whether the request may stand in a line of zone i. One without a cost takes
@@ -228,7 +228,7 @@ func (t *tracker) ahead(w *waiter) []int64 {
 // If the ledger already knows a wait longer than timeout, it makes no call and returns that wait,
 // which may be too short.
 func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout time.Duration) {
-	open := e.open(i)
+	open := e.zones[i].open
 	if z := &e.zones[i]; open == nil || !z.isAskedAsEnforced() || z.isUncertain() {
 		return
 	}

@@ -56,17 +56,3 @@ func higher(local, known store.State) store.State {
 	known.Receipt = local.Receipt
 	return known
 }
-
-// ForeseeAlone returns what AdmitAlone would answer before the cost is spent, and changes
-// nothing.
-func (o *Opened) ForeseeAlone(known, local *store.Request, takes bool) store.State {
-	st := o.Local.Foresee(context.Background(), *local, takes)
-	if known == nil || !st.Allowed {
-		return st
-	}
-	held := o.Accounts.ForeseeAlone(known)
-	if !held.Allowed {
-		return held
-	}
-	return higher(st, held)
-}

@@ -75,12 +75,10 @@ func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() 
 	return o.newcomers.overflow(ctx, reqs, now())
 }
 
-// ForeseeOverflow returns what Overflow would, and changes nothing.
-func (o *Opened) ForeseeOverflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Overflow {
-	if o.newcomers == nil {
-		return nil
-	}
-	return o.newcomers.foreseeOverflow(ctx, reqs, now())
+// RefuseKnown sets the states of requests that are refused without a call, and reports whether
+// there are any.
+func (o *Opened) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
+	return o.Accounts.RefuseKnown(reqs, states)
 }
 
 // Admit checks requests, and holds in flight the cost of those that are allowed.
@@ -150,27 +148,6 @@ func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
 		}
 	}
 	return found.Copies[0].State
-}
-
-// Foresee returns what Admit would answer, or Take if the request takes, and changes nothing.
-func (o *Opened) Foresee(ctx context.Context, r store.Request, takes bool) store.State {
-	return o.Accounts.Foresee(r, takes, func(r store.Request) store.State { return o.Peek(ctx, r) })
-}
-
-// ForeseeKnown sets the states of requests that are known to be refused as RefuseKnown of Accounts
-// does, and changes nothing else.
-func (o *Opened) ForeseeKnown(reqs []store.Request, states []store.State) (refused bool) {
-	for i := range reqs {
-		isAsked := false
-		st := o.Accounts.Foresee(reqs[i], true, func(store.Request) store.State {
-			isAsked = true
-			return store.State{Err: ErrNoPeek}
-		})
-		if !isAsked {
-			states[i], refused = st, true
-		}
-	}
-	return refused
 }
 
 // Charge charges requests without waiting.
