@@ -155,6 +155,13 @@ func (e *evaluation) resolvedKey(i int) string {
 	return e.rare.zones[i].own.clientKey
 }
 
+// letsWait reports whether requests can wait in zone i, for which its store is
+// needed.
+func (e *evaluation) letsWait(i int) bool {
+	z := &e.zones[i]
+	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.zones[i].open != nil
+}
+
 // noFirst stands for no zone that is asked before others.
 const noFirst = -1
 
@@ -366,6 +373,23 @@ func (e *evaluation) askIn(ctx context.Context, ask question, some []int) {
 	}
 }
 
+// learnAll notes that the states of all zones are set.
+func (e *evaluation) learnAll() {
+	for i := range e.zones {
+		e.zones[i].answer = answerOf(&e.states[i])
+	}
+}
+
+// noteHeld notes which of some zones, or of all if some is nil, hold the cost in
+// flight.
+func (e *evaluation) noteHeld(some []int) {
+	for i := range e.zones {
+		if within(some, i) && e.zones[i].answer == hasRoom {
+			e.zones[i].hold()
+		}
+	}
+}
+
 // statusClientClosedRequest is what Caddy reports if a client left.
 const statusClientClosedRequest = 499
 
@@ -428,6 +452,13 @@ func (e *evaluation) handleError(r *http.Request, i int) {
 	}
 }
 
+// noteError notes that the store of zone i has failed to answer.
+func (e *evaluation) noteError(i int, err error) {
+	if z := &e.zones[i]; !e.limiter.isSimulated {
+		z.handle.ReportError(e.limiter.Now(), z.Name, err)
+	}
+}
+
 // within reports whether i is among some, where nil stands for all. The states of
 // others must not be read: a call may be setting them.
 func within(some []int, i int) bool { return some == nil || slices.Contains(some, i) }
@@ -472,16 +503,6 @@ func (e *evaluation) decidedBy(i int) string {
 	return e.reqs[i].ClientKey
 }
 
-// noteHeld notes which of some zones, or of all if some is nil, hold the cost in
-// flight.
-func (e *evaluation) noteHeld(some []int) {
-	for i := range e.zones {
-		if within(some, i) && e.zones[i].answer == hasRoom {
-			e.zones[i].hold()
-		}
-	}
-}
-
 // noteTaken notes which zones have spent the cost, and which refused.
 func (e *evaluation) noteTaken(takes []int) {
 	for _, i := range takes {
@@ -510,37 +531,6 @@ func (e *evaluation) noteTake(i int) {
 	e.mirror(i)
 	if z.isLease() {
 		e.boundAborted(i)
-	}
-}
-
-// noteError notes that the store of zone i has failed to answer.
-func (e *evaluation) noteError(i int, err error) {
-	if z := &e.zones[i]; !e.limiter.isSimulated {
-		z.handle.ReportError(e.limiter.Now(), z.Name, err)
-	}
-}
-
-// beginTake notes the take from zone i, which forgives, for as long as the request runs.
-func (e *evaluation) beginTake(i int) {
-	taken, running := &e.rareZone(i).taken, &e.zones[i].running
-	if taken.bucket != nil {
-		// The request has waited since.
-		running.end(*taken)
-	}
-	req := e.reqs[i]
-	req.ClientKey = e.decidedBy(i)
-	*taken = running.begin(&req)
-}
-
-func (e *evaluation) endTakes() {
-	if e.rare == nil {
-		return
-	}
-	for i := range e.rare.zones {
-		if taken := &e.rare.zones[i].taken; taken.bucket != nil {
-			e.zones[i].running.end(*taken)
-			*taken = take{}
-		}
 	}
 }
 
@@ -608,12 +598,5 @@ func (e *evaluation) pick(some []int) []store.Request {
 func (e *evaluation) put(some []int, states []store.State) {
 	for n, i := range some {
 		e.learn(i, states[n])
-	}
-}
-
-// learnAll notes that the states of all zones are set.
-func (e *evaluation) learnAll() {
-	for i := range e.zones {
-		e.zones[i].answer = answerOf(&e.states[i])
 	}
 }

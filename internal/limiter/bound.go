@@ -2,12 +2,9 @@ package limiter
 
 import (
 	"cmp"
-	"math"
 	"slices"
 	"sync"
 	"time"
-
-	"github.com/cespare/xxhash/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
@@ -37,57 +34,6 @@ func (z *Zone) countIn(in int, handle *stores.Handle) {
 	handle.OnOverrides(state.room.wakeAll)
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
 }
-
-// storeOf returns the zone in the store in which the client is counted.
-func (z *Zone) storeOf(clientKey string, rollout *Rollout) *boundZone {
-	if rollout.moves(clientKey) {
-		return &z.bound[rolloutStore]
-	}
-	return &z.bound[ownStore]
-}
-
-// Rollout is the share of the clients that is counted in another store.
-type Rollout struct {
-	Store *stores.Handle
-	// Percent is from 0 to 100.
-	Percent float64
-	// moved is how many cohorts are in the other store.
-	moved uint64
-}
-
-// moves reports whether the client is counted in the other store.
-func (o *Rollout) moves(clientKey string) bool {
-	return o != nil && cohortOf(rolloutSalt, clientKey) < o.moved
-}
-
-// enforces reports whether the zone refuses this client, and does not only observe
-// it.
-func (z *Zone) enforces(clientKey string) bool {
-	return z.enforced == cohorts || cohortOf(enforceSalt, clientKey) < z.enforced
-}
-
-// The salts make the orders in which clients are moved and limits are enforced
-// independent of each other, and of which shard owns a client. Other salts would
-// choose other clients.
-const (
-	rolloutSalt = 0x726f6c6c6f7574
-	enforceSalt = 0x656e666f726365
-)
-
-// cohorts is how many cohorts there are: as many as a float64 can count.
-const cohorts = 1 << 53
-
-// cohortOf returns a client's cohort, the same in every process. Each salt makes
-// another order of the clients.
-func cohortOf(salt uint64, clientKey string) uint64 {
-	var d xxhash.Digest
-	d.ResetWithSeed(salt)
-	_, _ = d.WriteString(clientKey)
-	return d.Sum64() % cohorts
-}
-
-// cohortsIn returns how many cohorts a share of the clients is.
-func cohortsIn(percent float64) uint64 { return uint64(math.Round(percent / 100 * cohorts)) }
 
 // ZoneID identifies a zone in a store.
 type ZoneID struct{ Store, Zone string }

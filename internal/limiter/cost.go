@@ -238,43 +238,6 @@ func (r reading) atLeast(fallback int64) int64 {
 	return max(r.cost, fallback)
 }
 
-// firstCost returns the cost of a request that arrives: at least 1 if it is not known yet, because
-// a cost of 0 passes however much is spent.
-func (z *Zone) firstCost(repl *caddy.Replacer) int64 {
-	if !z.Cost.isDynamic() {
-		return z.Cost.Number
-	}
-	r := z.sum.read(repl)
-	if r.cause == telemetry.Known {
-		return r.cost
-	}
-	return max(r.atLeast(z.Cost.Number), 1)
-}
-
-// finalCost returns the cost of a request whose response has begun or, where that is awaited,
-// ended.
-func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter, resp *response) int64 {
-	if !z.Cost.isDynamic() {
-		return z.Cost.Number
-	}
-	r := z.sum.read(repl)
-	fault, err := resp.fault(z)
-	if fault != telemetry.Known && r.cause != telemetry.OutOfRange {
-		r.cause = fault
-	}
-	cost := r.atLeast(z.Cost.Number)
-	if r.cause == telemetry.Known {
-		return cost
-	}
-	l.countUnreadable(z, "cost", r.cause)
-	if times, log := l.mayLog(&z.noCost[r.cause]); log {
-		l.Logger.Warn("cost is not known; charging the fallback or, if that is more, what is known", append(r.fields(),
-			zap.String("zone", z.Name), zap.Error(err),
-			zap.Int64("charged", cost), zap.Int64("fallback", z.Cost.Number), zap.Int64("times", times))...)
-	}
-	return cost
-}
-
 // fields are those of the log entry about a cost that is not known.
 func (r reading) fields() []zap.Field {
 	fields := []zap.Field{zap.Stringer("cause", r.cause)}

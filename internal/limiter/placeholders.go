@@ -6,8 +6,6 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 )
 
@@ -130,18 +128,6 @@ func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 		}
 	}
 	return where, at
-}
-
-// logAccess adds the decision to the request's entry in the access log, if there is
-// one.
-func (t *tracker) logAccess(r *http.Request) {
-	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || server == nil || server.Logs == nil {
-		return
-	}
-	if fields, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-		fields.Set(zap.Object("rate_limit", t))
-	}
 }
 
 // MarshalLogObject implements [zapcore.ObjectMarshaler]. The log calls it when the

@@ -2,11 +2,229 @@ package limiter
 
 import (
 	"errors"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
+
+// settle charges and refunds by the status, or refunds everything if a handler
+// refused the request, and leaves the stores without leases.
+func (t *tracker) settle(status int) {
+	t.settled = true
+	if t.response != nil {
+		t.response.status = status
+	}
+	for _, e := range t.own() {
+		if !t.isEnded() {
+			e.settle(t, status, false)
+			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease() })
+		} else {
+			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
+			e.undo()
+			e.wakeLines(held)
+		}
+		if e.lease() == nil && (t.isEnded() || t.response == nil) {
+			e.release()
+		}
+	}
+}
+
+// finish settles the zones that wait for the end of the response.
+func (t *tracker) finish(how ending) {
+	if t.response == nil {
+		return
+	}
+	t.response.end(t.own()[0].limiter.Now(), t.Header(), how)
+	if t.isEnded() {
+		return
+	}
+	for _, e := range t.own() {
+		e.settle(t, t.response.status, true)
+		e.notePace(t, t.isCut(), func(z *Zone) bool { return z.SettleAtEnd })
+	}
+}
+
+// end gives back the leases, and leaves the stores.
+func (t *tracker) end() {
+	for _, e := range t.own() {
+		t.endLease(e)
+		e.release()
+	}
+}
+
+// endLease gives back the leases of e. What runs on behind Caddy after its client has left
+// counts for a while.
+func (t *tracker) endLease(e *evaluation) {
+	if e.lease() == nil {
+		return
+	}
+	isAborted := t.isCut()
+	if isAborted {
+		e.noteAborted(t)
+	}
+	e.notePace(t, isAborted, (*Zone).isLease)
+	e.lease().end()
+}
+
+// endBy notes the decision that ends the request.
+func (t *tracker) endBy(d decision) { t.first.rarely().refusal = &d }
+
+// refusal returns the decision that ended the request, or nil. It has no outcome if the client left
+// while the evaluation asked.
+func (t *tracker) refusal() *decision {
+	if t.first.rare == nil {
+		return nil
+	}
+	return t.first.rare.refusal
+}
+
+// isEnded reports whether a handler has ended the request: it was not served.
+func (t *tracker) isEnded() bool { return t.refusal() != nil }
+
+// own returns the evaluations that t settles.
+func (t *tracker) own() []*evaluation { return t.evaluations[t.inherited:] }
+
+// StatusSet is a set of response statuses.
+type StatusSet [16]uint64
+
+// StatusGRPC is added to a status of gRPC, from 0 to 16, for its place in a StatusSet.
+const StatusGRPC = 1000
+
+// Add adds a status.
+func (s *StatusSet) Add(code int) { s[code/64] |= 1 << (code % 64) }
+
+// Contains reports whether a status is in s.
+func (s *StatusSet) Contains(code int) bool {
+	return code < len(s)*64 && code >= 0 && s[code/64]>>(code%64)&1 == 1
+}
+
+// IsEmpty reports whether no status is in s.
+func (s *StatusSet) IsEmpty() bool { return *s == StatusSet{} }
+
+// Complement returns the statuses that are not in s.
+func (s StatusSet) Complement() (others StatusSet) {
+	for i := range s {
+		others[i] = ^s[i]
+	}
+	return others
+}
+
+// statusFor returns the status by which a zone settles: that of gRPC, if the zone has such
+// statuses and the response has ended with one.
+func (t *tracker) statusFor(z *Zone, status int) int {
+	if !z.KnowsGRPC || status == noVerdict {
+		return status
+	}
+	code, err := strconv.Atoi(trailerOf(t.Header(), "Grpc-Status"))
+	switch {
+	case err != nil && strings.HasPrefix(t.Header().Get("Content-Type"), grpcType):
+		// The status of a call follows its messages, for which its client may not have waited.
+		return t.verdict(status)
+	case err != nil || code < 0 || code > maxGRPCStatus:
+		return status
+	}
+	return StatusGRPC + code
+}
+
+// statusOf returns the status with which the server answers err.
+func statusOf(err error) int {
+	var handlerErr caddyhttp.HandlerError
+	if errors.As(err, &handlerErr) && handlerErr.StatusCode != 0 {
+		return handlerErr.StatusCode
+	}
+	return http.StatusInternalServerError
+}
+
+// final is what a request costs in the end, compared with what it has spent.
+type final uint8
+
+const (
+	// costsNothing: it has not spent anything either.
+	costsNothing final = iota
+	costsLess
+	costsSame
+	costsMore
+	// empties: the status of the response empties the bucket.
+	empties
+	// emptiesOwn: the same, of a bucket that had nothing but the request's take.
+	emptiesOwn
+	finals
+)
+
+func finalOf(spent, cost int64) final {
+	switch {
+	case cost > spent:
+		return costsMore
+	case cost < spent:
+		return costsLess
+	case cost > 0:
+		return costsSame
+	default:
+		return costsNothing
+	}
+}
+
+// flightDue is what becomes of a cost in flight.
+type flightDue uint8
+
+const (
+	flightStays flightDue = iota
+	// flightCharged: it ends, and the final cost is charged.
+	flightCharged
+	// flightDropped: it ends, and nothing is charged, because a take may have spent it.
+	flightDropped
+)
+
+// due is what else a store has to do, so that it counts the final cost.
+type due uint8
+
+const (
+	dueNothing due = iota
+	// dueCharge charges what the cost is more than what was spent.
+	dueCharge
+	// dueRepeat repeats a take under its ID, with the final cost.
+	dueRepeat
+	// dueRefund refunds what was spent and is more than the cost, or all of an uncertain take.
+	dueRefund
+	// dueEmpty empties the bucket.
+	dueEmpty
+	// dueRefundFirst refunds what was spent, and empties the bucket if the reply shows more.
+	dueRefundFirst
+)
+
+// dues are what settles a request. The store knows an uncertain take by its ID: it does no harm to
+// refund what was never taken, or to charge what was.
+var dues = [storePhases][finals]struct {
+	flight flightDue
+	then   due
+}{
+	phaseNone: {costsMore: {then: dueCharge}, empties: {then: dueEmpty}},
+	phaseHeld: {
+		costsNothing: {flight: flightCharged}, costsMore: {flight: flightCharged}, empties: {flightCharged, dueEmpty},
+	},
+	phaseTaken: {
+		costsLess: {then: dueRefund}, costsMore: {then: dueCharge}, empties: {then: dueEmpty}, emptiesOwn: {then: dueRefundFirst},
+	},
+	phaseUncertain: {
+		costsNothing: {then: dueRefund}, costsMore: {then: dueRepeat}, empties: {then: dueEmpty},
+	},
+	phaseUncertainHeld: {
+		costsNothing: {flightDropped, dueRefund}, costsMore: {flightDropped, dueRepeat}, empties: {flightDropped, dueEmpty},
+	},
+	phaseLost:     {empties: {then: dueEmpty}},
+	phaseLostHeld: {costsNothing: {flight: flightDropped}, costsMore: {flight: flightDropped}, empties: {flightDropped, dueEmpty}},
+}
+
+// localRows are the rows of dues for the local counts.
+var localRows = [...]storePhase{
+	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
+}
 
 // settle charges or refunds the request by its status, and makes the states show
 // that: in the zones that settle when the response begins, or in those that settle when
@@ -54,6 +272,17 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	for _, zone := range emptied {
 		e.empty(zone)
 	}
+}
+
+// chargesWhole reports whether all zones charge what they hold in flight, as it
+// is. They do for most requests.
+func (e *evaluation) chargesWhole(status int) bool {
+	for _, z := range e.zones {
+		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
+			return false
+		}
+	}
+	return true
 }
 
 // settleTurn is whether a zone settles.
@@ -117,6 +346,43 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 	return f, cost
 }
 
+// finalCost returns what zone i charges for a response with this status. A request whose client
+// left costs what it holds, or what is known by then, whichever is more.
+func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
+	z := e.zones[i].Zone
+	if status != noVerdict {
+		return z.finalCost(e.repl, e.limiter, t.response)
+	}
+	known := e.reqs[i].Cost
+	if z.SettleAtEnd {
+		return max(known, z.finalCost(e.repl, e.limiter, t.response))
+	}
+	return max(known, z.firstCost(e.repl))
+}
+
+// spent returns what the request has spent in zone i.
+func (e *evaluation) spent(i int) int64 {
+	if e.zones[i].isTaken() {
+		return e.reqs[i].Cost
+	}
+	return 0
+}
+
+// countSettled counts the final cost of a request in zone i. What a take without
+// a reply has spent is not known.
+func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
+	counts := &e.zones[i].Counts
+	if e.zones[i].isUncertain() {
+		return
+	}
+	counts.Charged.Add(float64(cost))
+	if spent > cost {
+		counts.Refunded.Add(float64(spent - cost))
+	} else if free {
+		counts.Free.Add(float64(e.reqs[i].Cost))
+	}
+}
+
 // tookAlone reports whether the take of this request, which shows this cost, found the
 // bucket of zone i empty.
 func (e *evaluation) tookAlone(i int, shown int64) bool {
@@ -125,15 +391,6 @@ func (e *evaluation) tookAlone(i int, shown int64) bool {
 	// this process.
 	isExact := z.stored == phaseTaken && z.Batch == 0
 	return isExact && st.Used <= shown && st.Penalty == 0
-}
-
-// showEmpty makes the state of zone i show a bucket that was emptied.
-func (e *evaluation) showEmpty(i int) {
-	st := &e.states[i]
-	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed {
-		st.Reset = st.Now
-	}
 }
 
 // emptying is a zone whose bucket is emptied, and how.
@@ -181,66 +438,6 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
 			open.Refund([]store.Request{req})
 		}
 	})
-}
-
-// noteForgiven notes that what the request took in zone i has gone with a bucket that
-// was emptied since. A request that is running counts when it ends.
-func (e *evaluation) noteForgiven(i int) {
-	z := &e.zones[i]
-	if z.Forgives.IsEmpty() || !z.isTaken() || e.rare == nil || len(e.rare.zones) <= i {
-		return
-	}
-	if k := e.rare.zones[i].taken; k.bucket != nil && z.running.isVoid(k) {
-		z.lose()
-	}
-}
-
-// finalCost returns what zone i charges for a response with this status. A request whose client
-// left costs what it holds, or what is known by then, whichever is more.
-func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
-	z := e.zones[i].Zone
-	if status != noVerdict {
-		return z.finalCost(e.repl, e.limiter, t.response)
-	}
-	known := e.reqs[i].Cost
-	if z.SettleAtEnd {
-		return max(known, z.finalCost(e.repl, e.limiter, t.response))
-	}
-	return max(known, z.firstCost(e.repl))
-}
-
-// chargesWhole reports whether all zones charge what they hold in flight, as it
-// is. They do for most requests.
-func (e *evaluation) chargesWhole(status int) bool {
-	for _, z := range e.zones {
-		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
-			return false
-		}
-	}
-	return true
-}
-
-// spent returns what the request has spent in zone i.
-func (e *evaluation) spent(i int) int64 {
-	if e.zones[i].isTaken() {
-		return e.reqs[i].Cost
-	}
-	return 0
-}
-
-// countSettled counts the final cost of a request in zone i. What a take without
-// a reply has spent is not known.
-func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
-	counts := &e.zones[i].Counts
-	if e.zones[i].isUncertain() {
-		return
-	}
-	counts.Charged.Add(float64(cost))
-	if spent > cost {
-		counts.Refunded.Add(float64(spent - cost))
-	} else if free {
-		counts.Free.Add(float64(e.reqs[i].Cost))
-	}
 }
 
 // undo refunds what was taken, because the request does not go on.
@@ -397,6 +594,15 @@ func (e *evaluation) show(i int, spent, cost int64) {
 		st.Reset = before + drain
 	default:
 		st.Reset = max(before, after)
+	}
+}
+
+// showEmpty makes the state of zone i show a bucket that was emptied.
+func (e *evaluation) showEmpty(i int) {
+	st := &e.states[i]
+	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
+	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed {
+		st.Reset = st.Now
 	}
 }
 

@@ -6,6 +6,16 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// asked is a zone of one of a request's evaluations.
+type asked struct {
+	*evaluation
+	i int
+}
+
+func (a asked) zone() *Zone { return a.zones[a.i].Zone }
+
+func (a asked) state() *store.State { return &a.states[a.i] }
+
 // decision is what one zone decides about a request or, of several zones, what the one decides
 // that matters most: the one that headers, placeholders, logs and a simulation are about.
 type decision struct {

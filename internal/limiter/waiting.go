@@ -1,7 +1,9 @@
 package limiter
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"iter"
 	"net/http"
 	"slices"
@@ -36,13 +38,6 @@ func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
 	return t.wait(r, began)
 }
 
-// letsWait reports whether requests can wait in zone i, for which its store is
-// needed.
-func (e *evaluation) letsWait(i int) bool {
-	z := &e.zones[i]
-	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.zones[i].open != nil
-}
-
 // mayStand reports whether the request may stand in a line of zone i. One without a cost takes
 // nothing from others.
 func (e *evaluation) mayStand(i int) bool { return e.letsWait(i) && e.reqs[i].Cost > 0 }
@@ -56,16 +51,6 @@ func (e *evaluation) hasLine(i int) bool {
 func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
 	return e.zones[i].MaxWait - e.limiter.Now().Sub(began)
 }
-
-// asked is a zone of one of a request's evaluations.
-type asked struct {
-	*evaluation
-	i int
-}
-
-func (a asked) zone() *Zone { return a.zones[a.i].Zone }
-
-func (a asked) state() *store.State { return &a.states[a.i] }
 
 // zones are those of all handlers that the request has met.
 func (t *tracker) zones() iter.Seq2[int, asked] {
@@ -150,6 +135,36 @@ func (t *tracker) wait(r *http.Request, began time.Time) error {
 		}
 		t.giveBack()
 	}
+}
+
+// maxReadAhead bounds what is kept of the body of a request that waits.
+const maxReadAhead = 4 << 10
+
+// bodyAhead is a body that was read before its request stood in a line.
+type bodyAhead struct {
+	io.Reader
+	io.Closer
+}
+
+// readAhead reads a short body of HTTP/1, which r has from then on: the server notices that a
+// client has gone only while it reads from the connection, which it does in the background once
+// it has the whole body. HTTP/2 and HTTP/3 tell in any case. A client that sends its body slowly
+// holds meanwhile no more than with a handler that reads it. The error is that of a client that
+// has left.
+func readAhead(r *http.Request) error {
+	if r.ProtoMajor != 1 || r.ContentLength <= 0 || r.ContentLength > maxReadAhead || r.Body == nil {
+		return nil
+	}
+	if _, isRead := r.Body.(*bodyAhead); isRead {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(r.Body, maxReadAhead))
+	if err != nil && r.Context().Err() != nil {
+		return caddyhttp.Error(statusClientClosedRequest, err)
+	}
+	// What failed fails again.
+	r.Body = &bodyAhead{io.MultiReader(bytes.NewReader(text), r.Body), r.Body}
+	return nil
 }
 
 // giveBack undoes all evaluations, because the request does not go on yet.

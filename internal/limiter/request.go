@@ -1,9 +1,107 @@
 package limiter
 
 import (
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
+
+// tracker is the state of one request, shared by all handlers that it passes: its
+// evaluations, and whether it is settled. It is also the response writer of the
+// handlers after the outermost one, and so sees the final status in time.
+type tracker struct {
+	caddyhttp.ResponseWriterWrapper
+
+	evaluations []*evaluation
+	// request is what the outermost handler got; nil in tests of the writer alone.
+	request *http.Request
+	// admitted is when the last handler admitted the request: see [Limiter.stamp].
+	admitted uint32
+	// inherited is how many evaluations were settled before this tracker began, in
+	// the route whose error is being handled.
+	inherited uint16
+	settled   bool
+	// unsent is how much of the body is not written yet, by the length that the header declares;
+	// unknownLength without one.
+	unsent int64
+	// response is nil if no zone settles when the response has ended.
+	response *response
+
+	// limitValues are the values of the headers X-RateLimit-*.
+	limitValues [5]string
+
+	first evaluation
+	room  [1]*evaluation
+}
+
+// evaluation is one request in the zones of one handler. Its slices have the same
+// length.
+type evaluation struct {
+	limiter *Limiter
+	repl    *caddy.Replacer
+	zones   []inZone
+	// reqs have their final cost once their zones have settled.
+	reqs   []store.Request
+	states []store.State
+	// rare is nil for most requests.
+	rare *rare
+}
+
+// rare holds the fields that few evaluations need. It is allocated on demand.
+type rare struct {
+	lease *lease
+	// refusal is the decision that ended the request; only the first evaluation of a request has it.
+	refusal *decision
+	// zones are by index, as far as any needs it.
+	zones []rareZone
+}
+
+// rareZone holds what few zones of a request need.
+type rareZone struct {
+	// openErr is why the store could not be opened.
+	openErr error
+	// block is how an operator has blocked the client.
+	block store.Override
+	// taken is the take from a zone that forgives, while the request runs.
+	taken take
+	// own is what the client's own bucket would be asked, where clients share one.
+	own ownRequest
+	// err is why the unknown bucket counts the request.
+	err error
+}
+
+// ownRequest is what sets a client's own bucket apart from one that clients share.
+type ownRequest struct {
+	clientKey     string
+	events, burst int64
+}
+
+// rarely returns e.rare, and makes it if there is none.
+func (e *evaluation) rarely() *rare {
+	if e.rare == nil {
+		e.rare = new(rare)
+	}
+	return e.rare
+}
+
+// rareZone returns what is rare about zone i, and makes room for it.
+func (e *evaluation) rareZone(i int) *rareZone {
+	r := e.rarely()
+	if len(r.zones) <= i {
+		r.zones = append(r.zones, make([]rareZone, i+1-len(r.zones))...)
+	}
+	return &r.zones[i]
+}
+
+// setBlock notes the block of the client of zone i.
+func (e *evaluation) setBlock(i int, block *store.Override) {
+	e.rareZone(i).block = *block
+	e.zones[i].role = blocks
+}
 
 // inZone is the request in one zone: how the zone treats its client, which bucket counts it, what
 // is known of that, and what has been spent.
@@ -169,89 +267,4 @@ func (s *spend) lose() {
 	case s.stored == phaseTaken:
 		s.stored = phaseNone
 	}
-}
-
-// final is what a request costs in the end, compared with what it has spent.
-type final uint8
-
-const (
-	// costsNothing: it has not spent anything either.
-	costsNothing final = iota
-	costsLess
-	costsSame
-	costsMore
-	// empties: the status of the response empties the bucket.
-	empties
-	// emptiesOwn: the same, of a bucket that had nothing but the request's take.
-	emptiesOwn
-	finals
-)
-
-func finalOf(spent, cost int64) final {
-	switch {
-	case cost > spent:
-		return costsMore
-	case cost < spent:
-		return costsLess
-	case cost > 0:
-		return costsSame
-	default:
-		return costsNothing
-	}
-}
-
-// flightDue is what becomes of a cost in flight.
-type flightDue uint8
-
-const (
-	flightStays flightDue = iota
-	// flightCharged: it ends, and the final cost is charged.
-	flightCharged
-	// flightDropped: it ends, and nothing is charged, because a take may have spent it.
-	flightDropped
-)
-
-// due is what else a store has to do, so that it counts the final cost.
-type due uint8
-
-const (
-	dueNothing due = iota
-	// dueCharge charges what the cost is more than what was spent.
-	dueCharge
-	// dueRepeat repeats a take under its ID, with the final cost.
-	dueRepeat
-	// dueRefund refunds what was spent and is more than the cost, or all of an uncertain take.
-	dueRefund
-	// dueEmpty empties the bucket.
-	dueEmpty
-	// dueRefundFirst refunds what was spent, and empties the bucket if the reply shows more.
-	dueRefundFirst
-)
-
-// dues are what settles a request. The store knows an uncertain take by its ID: it does no harm to
-// refund what was never taken, or to charge what was.
-var dues = [storePhases][finals]struct {
-	flight flightDue
-	then   due
-}{
-	phaseNone: {costsMore: {then: dueCharge}, empties: {then: dueEmpty}},
-	phaseHeld: {
-		costsNothing: {flight: flightCharged}, costsMore: {flight: flightCharged}, empties: {flightCharged, dueEmpty},
-	},
-	phaseTaken: {
-		costsLess: {then: dueRefund}, costsMore: {then: dueCharge}, empties: {then: dueEmpty}, emptiesOwn: {then: dueRefundFirst},
-	},
-	phaseUncertain: {
-		costsNothing: {then: dueRefund}, costsMore: {then: dueRepeat}, empties: {then: dueEmpty},
-	},
-	phaseUncertainHeld: {
-		costsNothing: {flightDropped, dueRefund}, costsMore: {flightDropped, dueRepeat}, empties: {flightDropped, dueEmpty},
-	},
-	phaseLost:     {empties: {then: dueEmpty}},
-	phaseLostHeld: {costsNothing: {flight: flightDropped}, costsMore: {flight: flightDropped}, empties: {flightDropped, dueEmpty}},
-}
-
-// localRows are the rows of dues for the local counts.
-var localRows = [...]storePhase{
-	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
 }

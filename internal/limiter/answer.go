@@ -11,7 +11,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dunglas/httpsfv"
+	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -23,6 +25,39 @@ const (
 	HeadersBoth   = "both"
 	HeadersNone   = "none"
 )
+
+// refuse returns the error of a request that a zone refuses.
+func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) error {
+	t.endBy(d)
+	z, st, l := d.zone(), d.state(), d.limiter
+	z.Counts.Declined.Inc()
+	for _, other := range t.own() {
+		other.showRefunds()
+	}
+	l.reportRefusal(d.evaluation, d.i, r)
+	d.promise()
+	t.setRefusal(w.Header())
+	switch {
+	case st.RetryAfter != store.Never:
+		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
+	case d.reqs[d.i].Events > 0:
+		l.warnNever(z, &d.reqs[d.i])
+	}
+	d.zones[d.i].refused.note(d.decidedBy(d.i), l.Now())
+	if d.outcome == telemetry.Blocked {
+		return caddyhttp.Error(z.BlockStatus, z.blocked)
+	}
+	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
+}
+
+// warnNever logs that a request costs more than its zone ever admits.
+func (l *Limiter) warnNever(z *Zone, req *store.Request) {
+	if times, log := l.mayLog(&z.never); log {
+		l.Logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
+			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
+			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
+	}
+}
 
 // setHeaders sets the headers for a client that passes.
 func (t *tracker) setHeaders() {
@@ -205,6 +240,20 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 		item.Params.Add("t", ceilSeconds(st.Reset-st.Now))
 	}
 	return item
+}
+
+// answer writes the response to a request that e ended with err if the request is a call
+// of gRPC, or the handler is configured to; otherwise it returns err.
+func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+	switch {
+	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
+		return err
+	case isGRPC(r):
+		return writeGRPC(w, r, err)
+	case !l.Problem:
+		return err
+	}
+	return e.writeProblem(w, r, err)
 }
 
 // problem is the body of a refusal, by RFC 9457 and the problem types of
