@@ -5,6 +5,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -31,7 +32,7 @@ func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) err
 	t.endBy(d)
 	z, st, l := d.zone(), d.state(), d.limiter
 	z.Counts.Declined.Inc()
-	for _, other := range t.own() {
+	for _, other := range t.own {
 		other.showRefunds()
 	}
 	l.reportRefusal(d.evaluation, d.i, r)
@@ -59,11 +60,19 @@ func (l *Limiter) warnNever(z *Zone, req *store.Request) {
 	}
 }
 
+// all returns the evaluations of the request, also those before an error.
+func (t *tracker) all() []*evaluation {
+	if t.first.rare == nil || len(t.first.rare.earlier) == 0 {
+		return t.own
+	}
+	return slices.Concat(t.first.rare.earlier, t.own)
+}
+
 // setHeaders sets the headers for a client that passes.
 func (t *tracker) setHeaders() {
 	ietf := false
 	var d decision
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		ietf = ietf || e.limiter.setsIETF()
 		if e.limiter.setsGitHub() {
 			d = e.decide(d)
@@ -175,7 +184,7 @@ const maxFieldInteger = 999_999_999_999_999
 // replaces those of a backend.
 func (t *tracker) setFields(h http.Header) {
 	var policies, limits httpsfv.List
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		if !e.limiter.setsIETF() {
 			continue
 		}

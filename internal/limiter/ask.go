@@ -162,6 +162,14 @@ func (e *evaluation) letsWait(i int) bool {
 	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.zones[i].open != nil
 }
 
+// askZones asks the stores of e, the newest evaluation. The error that it returns ends the request.
+func (t *tracker) askZones(e *evaluation, r *http.Request) error {
+	if e.anyZone(e.letsWait) {
+		return t.askInTurn(e, r)
+	}
+	return e.ask(r, noFirst)
+}
+
 // noFirst stands for no zone that is asked before others.
 const noFirst = -1
 
@@ -195,7 +203,9 @@ func (e *evaluation) ask(r *http.Request, first int) error {
 		// The zones that only observe make no call for such a request either.
 		return nil
 	}
-	await := e.observe(r)
+	await := e.askEach(r, e.where(func(z *inZone) bool {
+		return z.role == observes && z.answer == notAsked && !z.isUncertain()
+	}))
 	return cmp.Or(e.askEnforced(r, first), await())
 }
 
@@ -222,46 +232,28 @@ func (e *evaluation) answerUnknown(r *http.Request) (passes bool, err error) {
 	return e.passes(unknown), err
 }
 
-// observe asks the zones that only observe the client while others are asked, and
-// each in a call of its own: a refusal of one must not keep another from being
-// asked. The function that it returns waits for the answers and handles them.
-func (e *evaluation) observe(r *http.Request) (await func() error) {
+// askEach asks about some zones at the same time, each in a call of its own: a refusal of one must
+// not keep another from being asked. The function that it returns waits for the answers and
+// handles them.
+func (e *evaluation) askEach(r *http.Request, some []int) (await func() error) {
 	var calls sync.WaitGroup
-	some := e.where(func(z *inZone) bool {
-		return z.role == observes && z.answer == notAsked && (!z.ChargeBefore || z.takes())
-	})
-	for _, i := range some {
-		calls.Go(func() { e.askApart(r.Context(), i) })
-	}
-	return func() error {
-		calls.Wait()
-		return e.noteApart(r, some)
-	}
-}
-
-// askApart asks about zone i in a call of its own.
-func (e *evaluation) askApart(ctx context.Context, i int) {
-	question := answering.Admit
-	if e.zones[i].ChargeBefore {
-		question, ctx = answering.Take, context.WithoutCancel(ctx)
-	}
-	e.askIn(ctx, question, []int{i})
-}
-
-// noteApart handles the answers about zones that were asked apart.
-func (e *evaluation) noteApart(r *http.Request, some []int) error {
 	checks, takes := []int{}, []int{}
 	for _, i := range some {
+		question, ctx := answering.Admit, r.Context()
 		if e.zones[i].ChargeBefore {
-			takes = append(takes, i)
+			question, ctx, takes = answering.Take, context.WithoutCancel(ctx), append(takes, i)
 		} else {
 			checks = append(checks, i)
 		}
+		calls.Go(func() { e.askIn(ctx, question, []int{i}) })
 	}
-	e.noteHeld(checks)
-	err := e.handleErrors(r, some)
-	e.noteTaken(takes)
-	return err
+	return func() error {
+		calls.Wait()
+		e.noteHeld(checks)
+		err := e.handleErrors(r, some)
+		e.noteTaken(takes)
+		return err
+	}
 }
 
 // askEnforced asks the zones that may each refuse the request.
@@ -380,6 +372,21 @@ func (e *evaluation) learnAll() {
 	}
 }
 
+// answerOf returns what a state says. A store leaves the states of requests zero that it does not
+// decide.
+func answerOf(st *store.State) answer {
+	switch {
+	case st.Err != nil:
+		return storeFailed
+	case st.Allowed:
+		return hasRoom
+	case st.Now != 0:
+		return hasNoRoom
+	default:
+		return notAsked
+	}
+}
+
 // noteHeld notes which of some zones, or of all if some is nil, hold the cost in
 // flight.
 func (e *evaluation) noteHeld(some []int) {
@@ -387,6 +394,19 @@ func (e *evaluation) noteHeld(some []int) {
 		if within(some, i) && e.zones[i].answer == hasRoom {
 			e.zones[i].hold()
 		}
+	}
+}
+
+// hold notes that the cost is in flight to the store.
+func (s *spend) hold() {
+	switch s.stored {
+	case phaseUncertain:
+		s.stored = phaseUncertainHeld
+	case phaseLost:
+		s.stored = phaseLostHeld
+	case phaseNone, phaseTaken:
+		s.stored = phaseHeld
+	case phaseHeld, phaseUncertainHeld, phaseLostHeld:
 	}
 }
 
@@ -414,7 +434,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if z.ChargeBefore && z.bucket != unknownBucket && errors.Is(failed, store.ErrUncertain) {
-			z.becomeUncertain(z.needsID())
+			z.becomeUncertain(z.needsID)
 		}
 	}
 	if failed == nil {
@@ -429,6 +449,17 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		}
 	}
 	return nil
+}
+
+// becomeUncertain notes that a take, which may have an ID, may have spent the cost.
+func (s *spend) becomeUncertain(hasID bool) {
+	isHeld := s.stored == phaseHeld || s.stored == phaseUncertainHeld || s.stored == phaseLostHeld
+	if s.stored = phaseUncertain; !hasID {
+		s.stored = phaseLost
+	}
+	if isHeld {
+		s.hold()
+	}
 }
 
 func (e *evaluation) handleError(r *http.Request, i int) {
@@ -468,7 +499,7 @@ func within(some []int, i int) bool { return some == nil || slices.Contains(some
 func (e *evaluation) askLocal(i int) {
 	z, local := &e.zones[i], e.localRequest(i)
 	var known *store.Request
-	if !z.isLease() && z.bucket == ownBucket {
+	if !z.isLease && z.bucket == ownBucket {
 		known = &e.reqs[i]
 	}
 	e.learn(i, e.limiter.answering(e.zones[i].open).AdmitAlone(known, &local, z.ChargeBefore))
@@ -509,7 +540,7 @@ func (e *evaluation) noteTaken(takes []int) {
 		z := &e.zones[i]
 		switch {
 		case e.limiter.isSimulated:
-			if z.isLease() && z.answer == hasRoom {
+			if z.isLease && z.answer == hasRoom {
 				e.refuseAborted(i, 0)
 			}
 		case z.answer == hasRoom:
@@ -529,8 +560,17 @@ func (e *evaluation) noteTake(i int) {
 	}
 	e.reqs[i].Receipt = e.states[i].Receipt
 	e.mirror(i)
-	if z.isLease() {
+	if z.isLease {
 		e.boundAborted(i)
+	}
+}
+
+// take notes that the cost was spent where it was decided.
+func (s *spend) take() {
+	if s.isLocal() {
+		s.alone = localTaken
+	} else {
+		s.stored = phaseTaken
 	}
 }
 
@@ -538,7 +578,7 @@ func (e *evaluation) noteTake(i int) {
 // it once they decide.
 func (e *evaluation) mirror(i int) {
 	z := &e.zones[i]
-	if z.isLease() && !z.isLocal() && z.onError == stores.OnErrorLocal && e.zones[i].open.Ledger != nil {
+	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && e.zones[i].open.Ledger != nil {
 		e.zones[i].open.Local.Buckets.Charge(context.Background(), []store.Request{e.localRequest(i)})
 		z.alone = localMirrored
 	}

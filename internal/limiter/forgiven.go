@@ -108,9 +108,6 @@ func (e *evaluation) beginTake(i int) {
 }
 
 func (e *evaluation) endTakes() {
-	if e.rare == nil {
-		return
-	}
 	for i := range e.rare.zones {
 		if taken := &e.rare.zones[i].taken; taken.bucket != nil {
 			e.zones[i].running.end(*taken)

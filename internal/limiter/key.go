@@ -207,6 +207,16 @@ const (
 	shortHead   = shortKey - len(shortDots) - shortDigest*8/6
 )
 
+// unknownIn returns a placeholder of the template that nothing defines for the request, or "".
+func (t *keyTemplate) unknownIn(repl *caddy.Replacer) string {
+	for _, name := range t.doubtful {
+		if _, known := repl.Get(name); !known {
+			return name
+		}
+	}
+	return ""
+}
+
 // shortened returns key itself, or overwrites a long key with a shortened one. That
 // is longer than any key that stays as it is, so no client can send the shortened
 // key of another.

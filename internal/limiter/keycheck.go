@@ -241,16 +241,6 @@ func (z *Zone) KeyProblems() (problems []string) {
 
 func unknownText(name string) string { return "placeholder {" + name + "} is unknown" }
 
-// unknownIn returns a placeholder of the template that nothing defines for the request, or "".
-func (t *keyTemplate) unknownIn(repl *caddy.Replacer) string {
-	for _, name := range t.doubtful {
-		if _, known := repl.Get(name); !known {
-			return name
-		}
-	}
-	return ""
-}
-
 // noteUnknown notes a placeholder that nothing defines for a request that is not simulated.
 func (z *Zone) noteUnknown(name string, l *Limiter) {
 	if !l.isSimulated {

@@ -30,6 +30,9 @@ const renewals = 3
 // holdLeases begins to renew the slots that were taken. Nothing else is taken
 // afterwards.
 func (e *evaluation) holdLeases() {
+	if e.rare != nil && e.rare.lease != nil {
+		return
+	}
 	period := time.Duration(0)
 	for i, z := range e.zones {
 		if e.holdsSlot(i) {
@@ -53,15 +56,7 @@ func (e *evaluation) holdLeases() {
 // ends. It reads the spend of lease zones only; others may be settling.
 func (e *evaluation) holdsSlot(i int) bool {
 	z := &e.zones[i]
-	return z.isLease() && (z.isTaken() || z.isUncertain()) && z.answer != hasNoRoom
-}
-
-// lease returns the lease of the request's slots, or nil.
-func (e *evaluation) lease() *lease {
-	if e.rare == nil {
-		return nil
-	}
-	return e.rare.lease
+	return z.isLease && (z.isTaken() || z.isUncertain()) && z.answer != hasNoRoom
 }
 
 // renew makes the slots last for another window.

@@ -181,7 +181,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	e.enter()
 	if !e.refusesOutright() {
 		e.countOverflow(r.Context())
-		if err := t.askInTurn(e, r); err != nil {
+		if err := t.askZones(e, r); err != nil {
 			t.endBy(decision{asked: asked{evaluation: e}})
 			return err
 		}
@@ -205,10 +205,8 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	}
-	for _, e := range t.own() {
-		if e.lease() == nil {
-			e.holdLeases()
-		}
+	for _, e := range t.own {
+		e.holdLeases()
 	}
 	t.admitted = l.stamp()
 	return nil

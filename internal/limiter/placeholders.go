@@ -117,7 +117,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 // evaluationOf returns where the zone of that name decided about the request, or
 // where it would have if it did not.
 func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		for i := range e.zones {
 			if e.zones[i].Name != zone || where != nil && e.zones[i].answer == notAsked {
 				continue

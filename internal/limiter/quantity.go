@@ -4,7 +4,10 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"math"
+	"math/big"
 	"math/bits"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -12,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/body"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -173,4 +177,237 @@ func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter, resp *response) int64
 			zap.Int64("charged", cost), zap.Int64("fallback", z.Cost.Number), zap.Int64("times", times))...)
 	}
 	return cost
+}
+
+// Sum is a cost that depends on the request: terms that are added up, each a number,
+// placeholders, or placeholders times a number.
+type Sum []term
+
+type term struct {
+	// text is one placeholder or several side by side, of which the first with a value is
+	// meant, or "" for a number.
+	text string
+	// number is the number, or what the placeholders are multiplied by; nil for 1.
+	number *big.Rat
+	// written is number as it was written.
+	written string
+}
+
+// String returns the sum in one form for all ways of writing it.
+func (s Sum) String() string {
+	var terms []string
+	for _, t := range s {
+		switch {
+		case t.text == "":
+			terms = append(terms, t.written)
+		case t.number == nil:
+			terms = append(terms, t.text)
+		default:
+			terms = append(terms, t.written+"*"+t.text)
+		}
+	}
+	return strings.Join(terms, " + ")
+}
+
+// ParseSum returns the sum at the beginning of a text, and the rest of that.
+func ParseSum(text string) (s Sum, rest string, err error) {
+	for {
+		var t term
+		if t, text, err = parseTerm(text); err != nil {
+			return nil, "", err
+		}
+		s = append(s, t)
+		if text = strings.TrimLeft(text, " \t"); !strings.HasPrefix(text, "+") {
+			return s, text, s.check()
+		}
+		text = text[1:]
+	}
+}
+
+func parseTerm(text string) (t term, rest string, err error) {
+	for {
+		text = strings.TrimLeft(text, " \t")
+		n := strings.IndexFunc(text, func(c rune) bool { return c != '.' && (c < '0' || c > '9') })
+		if n < 0 {
+			n = len(text)
+		}
+		switch {
+		case n > 0 && t.number == nil:
+			if t.written = text[:n]; n > maxNumberLength {
+				return t, "", fmt.Errorf("has a number of more than %d digits: shorten it", maxNumberLength)
+			}
+			number, ok := new(big.Rat).SetString(t.written)
+			if !ok || number.Cmp(largest) > 0 {
+				return t, "", fmt.Errorf("has %q, which must be a number up to 2^52, such as 4 or 0.25", t.written)
+			}
+			t.number, text = number, text[n:]
+		case strings.HasPrefix(text, "{") && t.text == "":
+			if t.text, text, err = cutPlaceholders(text); err != nil {
+				return t, "", err
+			}
+		default:
+			return t, "", fmt.Errorf("must be a sum of numbers, placeholders, and placeholders times a number, such as {header.A} + 4*{header.B}; found %q", clipped(text))
+		}
+		if text != "" && !strings.ContainsAny(text[:1], " \t*+") {
+			return t, "", fmt.Errorf("has %q behind a number or placeholder: multiply by *, add by +, as in {header.A} + 4*{header.B}", clipped(text))
+		}
+		after, isProduct := strings.CutPrefix(strings.TrimLeft(text, " \t"), "*")
+		if !isProduct {
+			return t, text, nil
+		}
+		text = after
+	}
+}
+
+// cutPlaceholders returns the placeholders at the beginning of a text, and the rest.
+func cutPlaceholders(text string) (placeholders, rest string, err error) {
+	for rest = text; strings.HasPrefix(rest, "{"); {
+		end := strings.IndexByte(rest, '}')
+		if end <= 1 {
+			return "", "", fmt.Errorf("has a placeholder without a name, or without }: write one such as {header.A}")
+		}
+		rest = rest[end+1:]
+	}
+	return text[:len(text)-len(rest)], rest, nil
+}
+
+// check returns what is wrong with placeholders about the response.
+func (s Sum) check() error {
+	for _, name := range s.placeholders() {
+		if IsUnknown(name) {
+			return fmt.Errorf("has {%s}, which is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
+		}
+		if path, is := strings.CutPrefix(name, responsePrefix+responseJSON); is {
+			if _, err := body.ParsePath(path); err != nil {
+				return fmt.Errorf("has {%s}, whose path %w", name, err)
+			}
+		}
+	}
+	return nil
+}
+
+// placeholders returns the names of the placeholders.
+func (s Sum) placeholders() (names []string) {
+	for _, t := range s {
+		names = append(names, PlaceholdersIn(t.text)...)
+	}
+	return names
+}
+
+// IsKnownAtEnd reports whether a placeholder has no value before the response has ended.
+func (s Sum) IsKnownAtEnd() bool { return slices.ContainsFunc(s.placeholders(), IsKnownAtEnd) }
+
+// paths returns the paths in the JSON of responses that s asks for.
+func (s Sum) paths() (paths []body.Path) {
+	for _, name := range s.placeholders() {
+		if text, is := strings.CutPrefix(name, responsePrefix+responseJSON); is {
+			path, _ := body.ParsePath(text) // checked
+			paths = append(paths, path)
+		}
+	}
+	return paths
+}
+
+// reading is what a cost is, or what is known of it.
+type reading struct {
+	cost int64
+	// cause is why not all of the cost is known.
+	cause telemetry.Cause
+	// text is what a placeholder yields in place of a number.
+	text string
+}
+
+// read adds up the terms. Those that yield no number count for nothing.
+func (s Sum) read(repl *caddy.Replacer) (r reading) {
+	if len(s) == 1 && s[0].number == nil {
+		// Most costs are one whole number.
+		text := strings.TrimSpace(repl.ReplaceAll(s[0].text, ""))
+		if n, err := strconv.ParseInt(text, 10, 64); err == nil && n >= 0 {
+			return reading{cost: min(n, store.MaxEvents)}
+		}
+	}
+	var total big.Rat
+	for _, t := range s {
+		if t.text == "" {
+			total.Add(&total, t.number)
+			continue
+		}
+		text := strings.TrimSpace(repl.ReplaceAll(t.text, ""))
+		number, cause := parseNumber(text)
+		if cause != telemetry.Known && r.cause == telemetry.Known {
+			r.cause, r.text = cause, clipped(text)
+		}
+		if cause != telemetry.Known {
+			continue
+		}
+		if t.number != nil {
+			number.Mul(number, t.number)
+		}
+		total.Add(&total, number)
+	}
+	r.cost = ceil(&total)
+	return r
+}
+
+// largest is the largest cost.
+var largest = new(big.Rat).SetInt64(store.MaxEvents)
+
+// Texts up to maxNumberLength, of numbers not below leastExact, are read exactly; others as the
+// nearest float, because an exponent could make an exact number fill the memory.
+const (
+	maxNumberLength = 64
+	leastExact      = 1e-18
+)
+
+// parseNumber returns the number that a text is, which is at most the largest, or why it is
+// none.
+func parseNumber(text string) (*big.Rat, telemetry.Cause) {
+	if !body.IsNumber(text) {
+		return nil, telemetry.NotFound
+	}
+	f, err := strconv.ParseFloat(text, 64)
+	switch {
+	case err != nil && !errors.Is(err, strconv.ErrRange):
+		return nil, telemetry.NotFound
+	case math.IsNaN(f) || f < 0:
+		return nil, telemetry.OutOfRange
+	case f > store.MaxEvents:
+		return new(big.Rat).Set(largest), telemetry.Known
+	}
+	if f >= leastExact && len(text) <= maxNumberLength {
+		if number, ok := new(big.Rat).SetString(text); ok {
+			return number, telemetry.Known
+		}
+	}
+	return new(big.Rat).SetFloat64(f), telemetry.Known
+}
+
+// ceil rounds up to a whole number, which is at most the largest.
+func ceil(r *big.Rat) int64 {
+	if r.Cmp(largest) >= 0 {
+		return store.MaxEvents
+	}
+	quotient, rest := new(big.Int).QuoRem(r.Num(), r.Denom(), new(big.Int))
+	return quotient.Int64() + int64(rest.Sign())
+}
+
+// atLeast returns the cost, or a fallback if not all of the cost is known and the fallback is
+// more.
+func (r reading) atLeast(fallback int64) int64 {
+	if r.cause == telemetry.Known {
+		return r.cost
+	}
+	return max(r.cost, fallback)
+}
+
+// fields are those of the log entry about a cost that is not known.
+func (r reading) fields() []zap.Field {
+	fields := []zap.Field{zap.Stringer("cause", r.cause)}
+	if r.text != "" {
+		fields = append(fields, zap.String("cost", r.text))
+	}
+	if r.cause == telemetry.Encoding {
+		fields = append(fields, zap.String("hint", "request another encoding from the backend, such as header_up Accept-Encoding gzip in reverse_proxy"))
+	}
+	return fields
 }

@@ -16,15 +16,13 @@ import (
 type tracker struct {
 	caddyhttp.ResponseWriterWrapper
 
-	evaluations []*evaluation
+	// own are the evaluations that the tracker settles.
+	own []*evaluation
 	// request is what the outermost handler got; nil in tests of the writer alone.
 	request *http.Request
 	// admitted is when the last handler admitted the request: see [Limiter.stamp].
 	admitted uint32
-	// inherited is how many evaluations were settled before this tracker began, in
-	// the route whose error is being handled.
-	inherited uint16
-	settled   bool
+	settled  bool
 	// unsent is how much of the body is not written yet, by the length that the header declares;
 	// unknownLength without one.
 	unsent int64
@@ -54,6 +52,9 @@ type evaluation struct {
 // rare holds the fields that few evaluations need. It is allocated on demand.
 type rare struct {
 	lease *lease
+	// earlier are the evaluations that were settled before this tracker began, in the route
+	// whose error is being handled; only the first evaluation of a request has them.
+	earlier []*evaluation
 	// refusal is the decision that ended the request; only the first evaluation of a request has it.
 	refusal *decision
 	// zones are by index, as far as any needs it.
@@ -158,21 +159,6 @@ const (
 // hasAnswered reports whether the state is what a store, or a block, says of the bucket.
 func (a answer) hasAnswered() bool { return a == hasRoom || a == hasNoRoom }
 
-// answerOf returns what a state says. A store leaves the states of requests zero that it does not
-// decide.
-func answerOf(st *store.State) answer {
-	switch {
-	case st.Err != nil:
-		return storeFailed
-	case st.Allowed:
-		return hasRoom
-	case st.Now != 0:
-		return hasNoRoom
-	default:
-		return notAsked
-	}
-}
-
 // spend is what a request has spent in a zone: in its store, and in the local counts.
 type spend struct {
 	stored storePhase
@@ -225,46 +211,3 @@ func (s spend) isLocal() bool { return s.alone >= localDecided }
 
 // isTaken reports whether the cost was spent where it was decided, and can be refunded.
 func (s spend) isTaken() bool { return s.stored == phaseTaken || s.alone == localTaken }
-
-// hold notes that the cost is in flight to the store.
-func (s *spend) hold() {
-	switch s.stored {
-	case phaseUncertain:
-		s.stored = phaseUncertainHeld
-	case phaseLost:
-		s.stored = phaseLostHeld
-	case phaseNone, phaseTaken:
-		s.stored = phaseHeld
-	case phaseHeld, phaseUncertainHeld, phaseLostHeld:
-	}
-}
-
-// take notes that the cost was spent where it was decided.
-func (s *spend) take() {
-	if s.isLocal() {
-		s.alone = localTaken
-	} else {
-		s.stored = phaseTaken
-	}
-}
-
-// becomeUncertain notes that a take, which may have an ID, may have spent the cost.
-func (s *spend) becomeUncertain(hasID bool) {
-	isHeld := s.stored == phaseHeld || s.stored == phaseUncertainHeld || s.stored == phaseLostHeld
-	if s.stored = phaseUncertain; !hasID {
-		s.stored = phaseLost
-	}
-	if isHeld {
-		s.hold()
-	}
-}
-
-// lose notes that what was taken is gone.
-func (s *spend) lose() {
-	switch {
-	case s.alone == localTaken:
-		s.alone = localDecided
-	case s.stored == phaseTaken:
-		s.stored = phaseNone
-	}
-}

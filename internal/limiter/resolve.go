@@ -73,13 +73,13 @@ func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store
 	}
 	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Batch: z.Batch, Penalty: z.Penalty}
 	switch {
-	case z.isLease():
+	case z.isLease:
 		// A lease does not settle the cost.
 		req.Cost = z.finalCost(repl, l, nil)
 	default:
 		req.Cost = z.firstCost(repl)
 	}
-	if z.needsID() {
+	if z.needsID {
 		req.ID = newID()
 	}
 	if len(z.Reserves) == 0 {
@@ -185,10 +185,9 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 		t = &in.tracker
 		in.lend(&t.first)
 	}
-	t.ResponseWriter, t.evaluations = w, t.room[:0]
+	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
-		t.evaluations = append(t.evaluations, settled.evaluations...)
-		t.inherited = uint16(len(t.evaluations)) //nolint:gosec // a handful
+		t.first.rarely().earlier = settled.all()
 	}
 	return t
 }
@@ -218,7 +217,7 @@ func (r *roomForTwo) lend(e *evaluation) {
 // newEvaluation returns an evaluation that is not enrolled yet.
 func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 	e := &t.first
-	if len(t.own()) > 0 {
+	if len(t.own) > 0 {
 		in := new(struct {
 			evaluation
 			roomForTwo
@@ -274,12 +273,12 @@ func cohortsIn(percent float64) uint64 { return uint64(math.Round(percent / 100 
 
 // enroll adds e to t, and makes t the request's tracker.
 func (t *tracker) enroll(e *evaluation, r *http.Request) {
-	if len(t.own()) == 0 {
+	if len(t.own) == 0 {
 		t.request = r
 		caddyhttp.SetVar(r.Context(), trackerVar, t)
 		t.logAccess(r)
 	}
-	t.evaluations = append(t.evaluations, e)
+	t.own = append(t.own, e)
 	for _, z := range e.zones {
 		if !z.SettleAtEnd {
 			continue
@@ -306,7 +305,7 @@ func (t *tracker) logAccess(r *http.Request) {
 // counts reports whether the request is counted in that bucket already, or in one that
 // clients share instead.
 func (t *tracker) counts(z *boundZone, req *store.Request) bool {
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		for i := range e.zones {
 			other := e.zones[i].boundZone
 			if other.Name == z.Name && other.handle.Name == z.handle.Name && e.resolvedKey(i) == req.ClientKey {

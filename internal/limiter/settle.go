@@ -20,10 +20,10 @@ func (t *tracker) settle(status int) {
 	if t.response != nil {
 		t.response.status = status
 	}
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		if !t.isEnded() {
 			e.settle(t, status, false)
-			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease() })
+			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
 		} else {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
@@ -40,11 +40,11 @@ func (t *tracker) finish(how ending) {
 	if t.response == nil {
 		return
 	}
-	t.response.end(t.own()[0].limiter.Now(), t.Header(), how)
+	t.response.end(t.own[0].limiter.Now(), t.Header(), how)
 	if t.isEnded() {
 		return
 	}
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		e.settle(t, t.response.status, true)
 		e.notePace(t, t.isCut(), func(z *Zone) bool { return z.SettleAtEnd })
 	}
@@ -52,7 +52,7 @@ func (t *tracker) finish(how ending) {
 
 // end gives back the leases, and leaves the stores.
 func (t *tracker) end() {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		t.endLease(e)
 		e.release()
 	}
@@ -68,8 +68,16 @@ func (t *tracker) endLease(e *evaluation) {
 	if isAborted {
 		e.noteAborted(t)
 	}
-	e.notePace(t, isAborted, (*Zone).isLease)
+	e.notePace(t, isAborted, func(z *Zone) bool { return z.isLease })
 	e.lease().end()
+}
+
+// lease returns the lease of the request's slots, or nil.
+func (e *evaluation) lease() *lease {
+	if e.rare == nil {
+		return nil
+	}
+	return e.rare.lease
 }
 
 // endBy notes the decision that ends the request.
@@ -86,9 +94,6 @@ func (t *tracker) refusal() *decision {
 
 // isEnded reports whether a handler has ended the request: it was not served.
 func (t *tracker) isEnded() bool { return t.refusal() != nil }
-
-// own returns the evaluations that t settles.
-func (t *tracker) own() []*evaluation { return t.evaluations[t.inherited:] }
 
 // StatusSet is a set of response statuses.
 type StatusSet [16]uint64
@@ -234,13 +239,15 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		// Nothing was asked.
 		return
 	}
-	if open := e.onlyOpen(); open != nil && !hasEnded && e.chargesWhole(status) {
+	if !hasEnded && e.chargesWhole(status) {
 		for i, z := range e.zones {
 			e.show(i, 0, e.reqs[i].Cost)
 			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
-			e.reportNear(i)
+			if z.Warn > 0 {
+				e.reportNear(i)
+			}
 		}
-		open.Accounts.Settle(e.reqs, nil)
+		e.zones[0].open.Accounts.Settle(e.reqs, nil)
 		return
 	}
 	var all settlements
@@ -274,11 +281,11 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	}
 }
 
-// chargesWhole reports whether all zones charge what they hold in flight, as it
+// chargesWhole reports whether all zones, of one store, charge what they hold in flight, as it
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
 	for _, z := range e.zones {
-		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
+		if z.open == nil || z.in != e.zones[0].in || z.SettleAtEnd || z.Cost.Text != "" || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
 			return false
 		}
 	}
@@ -302,7 +309,7 @@ func (z *inZone) turn(hasEnded bool) settleTurn {
 	switch {
 	case z.answer == hasNoRoom && z.isUncertain() && !hasEnded:
 		return givesBack
-	case z.answer == hasNoRoom, z.isLease():
+	case z.answer == hasNoRoom, z.isLease:
 		return settlesNothing
 	case z.answer != storeFailed && z.spend == (spend{}):
 		// The store panicked.
@@ -342,7 +349,9 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 	}
 	e.show(i, shown, cost)
 	e.countSettled(i, spent, cost, isFree)
-	e.reportNear(i)
+	if z.Warn > 0 {
+		e.reportNear(i)
+	}
 	return f, cost
 }
 
@@ -366,6 +375,16 @@ func (e *evaluation) spent(i int) int64 {
 		return e.reqs[i].Cost
 	}
 	return 0
+}
+
+// lose notes that what was taken is gone.
+func (s *spend) lose() {
+	switch {
+	case s.alone == localTaken:
+		s.alone = localDecided
+	case s.stored == phaseTaken:
+		s.stored = phaseNone
+	}
 }
 
 // countSettled counts the final cost of a request in zone i. What a take without
@@ -449,7 +468,7 @@ func (e *evaluation) undo() {
 	e.giveBack(func(int) bool { return true })
 	for i, z := range e.zones {
 		spent := z.spend
-		if z.needsID() && z.ChargeBefore {
+		if z.needsID && z.ChargeBefore {
 			// A request that waits takes again, maybe before a refund arrives, which must not
 			// find the new take. The ledger refunds takes as well that it refuses.
 			e.reqs[i].ID = newID()
@@ -476,7 +495,7 @@ func (e *evaluation) giveBack(some func(i int) bool) {
 		}
 		e.noteForgiven(i)
 		spent := e.spent(i)
-		if !z.isLease() {
+		if !z.isLease {
 			z.Counts.Refunded.Add(float64(spent))
 		}
 		all.add(e, i, finalOf(spent, 0), spent, 0)
@@ -617,7 +636,9 @@ func (e *evaluation) showRefunds() {
 
 // release leaves the stores.
 func (e *evaluation) release() {
-	e.endTakes()
+	if e.rare != nil {
+		e.endTakes()
+	}
 	for i := range e.zones {
 		if z := &e.zones[i]; z.open != nil {
 			z.open = nil

@@ -62,11 +62,10 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 // askTheRest sets the states of zones that have not been asked: what they would say is only shown.
 func (e *evaluation) askTheRest(r *http.Request) error {
 	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
+	err := e.askEach(r, rest)()
 	for _, i := range rest {
-		e.askApart(r.Context(), i)
+		e.estimateWait(i)
 	}
-	err := e.noteApart(r, rest)
-	e.estimateWaits()
 	return err
 }
 
@@ -92,7 +91,9 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 // decide notes what e decides, and reports whether the request goes on.
 func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	if isRefused, waits := e.letsAllWait(e.limiter.Now()); isRefused && waits {
-		e.estimateWaits()
+		for i := range e.zones {
+			e.estimateWait(i)
+		}
 		s.Answer.Wait = max(s.Answer.Wait, e.decide(decision{}).state().RetryAfter.Seconds())
 		return true
 	}

@@ -78,7 +78,7 @@ func (e *evaluation) decide(d decision) decision {
 
 // decide returns what all handlers that the request has met decide together.
 func (t *tracker) decide() (d decision) {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		d = e.decide(d)
 	}
 	return d
@@ -90,7 +90,7 @@ func (t *tracker) reported() (d decision) {
 	if t.isEnded() && endsRequest(t.refusal().outcome) {
 		return *t.refusal()
 	}
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		d = e.decide(d)
 	}
 	return d
@@ -99,8 +99,11 @@ func (t *tracker) reported() (d decision) {
 // conclude makes the states of zones that have no room show how long the client has to wait, and
 // the penalties that refusals earn.
 func (e *evaluation) conclude() {
-	e.estimateWaits()
 	for i := range e.zones {
+		if e.zones[i].answer != hasNoRoom {
+			continue
+		}
+		e.estimateWait(i)
 		if e.showPenalty(i) && !e.limiter.isSimulated {
 			e.penalize(i)
 		}
@@ -123,7 +126,7 @@ func (e *evaluation) penalize(i int) {
 // nobody earns one for the clients of a shared bucket.
 func (e *evaluation) showPenalty(i int) bool {
 	z, st := &e.zones[i], &e.states[i]
-	if z.answer != hasNoRoom || z.Penalty == 0 || z.bucket != ownBucket && !z.isLocal() || z.role == blocks || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+	if z.Penalty == 0 || z.bucket != ownBucket && !z.isLocal() || z.role == blocks || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 		return false
 	}
 	st.Penalty = st.Now + z.Penalty.Microseconds()

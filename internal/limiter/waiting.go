@@ -18,12 +18,9 @@ import (
 // DefaultMaxWaitQueue is how many requests of a zone wait at most.
 const DefaultMaxWaitQueue = 1000
 
-// askInTurn asks the stores of e, the newest evaluation. A request that does not fit yet waits
-// if all zones that refuse it hold requests. The error that it returns ends the request.
+// askInTurn asks the stores of e, the newest evaluation, some of whose zones hold requests. A
+// request that does not fit yet waits if all zones that refuse it do.
 func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
-	if !e.anyZone(e.letsWait) {
-		return e.ask(r, noFirst)
-	}
 	began := e.limiter.Now()
 	if !e.anyZone(e.hasLine) {
 		if err := e.ask(r, noFirst); err != nil || !t.mayWait(began) {
@@ -56,7 +53,7 @@ func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
 func (t *tracker) zones() iter.Seq2[int, asked] {
 	return func(yield func(int, asked) bool) {
 		n := 0
-		for _, e := range t.own() {
+		for _, e := range t.own {
 			for i := range e.zones {
 				if !yield(n, asked{e, i}) {
 					return
@@ -70,7 +67,7 @@ func (t *tracker) zones() iter.Seq2[int, asked] {
 // mayWait reports whether zones refuse the request, and all of them let it wait for that long.
 func (t *tracker) mayWait(began time.Time) bool {
 	isRefused := false
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		refused, lets := e.letsAllWait(began)
 		if !lets {
 			return false
@@ -104,11 +101,11 @@ const trustedAnswer = time.Second
 // of them, a zone refuses it for too long, or the client leaves.
 func (t *tracker) wait(r *http.Request, began time.Time) error {
 	t.giveBack()
-	asked := t.own()[0].limiter.Now()
+	asked := t.own[0].limiter.Now()
 	if err := readAhead(r); err != nil {
 		return err
 	}
-	if t.own()[0].limiter.Now().Sub(asked) > trustedAnswer {
+	if t.own[0].limiter.Now().Sub(asked) > trustedAnswer {
 		t.forget()
 	}
 	w := t.newWaiter(began)
@@ -169,7 +166,7 @@ func readAhead(r *http.Request) error {
 
 // giveBack undoes all evaluations, because the request does not go on yet.
 func (t *tracker) giveBack() {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		e.showRefunds()
 		e.undo()
 	}
@@ -177,7 +174,7 @@ func (t *tracker) giveBack() {
 
 // forget makes the zones be asked, or foreseen, anew.
 func (t *tracker) forget() {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		e.resetStates()
 	}
 }
@@ -196,7 +193,7 @@ func (t *tracker) newWaiter(began time.Time) *waiter {
 // request any more. It reports false if the request is refused.
 func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 	ahead := t.ahead(w)
-	w.linedUp = t.own()[0].limiter.Now()
+	w.linedUp = t.own[0].limiter.Now()
 	for n, z := range t.zones() {
 		if ahead[n] > 0 || z.zones[z.i].answer == notAsked {
 			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
@@ -298,7 +295,7 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 // refused.
 func (t *tracker) askAgain(line asked, r *http.Request) error {
 	t.forget()
-	all := slices.Clone(t.own())
+	all := slices.Clone(t.own)
 	slices.SortStableFunc(all, func(a, b *evaluation) int {
 		switch line.evaluation {
 		case a:
@@ -400,7 +397,7 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 		case isWoken:
 			t.resolveAgain(r)
 			switch {
-			case isFirst, slices.ContainsFunc(t.own(), (*evaluation).refusesOutright):
+			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil
 			case w.line != lineOf(&line.reqs[line.i]):
 				return lineUpAgain, nil

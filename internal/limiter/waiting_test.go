@@ -372,7 +372,7 @@ func TestOuterHandlersHoldNothingWhileAnInnerOneWaits(t *testing.T) {
 					}
 					for _, z := range []*Zone{shared, between} {
 						want := int64(9)
-						if z.isLease() {
+						if z.isLease {
 							want = 0
 						}
 						key, _ := z.clientKey(nil, caddy.NewReplacer(), s.limiters[0])

@@ -89,7 +89,7 @@ func TestHeadersOfUndecidedZones(t *testing.T) {
 					e.zones = append(e.zones, inZone{boundZone: &boundZone{Zone: &Zone{Name: "api"}}, answer: answerOf(&states[i])})
 					e.reqs = append(e.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
 				}
-				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, evaluations: []*evaluation{e}}
+				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, own: []*evaluation{e}}
 				tr.setHeaders()
 				want := "4"
 				if name == "alone" {
