@@ -129,7 +129,7 @@ func (z *Zone) refuseRepeated(name string, l *Limiter) error {
 func (z *Zone) warnNoKey(r *http.Request, repl *caddy.Replacer, l *Limiter) {
 	for i := range z.templates {
 		if name := z.templates[i].unknownIn(repl); name != "" {
-			z.noteUnknown(name, l)
+			z.noteUndefined(name, l)
 		}
 	}
 	times, log := l.mayLog(&z.noKey)

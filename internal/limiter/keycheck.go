@@ -241,8 +241,8 @@ func (z *Zone) KeyProblems() (problems []string) {
 
 func unknownText(name string) string { return "placeholder {" + name + "} is unknown" }
 
-// noteUnknown notes a placeholder that nothing defines for a request that is not simulated.
-func (z *Zone) noteUnknown(name string, l *Limiter) {
+// noteNoText notes a placeholder that nothing defines for a request that is not simulated.
+func (z *Zone) noteUndefined(name string, l *Limiter) {
 	if !l.isSimulated {
 		z.unknown.Store(&name)
 	}
@@ -250,7 +250,7 @@ func (z *Zone) noteUnknown(name string, l *Limiter) {
 
 // warnUnknown logs that nothing defines a placeholder beside others that have a value.
 func (z *Zone) warnUnknown(name string, l *Limiter) {
-	z.noteUnknown(name, l)
+	z.noteUndefined(name, l)
 	if times, log := l.mayLog(&z.noKey); log {
 		l.Logger.Warn("a part of key is always empty", zap.String("zone", z.Name), zap.Strings("key", z.Key),
 			zap.Int64("times", times), zap.String("hint", unknownText(name)))

@@ -176,14 +176,16 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 			roomForOne
 		})
 		t = &in.tracker
-		in.lend(&t.first)
+		room := &in.roomForOne
+		t.first.use(room.zones[:], room.reqs[:], room.states[:])
 	} else {
 		in := new(struct {
 			tracker
 			roomForTwo
 		})
 		t = &in.tracker
-		in.lend(&t.first)
+		room := &in.roomForTwo
+		t.first.use(room.zones[:], room.reqs[:], room.states[:])
 	}
 	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
@@ -206,12 +208,9 @@ type roomForTwo struct {
 	states [2]store.State
 }
 
-func (r *roomForOne) lend(e *evaluation) {
-	e.zones, e.reqs, e.states = r.zones[:0], r.reqs[:0], r.states[:0]
-}
-
-func (r *roomForTwo) lend(e *evaluation) {
-	e.zones, e.reqs, e.states = r.zones[:0], r.reqs[:0], r.states[:0]
+// use makes the slices use some room.
+func (e *evaluation) use(zones []inZone, reqs []store.Request, states []store.State) {
+	e.zones, e.reqs, e.states = zones[:0], reqs[:0], states[:0]
 }
 
 // newEvaluation returns an evaluation that is not enrolled yet.
@@ -223,7 +222,8 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 			roomForTwo
 		})
 		e = &in.evaluation
-		in.lend(e)
+		room := &in.roomForTwo
+		e.use(room.zones[:], room.reqs[:], room.states[:])
 	}
 	e.limiter, e.repl = l, repl
 	return e

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"errors"
 	"net/http"
 	"strconv"
@@ -147,12 +148,10 @@ func statusOf(err error) int {
 }
 
 // final is what a request costs in the end, compared with what it has spent.
-type final uint8
+type final int8
 
 const (
-	// costsNothing: it has not spent anything either.
-	costsNothing final = iota
-	costsLess
+	costsLess final = iota
 	costsSame
 	costsMore
 	// empties: the status of the response empties the bucket.
@@ -162,68 +161,38 @@ const (
 	finals
 )
 
-func finalOf(spent, cost int64) final {
-	switch {
-	case cost > spent:
-		return costsMore
-	case cost < spent:
-		return costsLess
-	case cost > 0:
-		return costsSame
-	default:
-		return costsNothing
-	}
-}
+func finalOf(spent, cost int64) final { return costsSame + final(cmp.Compare(cost, spent)) }
 
-// flightDue is what becomes of a cost in flight.
-type flightDue uint8
-
-const (
-	flightStays flightDue = iota
-	// flightCharged: it ends, and the final cost is charged.
-	flightCharged
-	// flightDropped: it ends, and nothing is charged, because a take may have spent it.
-	flightDropped
-)
-
-// due is what else a store has to do, so that it counts the final cost.
+// due is what a store has to do, so that it counts the final cost.
 type due uint8
 
 const (
 	dueNothing due = iota
 	// dueCharge charges what the cost is more than what was spent.
 	dueCharge
+	// dueEnd ends what is in flight, and charges the cost. What is in flight beside an uncertain take
+	// ends without a charge, whatever else is due.
+	dueEnd
 	// dueRepeat repeats a take under its ID, with the final cost.
 	dueRepeat
 	// dueRefund refunds what was spent and is more than the cost, or all of an uncertain take.
 	dueRefund
-	// dueEmpty empties the bucket.
+	// dueEmpty empties the bucket, and ends what is in flight.
 	dueEmpty
 	// dueRefundFirst refunds what was spent, and empties the bucket if the reply shows more.
 	dueRefundFirst
 )
 
-// dues are what settles a request. The store knows an uncertain take by its ID: it does no harm to
-// refund what was never taken, or to charge what was.
-var dues = [storePhases][finals]struct {
-	flight flightDue
-	then   due
-}{
-	phaseNone: {costsMore: {then: dueCharge}, empties: {then: dueEmpty}},
-	phaseHeld: {
-		costsNothing: {flight: flightCharged}, costsMore: {flight: flightCharged}, empties: {flightCharged, dueEmpty},
-	},
-	phaseTaken: {
-		costsLess: {then: dueRefund}, costsMore: {then: dueCharge}, empties: {then: dueEmpty}, emptiesOwn: {then: dueRefundFirst},
-	},
-	phaseUncertain: {
-		costsNothing: {then: dueRefund}, costsMore: {then: dueRepeat}, empties: {then: dueEmpty},
-	},
-	phaseUncertainHeld: {
-		costsNothing: {flightDropped, dueRefund}, costsMore: {flightDropped, dueRepeat}, empties: {flightDropped, dueEmpty},
-	},
-	phaseLost:     {empties: {then: dueEmpty}},
-	phaseLostHeld: {costsNothing: {flight: flightDropped}, costsMore: {flight: flightDropped}, empties: {flightDropped, dueEmpty}},
+// dues are what settles a request. Only what was taken was spent before. The store knows an
+// uncertain take by its ID: it does no harm to refund what was never taken, or to charge what was.
+var dues = [storePhases][finals]due{
+	phaseNone:          {costsMore: dueCharge, empties: dueEmpty},
+	phaseHeld:          {costsSame: dueEnd, costsMore: dueEnd, empties: dueEmpty},
+	phaseTaken:         {costsLess: dueRefund, costsMore: dueCharge, empties: dueEmpty, emptiesOwn: dueRefundFirst},
+	phaseUncertain:     {costsSame: dueRefund, costsMore: dueRepeat, empties: dueEmpty},
+	phaseUncertainHeld: {costsSame: dueRefund, costsMore: dueRepeat, empties: dueEmpty},
+	phaseLost:          {empties: dueEmpty},
+	phaseLostHeld:      {empties: dueEmpty},
 }
 
 // localRows are the rows of dues for the local counts.
@@ -254,7 +223,7 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 	var freed []int
 	var emptied []emptying
 	for i := range e.zones {
-		switch e.zones[i].turn(hasEnded) {
+		switch e.zones[i].settles(hasEnded) {
 		case settlesNow:
 			f, cost := e.settleZone(t, i, status, hasEnded)
 			then := all.add(e, i, f, e.spent(i), cost)
@@ -270,14 +239,14 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 			// The header is about the state before the request.
 			e.show(i, e.spent(i), 0)
 		case givesBack:
-			all.add(e, i, costsNothing, 0, 0)
+			all.add(e, i, costsSame, 0, 0)
 		case settlesNothing:
 		}
 	}
 	all.send()
 	e.wakeLines(freed)
 	for _, zone := range emptied {
-		e.empty(zone)
+		e.forgive(zone)
 	}
 }
 
@@ -292,11 +261,11 @@ func (e *evaluation) chargesWhole(status int) bool {
 	return true
 }
 
-// settleTurn is whether a zone settles.
-type settleTurn uint8
+// settling is whether a zone settles.
+type settling uint8
 
 const (
-	settlesNothing settleTurn = iota
+	settlesNothing settling = iota
 	settlesNow
 	// settlesLater: when the response has ended.
 	settlesLater
@@ -304,8 +273,8 @@ const (
 	givesBack
 )
 
-// turn returns whether the zone settles when the response begins or, if hasEnded is set, ends.
-func (z *inZone) turn(hasEnded bool) settleTurn {
+// settles returns whether the zone settles when the response begins or, if hasEnded is set, ends.
+func (z *inZone) settles(hasEnded bool) settling {
 	switch {
 	case z.answer == hasNoRoom && z.isUncertain() && !hasEnded:
 		return givesBack
@@ -418,8 +387,8 @@ type emptying struct {
 	then due
 }
 
-// empty empties a bucket that a status forgives.
-func (e *evaluation) empty(zone emptying) {
+// forgive empties a bucket that a status forgives.
+func (e *evaluation) forgive(zone emptying) {
 	z, spent, l, req := e.zones[zone.i].boundZone, e.zones[zone.i].spend, e.limiter, e.reqs[zone.i]
 	e.reqs[zone.i].Cost = 0
 	if zone.then == dueEmpty {
@@ -518,7 +487,7 @@ type settlement struct {
 	// unknown are those whose takes may have spent the cost, with what each held.
 	unknown     []store.Request
 	heldUnknown []int64
-	// again are repeats of takes of unknown outcome, under their ID.
+	// again are repeats of uncertain takes, under their ID.
 	charges, again, refunds []store.Request
 }
 
@@ -541,17 +510,16 @@ func (s *settlements) add(e *evaluation, i int, f final, spent, cost int64) due 
 }
 
 func (s *settlement) add(req store.Request, phase storePhase, f final, spent, cost int64) due {
-	d, held := dues[phase][f], req.Cost
-	if d.flight != flightStays {
-		ended := req
-		ended.Cost = cost
-		if d.flight == flightCharged {
-			s.ended, s.held = append(s.ended, ended), append(s.held, held)
-		} else {
-			s.unknown, s.heldUnknown = append(s.unknown, ended), append(s.heldUnknown, held)
-		}
+	ended, d := req, dues[phase][f]
+	ended.Cost = cost
+	switch phase {
+	case phaseHeld:
+		s.ended, s.held = append(s.ended, ended), append(s.held, req.Cost)
+	case phaseUncertainHeld, phaseLostHeld:
+		s.unknown, s.heldUnknown = append(s.unknown, ended), append(s.heldUnknown, req.Cost)
+	case phaseNone, phaseTaken, phaseUncertain, phaseLost:
 	}
-	switch d.then {
+	switch d {
 	case dueCharge:
 		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
 			// What is under the old ID stays.
@@ -559,16 +527,15 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 		}
 		s.charges = append(s.charges, req)
 	case dueRepeat:
-		req.Cost = cost
-		s.again = append(s.again, req)
+		s.again = append(s.again, ended)
 	case dueRefund:
 		if phase == phaseTaken {
 			req.Cost = spent - cost
 		}
 		s.refunds = append(s.refunds, req)
-	case dueNothing, dueEmpty, dueRefundFirst:
+	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
 	}
-	return d.then
+	return d
 }
 
 // send sends each store what concerns it.

@@ -380,7 +380,7 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 	if line.evaluation == nil {
 		return itsTurn, nil
 	}
-	isFirst, isDisplaced, isWoken := w.look()
+	isFirst, isDisplaced, isWoken := w.news()
 	wasFirst := isFirst
 	switch {
 	case !isFirst:
@@ -407,7 +407,7 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 		}
 		select {
 		case <-w.bell:
-			isFirst, isDisplaced, isWoken = w.look()
+			isFirst, isDisplaced, isWoken = w.news()
 		case <-timer.C:
 			if isFirst {
 				return itsTurn, nil

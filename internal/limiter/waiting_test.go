@@ -625,8 +625,8 @@ func TestRejectedConfigHasNoSayInLimits(t *testing.T) {
 	}
 }
 
-// TestDivertedClientsWaitInOneLine, that of the bucket that they share.
-func TestDivertedClientsWaitInOneLine(t *testing.T) {
+// TestOverflowWaitsInOneLine, that of the bucket that they share.
+func TestOverflowWaitsInOneLine(t *testing.T) {
 	z := &Zone{Events: Quantity{Number: 1}, Window: time.Hour, ChargeBefore: true, MaxWait: time.Millisecond, MaxWaitQueue: 10}
 	w := newBoundedWorld(t, 1, z)
 	var got bytes.Buffer
