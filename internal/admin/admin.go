@@ -114,22 +114,22 @@ func runningApp() (runningConfig, error) {
 	return app.(runningConfig), nil
 }
 
-// boundZone is a zone of one handler and a store in which it counts.
-type boundZone struct {
+// zoneInStore is a zone of one handler and a store in which it counts.
+type zoneInStore struct {
 	*limiter.Zone
 	store   *stores.Handle
 	limiter *limiter.Limiter
 }
 
-// boundZones returns the zones of the config by name: one for each store in which
+// zonesInStores returns the zones of the config by name: one for each store in which
 // handlers count zones of that name.
-func boundZones(running runningConfig) map[string][]boundZone {
-	zones := map[string][]boundZone{}
+func zonesInStores(running runningConfig) map[string][]zoneInStore {
+	zones := map[string][]zoneInStore{}
 	for _, l := range running.Limiters() {
 		for _, z := range l.Zones {
 			for _, s := range l.Stores() {
 				if !slices.Contains(storeNames(zones[z.Name]), s.Name) {
-					zones[z.Name] = append(zones[z.Name], boundZone{z, s, l})
+					zones[z.Name] = append(zones[z.Name], zoneInStore{z, s, l})
 				}
 			}
 		}
@@ -137,7 +137,7 @@ func boundZones(running runningConfig) map[string][]boundZone {
 	return zones
 }
 
-func storeNames(zones []boundZone) []string {
+func storeNames(zones []zoneInStore) []string {
 	var names []string
 	for _, z := range zones {
 		names = append(names, z.store.Name)
@@ -145,7 +145,7 @@ func storeNames(zones []boundZone) []string {
 	return names
 }
 
-func unknownZone(name string, zones map[string][]boundZone) error {
+func unknownZone(name string, zones map[string][]zoneInStore) error {
 	return apiErrorf(http.StatusNotFound, "zone %q is unknown; there is %s", name, strings.Join(sortedKeys(zones), ", "))
 }
 

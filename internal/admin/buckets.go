@@ -20,7 +20,7 @@ import (
 // selection is the buckets of a zone that a request is about, and their store,
 // which stays open until the store's handle is left.
 type selection struct {
-	boundZone
+	zoneInStore
 	open    *stores.Opened
 	buckets []adminapi.BucketName
 }
@@ -31,7 +31,7 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	if err != nil {
 		return nil, nil, err
 	}
-	zones, zone, name := boundZones(running), r.PathValue("zone"), query.Get("store")
+	zones, zone, name := zonesInStores(running), r.PathValue("zone"), query.Get("store")
 	if zones[zone] == nil {
 		return nil, nil, unknownZone(zone, zones)
 	}
@@ -44,7 +44,7 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 			return nil, nil, apiErrorf(http.StatusNotFound, "zone %s does not count in the store %q; there is %s", zone, name, strings.Join(names, ", "))
 		}
 	}
-	s := &selection{boundZone: zones[zone][i]}
+	s := &selection{zoneInStore: zones[zone][i]}
 	if s.buckets, err = s.BucketsOf(query["key"], query["client_key"]); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadRequest, "zone %s: %w", zone, err)
 	}
@@ -107,12 +107,12 @@ func find(running runningConfig, r *http.Request) (any, error) {
 	if name == "" {
 		return nil, apiErrorf(http.StatusBadRequest, "name is empty: write what the placeholder of a zone's key has for the client")
 	}
-	zones := boundZones(running)
+	zones := zonesInStores(running)
 	var selections []*selection
 	for _, zone := range sortedKeys(zones) {
 		for _, bound := range zones[zone] {
 			if buckets := bound.Find(name); len(buckets) > 0 {
-				selections = append(selections, &selection{boundZone: bound, buckets: buckets})
+				selections = append(selections, &selection{zoneInStore: bound, buckets: buckets})
 			}
 		}
 	}

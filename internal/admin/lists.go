@@ -20,7 +20,7 @@ const (
 
 // listed is what a list of clients is about: up to n clients of each zone.
 type listed struct {
-	zones map[string][]boundZone
+	zones map[string][]zoneInStore
 	// zone is the only one of zones, or empty if the list is of all.
 	zone string
 	n    int
@@ -32,7 +32,7 @@ func readListed(running runningConfig, r *http.Request) (*listed, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &listed{zones: boundZones(running), zone: query.Get("zone"), n: defaultListed}
+	l := &listed{zones: zonesInStores(running), zone: query.Get("zone"), n: defaultListed}
 	if text := query.Get("n"); text != "" {
 		if l.n, err = strconv.Atoi(text); err != nil || l.n < 1 || l.n > mostListed {
 			return nil, apiErrorf(http.StatusBadRequest, "n is %q: it must be a number from 1 to %d", text, mostListed)
@@ -43,7 +43,7 @@ func readListed(running runningConfig, r *http.Request) (*listed, error) {
 		if !ok {
 			return nil, unknownZone(l.zone, l.zones)
 		}
-		l.zones = map[string][]boundZone{l.zone: zone}
+		l.zones = map[string][]zoneInStore{l.zone: zone}
 	}
 	return l, nil
 }
@@ -66,7 +66,7 @@ func top(running runningConfig, r *http.Request) (any, error) {
 }
 
 // topOf returns the top of a zone in all stores in which it counts.
-func topOf(name string, zone []boundZone, n int, now time.Time) adminapi.Top {
+func topOf(name string, zone []zoneInStore, n int, now time.Time) adminapi.Top {
 	refused, since := limiter.RefusedMost(name, storeNames(zone), n, now)
 	for i := range refused {
 		refused[i].Client = clientOf(zone, refused[i].Store, refused[i].ClientKey)
@@ -124,7 +124,7 @@ func near(running runningConfig, r *http.Request) (any, error) {
 
 // scan looks at the buckets of some zones in one store.
 type scan struct {
-	zones []boundZone
+	zones []zoneInStore
 	reqs  []store.Request
 	found []*nearest
 }

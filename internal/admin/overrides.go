@@ -33,7 +33,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	ctx, cancel := context.WithTimeout(r.Context(), overrideTimeout)
 	defer cancel()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
-	now, zones := time.Now().UnixMicro(), boundZones(running)
+	now, zones := time.Now().UnixMicro(), zonesInStores(running)
 	for _, s := range running.Stores() {
 		found, err := s.Overrides(ctx)
 		if err != nil {
@@ -53,7 +53,7 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 
 // clientOf explains a client key of a zone in a store, where the running config may lack
 // the zone.
-func clientOf(zone []boundZone, storeName, clientKey string) adminapi.Client {
+func clientOf(zone []zoneInStore, storeName, clientKey string) adminapi.Client {
 	if i := slices.Index(storeNames(zone), storeName); i >= 0 {
 		return zone[i].ClientOf(clientKey)
 	}
@@ -159,7 +159,7 @@ func selectOverridden(running runningConfig, r *http.Request) (*selection, error
 	if err != nil {
 		return nil, err
 	}
-	zones, zone, name := boundZones(running), r.PathValue("zone"), query.Get("store")
+	zones, zone, name := zonesInStores(running), r.PathValue("zone"), query.Get("store")
 	bound := zones[zone]
 	if name == "" && len(bound) == 1 {
 		name = bound[0].store.Name
@@ -171,7 +171,7 @@ func selectOverridden(running runningConfig, r *http.Request) (*selection, error
 		return s, err
 	}
 	key := limiter.KeyOf(query.Get("client_key"))
-	s := &selection{boundZone: zoneIn(running, bound, zone, all[i])}
+	s := &selection{zoneInStore: zoneIn(running, bound, zone, all[i])}
 	s.buckets = []adminapi.BucketName{{Client: clientOf(bound, name, key), Key: key}}
 	if s.open, err = s.store.Enter(); err != nil {
 		return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", name, err)
@@ -181,7 +181,7 @@ func selectOverridden(running runningConfig, r *http.Request) (*selection, error
 
 // zoneIn returns the zone of that name in a store. Where the config lacks it, it reports with
 // the logger of the store, and no client keys.
-func zoneIn(running runningConfig, bound []boundZone, zone string, handle *stores.Handle) boundZone {
+func zoneIn(running runningConfig, bound []zoneInStore, zone string, handle *stores.Handle) zoneInStore {
 	if i := slices.Index(storeNames(bound), handle.Name); i >= 0 {
 		return bound[i]
 	}
@@ -189,7 +189,7 @@ func zoneIn(running runningConfig, bound []boundZone, zone string, handle *store
 	if all := running.Limiters(); len(all) > 0 {
 		reporter.Events = all[0].Events
 	}
-	return boundZone{&limiter.Zone{Name: zone}, handle, reporter}
+	return zoneInStore{&limiter.Zone{Name: zone}, handle, reporter}
 }
 
 // remove ends overrides, and answers with those that there were. It is an error if there was none: the

@@ -32,13 +32,13 @@ func TestPlainStoreSaysSo(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer handle.Unload()
-	zone := boundZone{Zone: &limiter.Zone{Name: "api"}, store: handle}
-	_, err = (&selection{boundZone: zone, open: open}).inspect(t.Context())
+	zone := zoneInStore{Zone: &limiter.Zone{Name: "api"}, store: handle}
+	_, err = (&selection{zoneInStore: zone, open: open}).inspect(t.Context())
 	if answer := (caddy.APIError{}); !errors.As(err, &answer) || answer.HTTPStatus != http.StatusNotImplemented {
 		t.Errorf("a look at a bucket: %v", err)
 	}
 	near := adminapi.Near{}
-	(&scan{zones: []boundZone{zone}, reqs: make([]store.Request, 1), found: []*nearest{{into: &near}}}).run(handle)
+	(&scan{zones: []zoneInStore{zone}, reqs: make([]store.Request, 1), found: []*nearest{{into: &near}}}).run(handle)
 	if len(near.Unlisted) != 1 {
 		t.Errorf("clients near their limit: %+v", near)
 	}

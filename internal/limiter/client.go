@@ -26,8 +26,8 @@ const (
 	noteParts    = "values that are no text"
 	noteBase64   = "a key that is no text, in base64"
 	noteOverflow = "the bucket that new clients share, by max_new_buckets"
-	noteDoubtful = "the bucket that clients share while the store does not say whether they are new, by max_new_buckets"
-	noteUnknown  = "of no text of the zone's key in the running config"
+	noteUnknown  = "the bucket that clients share while the store does not say whether they are new, by max_new_buckets"
+	noteNoText   = "of no text of the zone's key in the running config"
 )
 
 // shorthands replaces placeholders by what a Caddyfile has for them. The first that fits
@@ -79,8 +79,8 @@ func ShownKey(clientKey string) string {
 	return base64Prefix + base64.RawURLEncoding.EncodeToString([]byte(clientKey))
 }
 
-// bucketOf returns the bucket of a client key.
-func (z *Zone) bucketOf(clientKey string) adminapi.BucketName {
+// nameBucket returns the bucket of a client key.
+func (z *Zone) nameBucket(clientKey string) adminapi.BucketName {
 	return adminapi.BucketName{Client: z.ClientOf(clientKey), Key: clientKey}
 }
 
@@ -95,7 +95,7 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 		c.Note = noteOverflow
 		return c
 	case clientKey == stores.UnknownKey:
-		c.Note = noteDoubtful
+		c.Note = noteUnknown
 		return c
 	case strings.HasPrefix(clientKey, "$"):
 		c.Note, c.Unknown = noteSecret, true
@@ -123,7 +123,7 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 			return c
 		}
 	}
-	c.Note, c.Unknown = noteUnknown, !z.CouldHave(clientKey)
+	c.Note, c.Unknown = noteNoText, !z.CouldHave(clientKey)
 	return c
 }
 
@@ -172,7 +172,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 		if !z.CouldHave(key) {
 			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
 		}
-		return []adminapi.BucketName{z.bucketOf(key)}, nil
+		return []adminapi.BucketName{z.nameBucket(key)}, nil
 	}
 	only, values := z.named(values)
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
@@ -190,7 +190,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 			}
 			continue
 		}
-		b := z.bucketOf(t.keyOf(values, z))
+		b := z.nameBucket(t.keyOf(values, z))
 		b.Text = z.textOf(i)
 		buckets = append(buckets, b)
 	}
@@ -208,7 +208,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 // can have that name. Only an address, or a network, names a client by its address.
 func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
 	if key := KeyOf(text); z.CouldHave(key) {
-		buckets = append(buckets, z.bucketOf(key))
+		buckets = append(buckets, z.nameBucket(key))
 	}
 	var forms [][]string
 	for i := range z.templates {

@@ -76,9 +76,9 @@ func TestUnknownClientKeys(t *testing.T) {
 	z := keyZone("{a}{b}", "everybody")
 	tag := z.templates[0].tag
 	for key, note := range map[string]string{
-		stores.OverflowKey: noteOverflow, stores.UnknownKey: noteDoubtful, "$digest": noteSecret, "#digest": noteBinary,
-		"": noteUnknown, "xyz:alice": noteUnknown, tag: noteUnknown, tag + ":ab": noteUnknown, tag + ":ab:3": noteUnknown, tag + ":ab:x": noteUnknown,
-		z.templates[1].tag + ":x": noteUnknown,
+		stores.OverflowKey: noteOverflow, stores.UnknownKey: noteUnknown, "$digest": noteSecret, "#digest": noteBinary,
+		"": noteNoText, "xyz:alice": noteNoText, tag: noteNoText, tag + ":ab": noteNoText, tag + ":ab:3": noteNoText, tag + ":ab:x": noteNoText,
+		z.templates[1].tag + ":x": noteNoText,
 	} {
 		c := z.ClientOf(key)
 		if c.ClientKey != key || c.Template != "" || c.Values != nil || c.Note != note {

@@ -128,7 +128,7 @@ func (z *Zone) refuseRepeated(name string, l *Limiter) error {
 func (z *Zone) warnNoKey(r *http.Request, repl *caddy.Replacer, l *Limiter) {
 	for i := range z.templates {
 		if name := z.templates[i].unknownIn(repl); name != "" {
-			z.noteUnknown(name, l)
+			z.noteUndefined(name, l)
 		}
 	}
 	times, log := l.mayLog(&z.noKey)
@@ -189,6 +189,16 @@ func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer,
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
 	return store.Shortened(b), applies, repeated
+}
+
+// unknownIn returns a placeholder of the template that nothing defines for the request, or "".
+func (t *keyTemplate) unknownIn(repl *caddy.Replacer) string {
+	for _, name := range t.doubtful {
+		if _, known := repl.Get(name); !known {
+			return name
+		}
+	}
+	return ""
 }
 
 // canonicalKey returns the client key that an operator means by one copied from a

@@ -241,18 +241,8 @@ func (z *Zone) KeyProblems() (problems []string) {
 
 func unknownText(name string) string { return "placeholder {" + name + "} is unknown" }
 
-// unknownIn returns a placeholder of the template that nothing defines for the request, or "".
-func (t *keyTemplate) unknownIn(repl *caddy.Replacer) string {
-	for _, name := range t.doubtful {
-		if _, known := repl.Get(name); !known {
-			return name
-		}
-	}
-	return ""
-}
-
-// noteUnknown notes a placeholder that nothing defines for a request that is not simulated.
-func (z *Zone) noteUnknown(name string, l *Limiter) {
+// noteNoText notes a placeholder that nothing defines for a request that is not simulated.
+func (z *Zone) noteUndefined(name string, l *Limiter) {
 	if !l.isSimulated {
 		z.unknown.Store(&name)
 	}
@@ -260,7 +250,7 @@ func (z *Zone) noteUnknown(name string, l *Limiter) {
 
 // warnUnknown logs that nothing defines a placeholder beside others that have a value.
 func (z *Zone) warnUnknown(name string, l *Limiter) {
-	z.noteUnknown(name, l)
+	z.noteUndefined(name, l)
 	if times, log := l.mayLog(&z.noKey); log {
 		l.Logger.Warn("a part of key is always empty", zap.String("zone", z.Name), zap.Strings("key", z.Key),
 			zap.Int64("times", times), zap.String("hint", unknownText(name)))

@@ -21,7 +21,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Config are the settings of a Limiter.
@@ -127,45 +126,12 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 	return l.answer(t, e, w, r, next.ServeHTTP(w, r))
 }
 
-// collect resolves what the request asks of the zones that match it, as a new
-// evaluation of t, or of a new tracker if t is nil or, in an error route, settled. It
-// leaves out zones that do not limit the request, and buckets in which another
-// handler counts it already. It returns no evaluation if nothing is left.
-func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
-	var e *evaluation
-	for _, z := range l.Zones {
-		if len(z.Matchers) > 0 {
-			matches, err := z.Matchers.AnyMatchWithError(r)
-			if err != nil {
-				return t, nil, err
-			}
-			if !matches {
-				continue
-			}
-		}
-		req, err := z.request(r, repl, l)
-		if err != nil {
-			return t, nil, err
-		}
-		bound, block := z.override(&req, l)
-		if req.Events == unlimited && block == nil {
-			continue
-		}
-		if t != nil && t.counts(bound, &req) {
-			continue
-		}
-		if e == nil {
-			if t == nil || t.settled {
-				t = newTracker(w, t, len(l.Zones))
-			}
-			e = t.newEvaluation(l, repl)
-		}
-		e.add(bound, req, block)
-	}
-	if e != nil {
-		t.enroll(e, r)
-	}
-	return t, e, nil
+// trackerVar is the request variable that holds the request's tracker.
+const trackerVar = "rate_limit.tracker"
+
+func trackerOf(r *http.Request) *tracker {
+	t, _ := caddyhttp.GetVar(r.Context(), trackerVar).(*tracker)
+	return t
 }
 
 // serve admits e, the first evaluation of t, runs the rest of the chain if the
@@ -206,73 +172,36 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	}
 	e.enter()
 	if !e.refusesOutright() {
-		e.divert(r.Context())
-		if err := t.askInTurn(e, r); err != nil {
+		e.countOverflow(r.Context())
+		if err := t.askZones(e, r); err != nil {
 			t.endBy(decision{asked: asked{evaluation: e}})
 			return err
 		}
 	}
-	e.estimateWaits()
-	e.penalize()
+	e.conclude()
 	e.count()
 	for i := range e.zones {
-		if e.observes(i) && e.hasNoRoom(i) {
+		if e.zones[i].outcome() == telemetry.WouldRefuse {
 			l.reportRefusal(e, i, r)
 		}
 	}
 	switch d := t.decide(); {
-	case d.refuses():
+	case refuses(d.outcome):
 		if d.evaluation != e {
 			// An outer handler was asked again after the request had waited.
-			d.estimateWaits()
-			d.penalize()
+			d.conclude()
 		}
 		return t.refuse(d, w, r)
-	case d.ends():
+	case endsRequest(d.outcome):
 		t.endBy(d)
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	}
-	for _, e := range t.own() {
-		if e.lease() == nil {
-			e.holdLeases()
-		}
+	for _, e := range t.own {
+		e.holdLeases()
 	}
 	t.admitted = l.stamp()
 	return nil
-}
-
-// refuse returns the error of a request that a zone refuses.
-func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) error {
-	t.endBy(d)
-	z, st, l := d.zone(), d.state(), d.limiter
-	z.Counts.Declined.Inc()
-	for _, other := range t.own() {
-		other.showRefunds()
-	}
-	l.reportRefusal(d.evaluation, d.i, r)
-	d.promise()
-	t.setRefusal(w.Header())
-	switch {
-	case st.RetryAfter != store.Never:
-		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
-	case d.reqs[d.i].Events > 0:
-		l.warnNever(z, &d.reqs[d.i])
-	}
-	d.zones[d.i].refused.note(d.decidedBy(d.i), l.Now())
-	if d.outcome == telemetry.Blocked {
-		return caddyhttp.Error(z.BlockStatus, z.blocked)
-	}
-	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
-}
-
-// warnNever logs that a request costs more than its zone ever admits.
-func (l *Limiter) warnNever(z *Zone, req *store.Request) {
-	if times, log := l.mayLog(&z.never); log {
-		l.Logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
-			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
-			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
-	}
 }
 
 // mayLog reports whether to log a condition that a request met, as
@@ -282,18 +211,4 @@ func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
 		return 0, false
 	}
 	return t.Report(l.Now())
-}
-
-// answer writes the response to a request that e ended with err if the request is a call
-// of gRPC, or the handler is configured to; otherwise it returns err.
-func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	switch {
-	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
-		return err
-	case isGRPC(r):
-		return writeGRPC(w, r, err)
-	case !l.Problem:
-		return err
-	}
-	return e.writeProblem(w, r, err)
 }

@@ -206,8 +206,8 @@ func (w *waiter) ring() {
 	}
 }
 
-// look returns what has changed since the last look.
-func (w *waiter) look() (isFirst, isDisplaced, isWoken bool) {
+// news returns what has changed since the last look.
+func (w *waiter) news() (isFirst, isDisplaced, isWoken bool) {
 	if w.room == nil {
 		return true, false, false
 	}

@@ -13,7 +13,7 @@ import (
 func arrival(s int64) time.Time { return time.Unix(1_000_000+s, 0) }
 
 func isFirst(w *waiter) bool {
-	isFirst, _, _ := w.look()
+	isFirst, _, _ := w.news()
 	return isFirst
 }
 
@@ -208,7 +208,7 @@ func TestPlacesAreSharedFairly(t *testing.T) {
 	for clientKey, waiters := range all {
 		seen := false
 		for i := len(waiters) - 1; i >= 0; i-- {
-			_, isDisplaced, _ := waiters[i].look()
+			_, isDisplaced, _ := waiters[i].news()
 			if !isDisplaced {
 				staying[clientKey]++
 			} else if seen {
@@ -275,7 +275,7 @@ func TestWaking(t *testing.T) {
 	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2), mustJoin(t, m, "other", 3)
 	woken := func() (woken []bool) {
 		for _, w := range []*waiter{a, b, c} {
-			_, _, is := w.look()
+			_, _, is := w.news()
 			woken = append(woken, is)
 		}
 		return woken
@@ -322,7 +322,7 @@ func TestRoomEmpties(t *testing.T) {
 			if !m.stand(w, lineFor(clientKey), 20) {
 				return
 			}
-			for isFirst, isDisplaced, _ := w.look(); i%3 != 0 && !isFirst && !isDisplaced; isFirst, isDisplaced, _ = w.look() {
+			for isFirst, isDisplaced, _ := w.news(); i%3 != 0 && !isFirst && !isDisplaced; isFirst, isDisplaced, _ = w.news() {
 				<-w.bell
 			}
 			w.leave()

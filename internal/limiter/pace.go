@@ -105,7 +105,7 @@ func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
 	took := time.Duration(-1)
 	for i := range e.zones {
 		z := &e.zones[i]
-		if !some(z.Zone) || e.states[i].Err != nil || !e.wasAsked(i) || e.hasNoRoom(i) {
+		if !some(z.Zone) || z.answer != hasRoom {
 			continue
 		}
 		if took < 0 {
@@ -118,27 +118,25 @@ func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
 // leastWait is the least wait for what is running.
 const leastWait = time.Second
 
-// estimateWaits makes the zones in which only running requests are in the way say how long
-// these commonly take. What they hold is then charged, if that is common, or free.
-func (e *evaluation) estimateWaits() {
-	for i := range e.zones {
-		z, st := &e.zones[i], &e.states[i]
-		if !e.hasNoRoom(i) || e.isBlocked(i) || st.RetryAfter == store.Never || e.reqs[i].Events == 0 {
-			continue
-		}
-		took := z.pace.commonly(z.limit.Window)
-		switch {
-		case z.isLease() && st.InFlight:
-			// Aborted requests are in the way, for a time that is known.
-		case z.isLease():
-			// One of the slots is free after its share of the time.
-			st.RetryAfter = max(took/time.Duration(max(st.Limit, 1)), leastWait)
-		case !st.InFlight:
-		case z.areCharged():
-			st.RetryAfter = max(chargedWait(st, &z.limit, took), leastWait)
-		default:
-			st.RetryAfter = max(took, leastWait)
-		}
+// estimateWait makes zone i, if only running requests are in the way there, say how long these
+// commonly take. What they hold is then charged, if that is common, or free.
+func (e *evaluation) estimateWait(i int) {
+	z, st := &e.zones[i], &e.states[i]
+	if z.answer != hasNoRoom || z.role == blocks || st.RetryAfter == store.Never || e.reqs[i].Events == 0 {
+		return
+	}
+	took := z.pace.commonly(z.limit.Window)
+	switch {
+	case z.isLease && st.InFlight:
+		// Aborted requests are in the way, for a time that is known.
+	case z.isLease:
+		// One of the slots is free after its share of the time.
+		st.RetryAfter = max(took/time.Duration(max(st.Limit, 1)), leastWait)
+	case !st.InFlight:
+	case z.areCharged():
+		st.RetryAfter = max(chargedWait(st, &z.limit, took), leastWait)
+	default:
+		st.RetryAfter = max(took, leastWait)
 	}
 }
 

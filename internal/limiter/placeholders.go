@@ -6,11 +6,7 @@ import (
 	"strings"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 const placeholderPrefix = "http.rate_limit."
@@ -58,7 +54,7 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 	name := rest
 	switch dot := strings.LastIndexByte(rest, '.'); {
 	case rest == "exceeded.name":
-		if !t.isEnded() || !t.refusal().refuses() {
+		if !t.isEnded() || !refuses(t.refusal().outcome) {
 			return nil, true
 		}
 		return t.refusal().zone().Name, true
@@ -89,11 +85,11 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "cost":
 		return e.reqs[i].Cost
 	case "outcome":
-		return e.outcome(i).String()
+		return e.zones[i].outcome().String()
 	case "reason":
 		return e.reason(i)
 	}
-	if i >= len(e.states) || e.states[i].Err != nil || !e.wasAsked(i) {
+	if !e.zones[i].hasAnswered() {
 		return nil
 	}
 	st := &e.states[i]
@@ -105,7 +101,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "used":
 		return st.Used
 	case "wait":
-		if !e.hasNoRoom(i) || wait(st) == 0 {
+		if e.zones[i].answer != hasNoRoom || wait(st) == 0 {
 			return nil
 		}
 		return ceilSeconds(wait(st))
@@ -121,29 +117,17 @@ func (e *evaluation) placeholder(i int, name string) any {
 // evaluationOf returns where the zone of that name decided about the request, or
 // where it would have if it did not.
 func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		for i := range e.zones {
-			if e.zones[i].Name != zone || where != nil && e.outcome(i) == telemetry.Undecided {
+			if e.zones[i].Name != zone || where != nil && e.zones[i].answer == notAsked {
 				continue
 			}
-			if where, at = e, i; e.outcome(i) != telemetry.Undecided {
+			if where, at = e, i; e.zones[i].answer != notAsked {
 				return where, at
 			}
 		}
 	}
 	return where, at
-}
-
-// logAccess adds the decision to the request's entry in the access log, if there is
-// one.
-func (t *tracker) logAccess(r *http.Request) {
-	server, ok := r.Context().Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
-	if !ok || server == nil || server.Logs == nil {
-		return
-	}
-	if fields, ok := r.Context().Value(caddyhttp.ExtraLogFieldsCtxKey).(*caddyhttp.ExtraLogFields); ok {
-		fields.Set(zap.Object("rate_limit", t))
-	}
 }
 
 // MarshalLogObject implements [zapcore.ObjectMarshaler]. The log calls it when the

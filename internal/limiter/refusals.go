@@ -36,7 +36,7 @@ const (
 func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 	l.logRefusal(e, i, r)
 	event := telemetry.EventExceeded
-	if e.outcome(i) == telemetry.WouldRefuse {
+	if e.zones[i].outcome() == telemetry.WouldRefuse {
 		event = telemetry.EventWouldRefuse
 	}
 	if l.Events.Wants(event) {
@@ -50,7 +50,7 @@ func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 // warn names is used up.
 func (e *evaluation) reportNear(i int) {
 	z, st, l := e.zones[i], &e.states[i], e.limiter
-	if z.Warn == 0 || st.Err != nil || !e.wasAsked(i) || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {
+	if !z.hasAnswered() || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {
 		return
 	}
 	if z.SettleAtEnd && st.Reset <= l.Now().UnixMicro() || !e.isFirst(i, aboutNearness) {
@@ -68,14 +68,14 @@ func (e *evaluation) reportNear(i int) {
 
 func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	about := uint32(aboutRefusal)
-	if e.isBlocked(i) {
+	if e.zones[i].role == blocks {
 		about = aboutBlock
 	}
 	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirst(i, about) {
 		return
 	}
 	text := "rate limit exceeded"
-	if e.outcome(i) == telemetry.WouldRefuse {
+	if e.zones[i].outcome() == telemetry.WouldRefuse {
 		text = "rate limit would have been exceeded"
 	}
 	entry := l.Logger.Check(zapcore.InfoLevel, text)

@@ -1,16 +1,204 @@
 package limiter
 
 import (
-	"context"
+	"cmp"
 	"errors"
-	"slices"
-	"sync"
-	"time"
+	"net/http"
+	"strconv"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
+
+// settle charges and refunds by the status, or refunds everything if a handler
+// refused the request, and leaves the stores without leases.
+func (t *tracker) settle(status int) {
+	t.settled = true
+	if t.response != nil {
+		t.response.status = status
+	}
+	for _, e := range t.own {
+		if !t.isEnded() {
+			e.settle(t, status, false)
+			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
+		} else {
+			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
+			e.undo()
+			e.wakeLines(held)
+		}
+		if e.lease() == nil && (t.isEnded() || t.response == nil) {
+			e.release()
+		}
+	}
+}
+
+// finish settles the zones that wait for the end of the response.
+func (t *tracker) finish(how ending) {
+	if t.response == nil {
+		return
+	}
+	t.response.end(t.own[0].limiter.Now(), t.Header(), how)
+	if t.isEnded() {
+		return
+	}
+	for _, e := range t.own {
+		e.settle(t, t.response.status, true)
+		e.notePace(t, t.isCut(), func(z *Zone) bool { return z.SettleAtEnd })
+	}
+}
+
+// end gives back the leases, and leaves the stores.
+func (t *tracker) end() {
+	for _, e := range t.own {
+		t.endLease(e)
+		e.release()
+	}
+}
+
+// endLease gives back the leases of e. What runs on behind Caddy after its client has left
+// counts for a while.
+func (t *tracker) endLease(e *evaluation) {
+	if e.lease() == nil {
+		return
+	}
+	isAborted := t.isCut()
+	if isAborted {
+		e.noteAborted(t)
+	}
+	e.notePace(t, isAborted, func(z *Zone) bool { return z.isLease })
+	e.lease().end()
+}
+
+// lease returns the lease of the request's slots, or nil.
+func (e *evaluation) lease() *lease {
+	if e.rare == nil {
+		return nil
+	}
+	return e.rare.lease
+}
+
+// endBy notes the decision that ends the request.
+func (t *tracker) endBy(d decision) { t.first.rarely().refusal = &d }
+
+// refusal returns the decision that ended the request, or nil. It has no outcome if the client left
+// while the evaluation asked.
+func (t *tracker) refusal() *decision {
+	if t.first.rare == nil {
+		return nil
+	}
+	return t.first.rare.refusal
+}
+
+// isEnded reports whether a handler has ended the request: it was not served.
+func (t *tracker) isEnded() bool { return t.refusal() != nil }
+
+// StatusSet is a set of response statuses.
+type StatusSet [16]uint64
+
+// StatusGRPC is added to a status of gRPC, from 0 to 16, for its place in a StatusSet.
+const StatusGRPC = 1000
+
+// Add adds a status.
+func (s *StatusSet) Add(code int) { s[code/64] |= 1 << (code % 64) }
+
+// Contains reports whether a status is in s.
+func (s *StatusSet) Contains(code int) bool {
+	return code < len(s)*64 && code >= 0 && s[code/64]>>(code%64)&1 == 1
+}
+
+// IsEmpty reports whether no status is in s.
+func (s *StatusSet) IsEmpty() bool { return *s == StatusSet{} }
+
+// Complement returns the statuses that are not in s.
+func (s StatusSet) Complement() (others StatusSet) {
+	for i := range s {
+		others[i] = ^s[i]
+	}
+	return others
+}
+
+// statusFor returns the status by which a zone settles: that of gRPC, if the zone has such
+// statuses and the response has ended with one.
+func (t *tracker) statusFor(z *Zone, status int) int {
+	if !z.KnowsGRPC || status == noVerdict {
+		return status
+	}
+	code, err := strconv.Atoi(trailerOf(t.Header(), "Grpc-Status"))
+	switch {
+	case err != nil && strings.HasPrefix(t.Header().Get("Content-Type"), grpcType):
+		// The status of a call follows its messages, for which its client may not have waited.
+		return t.verdict(status)
+	case err != nil || code < 0 || code > maxGRPCStatus:
+		return status
+	}
+	return StatusGRPC + code
+}
+
+// statusOf returns the status with which the server answers err.
+func statusOf(err error) int {
+	var handlerErr caddyhttp.HandlerError
+	if errors.As(err, &handlerErr) && handlerErr.StatusCode != 0 {
+		return handlerErr.StatusCode
+	}
+	return http.StatusInternalServerError
+}
+
+// final is what a request costs in the end, compared with what it has spent.
+type final int8
+
+const (
+	costsLess final = iota
+	costsSame
+	costsMore
+	// empties: the status of the response empties the bucket.
+	empties
+	// emptiesOwn: the same, of a bucket that had nothing but the request's take.
+	emptiesOwn
+	finals
+)
+
+func finalOf(spent, cost int64) final { return costsSame + final(cmp.Compare(cost, spent)) }
+
+// due is what a store has to do, so that it counts the final cost.
+type due uint8
+
+const (
+	dueNothing due = iota
+	// dueCharge charges what the cost is more than what was spent.
+	dueCharge
+	// dueEnd ends what is in flight, and charges the cost. What is in flight beside an uncertain take
+	// ends without a charge, whatever else is due.
+	dueEnd
+	// dueRepeat repeats a take under its ID, with the final cost.
+	dueRepeat
+	// dueRefund refunds what was spent and is more than the cost, or all of an uncertain take.
+	dueRefund
+	// dueEmpty empties the bucket, and ends what is in flight.
+	dueEmpty
+	// dueRefundFirst refunds what was spent, and empties the bucket if the reply shows more.
+	dueRefundFirst
+)
+
+// dues are what settles a request. Only what was taken was spent before. The store knows an
+// uncertain take by its ID: it does no harm to refund what was never taken, or to charge what was.
+var dues = [storePhases][finals]due{
+	phaseNone:          {costsMore: dueCharge, empties: dueEmpty},
+	phaseHeld:          {costsSame: dueEnd, costsMore: dueEnd, empties: dueEmpty},
+	phaseTaken:         {costsLess: dueRefund, costsMore: dueCharge, empties: dueEmpty, emptiesOwn: dueRefundFirst},
+	phaseUncertain:     {costsSame: dueRefund, costsMore: dueRepeat, empties: dueEmpty},
+	phaseUncertainHeld: {costsSame: dueRefund, costsMore: dueRepeat, empties: dueEmpty},
+	phaseLost:          {empties: dueEmpty},
+	phaseLostHeld:      {empties: dueEmpty},
+}
+
+// localRows are the rows of dues for the local counts.
+var localRows = [...]storePhase{
+	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
+}
 
 // settle charges or refunds the request by its status, and makes the states show
 // that: in the zones that settle when the response begins, or in those that settle when
@@ -20,149 +208,120 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		// Nothing was asked.
 		return
 	}
-	if open := e.onlyOpen(); open != nil && !hasEnded && e.chargesWhole(status) {
+	if !hasEnded && e.chargesWhole(status) {
 		for i, z := range e.zones {
 			e.show(i, 0, e.reqs[i].Cost)
 			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
-			e.reportNear(i)
+			if z.Warn > 0 {
+				e.reportNear(i)
+			}
 		}
-		open.Accounts.Settle(e.reqs, nil)
+		e.zones[0].open.Accounts.Settle(e.reqs, nil)
 		return
 	}
 	var all settlements
-	var forgiven, emptied, freed []int
-	for i, z := range e.zones {
-		if e.hasNoRoom(i) {
-			// What would have been refused would not have been charged.
-			if z.isUnknown() && !hasEnded {
-				all.add(e, i, 0, 0)
+	var freed []int
+	var emptied []emptying
+	for i := range e.zones {
+		switch e.zones[i].settles(hasEnded) {
+		case settlesNow:
+			f, cost := e.settleZone(t, i, status, hasEnded)
+			then := all.add(e, i, f, e.spent(i), cost)
+			switch {
+			case f >= empties:
+				emptied = append(emptied, emptying{i, then})
+				continue
+			case cost < e.reqs[i].Cost:
+				freed = append(freed, i)
 			}
-			continue
+			e.reqs[i].Cost = cost
+		case settlesLater:
+			// The header is about the state before the request.
+			e.show(i, e.spent(i), 0)
+		case givesBack:
+			all.add(e, i, costsSame, 0, 0)
+		case settlesNothing:
 		}
-		if z.isLease() || e.states[i].Err == nil && z.spend == (spend{}) {
-			// A zone that holds nothing, and has no error, is one whose store panicked.
-			continue
-		}
-		if z.SettleAtEnd != hasEnded {
-			if z.SettleAtEnd {
-				// The header is about the state before the request.
-				e.show(i, e.spent(i), 0)
-			}
-			continue
-		}
-		status := t.statusFor(z.Zone, status)
-		e.noteForgiven(i)
-		spent, shown := e.spent(i), e.spent(i)
-		if hasEnded {
-			shown = 0
-		}
-		isForgiven := z.Forgives.Contains(status) && !e.isDiverted(i)
-		if isForgiven && !e.tookAlone(i, shown) {
-			forgiven = append(forgiven, i)
-			continue
-		}
-		cost, free := int64(0), z.Free.Contains(status) || z.Forgives.Contains(status)
-		if !free {
-			cost = e.finalCost(t, i, status)
-		}
-		e.show(i, shown, cost)
-		e.countSettled(i, spent, cost, free)
-		e.reportNear(i)
-		if isForgiven {
-			emptied = append(emptied, i)
-			continue
-		}
-		all.add(e, i, spent, cost)
-		if cost < e.reqs[i].Cost {
-			freed = append(freed, i)
-		}
-		e.reqs[i].Cost = cost
 	}
-	all.send(e)
+	all.send()
 	e.wakeLines(freed)
-	for _, i := range forgiven {
-		e.forgive(i)
-	}
-	for _, i := range emptied {
-		e.forgiveLater(i)
+	for _, zone := range emptied {
+		e.forgive(zone)
 	}
 }
 
-// tookAlone reports whether the take of this request, which shows this cost, found the
-// bucket of zone i empty.
-func (e *evaluation) tookAlone(i int, shown int64) bool {
-	z, st := e.zones[i], &e.states[i]
-	// A check may have found an old count. A batch, and the local counts, show the part of
-	// this process.
-	isExact := z.stored == phaseTaken && z.Batch == 0
-	return isExact && st.Used <= shown && st.Penalty == 0
-}
-
-// forgiveLater refunds what the request has taken from the empty bucket of zone i, which
-// suffices unless the reply shows that others have taken since.
-func (e *evaluation) forgiveLater(i int) {
-	z, l, req := e.zones[i].boundZone, e.limiter, e.reqs[i]
-	e.reqs[i].Cost = 0
-	z.handle.RefundReported(req, func(st store.State) {
-		if st.Err != nil || st.Used > 0 || st.Penalty != 0 {
-			var left spend
-			if errors.Is(st.Err, store.ErrNotExecuted) {
-				left.take()
-			}
-			l.empty(z, req, left)
-			return
+// chargesWhole reports whether all zones, of one store, charge what they hold in flight, as it
+// is. They do for most requests.
+func (e *evaluation) chargesWhole(status int) bool {
+	for _, z := range e.zones {
+		if z.open == nil || z.in != e.zones[0].in || z.SettleAtEnd || z.Cost.Text != "" || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
+			return false
 		}
-		z.room.wake(req.ClientKey)
-	})
-}
-
-// forgive ends what the request holds in flight in zone i, and empties the bucket.
-func (e *evaluation) forgive(i int) {
-	z, spend, req := e.zones[i].boundZone, e.zones[i].spend, e.reqs[i]
-	if spend.isHeld() {
-		var ended settlements
-		ended.add(e, i, 0, 0)
-		ended.send(e)
 	}
-	e.reqs[i].Cost = 0
-	st := &e.states[i]
-	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if !algorithm.Of(req.Limit.Algorithm).Windowed {
-		st.Reset = st.Now
+	return true
+}
+
+// settling is whether a zone settles.
+type settling uint8
+
+const (
+	settlesNothing settling = iota
+	settlesNow
+	// settlesLater: when the response has ended.
+	settlesLater
+	// givesBack: what would have been refused would not have been charged.
+	givesBack
+)
+
+// settles returns whether the zone settles when the response begins or, if hasEnded is set, ends.
+func (z *inZone) settles(hasEnded bool) settling {
+	switch {
+	case z.answer == hasNoRoom && z.isUncertain() && !hasEnded:
+		return givesBack
+	case z.answer == hasNoRoom, z.isLease:
+		return settlesNothing
+	case z.answer != storeFailed && z.spend == (spend{}):
+		// The store panicked.
+		return settlesNothing
+	case z.SettleAtEnd == hasEnded:
+		return settlesNow
+	case hasEnded:
+		return settlesNothing
+	default:
+		return settlesLater
 	}
-	e.limiter.empty(z, req, spend)
 }
 
-// empty empties the bucket of a request that has spent something in it.
-func (l *Limiter) empty(z *boundZone, req store.Request, spend spend) {
-	end := z.running.empty(&req)
-	z.handle.Forgive(req, func(open *stores.Opened, err error) {
-		end(err)
-		if err == nil {
-			z.Counts.Forgiven.Inc()
-			z.room.wake(req.ClientKey)
-		} else {
-			z.handle.ReportError(l.Now(), z.Name, err)
-		}
-		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
-		// without a reply may arrive there as well; its refund, by ID, does no harm.
-		isLeft := err != nil && spend.stored == phaseTaken || spend.isUnknown() && z.needsID()
-		if open != nil && isLeft {
-			open.Refund([]store.Request{req})
-		}
-	})
-}
-
-// noteForgiven notes that what the request took in zone i has gone with a bucket that
-// was emptied since. A request that is running counts when it ends.
-func (e *evaluation) noteForgiven(i int) {
+// settleZone makes the state of zone i show what a response with this status costs, counts that,
+// and returns it.
+func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f final, cost int64) {
 	z := &e.zones[i]
-	if z.Forgives.IsEmpty() || !z.isTaken() {
-		return
+	status = t.statusFor(z.Zone, status)
+	e.noteForgiven(i)
+	spent := e.spent(i)
+	shown := spent
+	if hasEnded {
+		shown = 0
 	}
-	if k, ok := e.rare.takes[i]; ok && z.running.isVoid(k) {
-		z.lose()
+	isForgiven := z.Forgives.Contains(status)
+	isFree := isForgiven || z.Free.Contains(status)
+	if !isFree {
+		cost = e.finalCost(t, i, status)
 	}
+	switch f = finalOf(spent, cost); {
+	case !isForgiven || z.bucket != ownBucket:
+	case !e.tookAlone(i, shown):
+		e.showEmpty(i)
+		return empties, 0
+	default:
+		f = emptiesOwn
+	}
+	e.show(i, shown, cost)
+	e.countSettled(i, spent, cost, isFree)
+	if z.Warn > 0 {
+		e.reportNear(i)
+	}
+	return f, cost
 }
 
 // finalCost returns what zone i charges for a response with this status. A request whose client
@@ -179,17 +338,6 @@ func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
 	return max(known, z.firstCost(e.repl))
 }
 
-// chargesWhole reports whether all zones charge what they hold in flight, as it
-// is. They do for most requests.
-func (e *evaluation) chargesWhole(status int) bool {
-	for _, z := range e.zones {
-		if z.SettleAtEnd || z.Cost.isDynamic() || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
-			return false
-		}
-	}
-	return true
-}
-
 // spent returns what the request has spent in zone i.
 func (e *evaluation) spent(i int) int64 {
 	if e.zones[i].isTaken() {
@@ -198,11 +346,21 @@ func (e *evaluation) spent(i int) int64 {
 	return 0
 }
 
+// lose notes that what was taken is gone.
+func (s *spend) lose() {
+	switch {
+	case s.alone == localTaken:
+		s.alone = localDecided
+	case s.stored == phaseTaken:
+		s.stored = phaseNone
+	}
+}
+
 // countSettled counts the final cost of a request in zone i. What a take without
 // a reply has spent is not known.
 func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	counts := &e.zones[i].Counts
-	if e.zones[i].isUnknown() {
+	if e.zones[i].isUncertain() {
 		return
 	}
 	counts.Charged.Add(float64(cost))
@@ -211,6 +369,63 @@ func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
 	} else if free {
 		counts.Free.Add(float64(e.reqs[i].Cost))
 	}
+}
+
+// tookAlone reports whether the take of this request, which shows this cost, found the
+// bucket of zone i empty.
+func (e *evaluation) tookAlone(i int, shown int64) bool {
+	z, st := e.zones[i], &e.states[i]
+	// A check may have found an old count. A batch, and the local counts, show the part of
+	// this process.
+	isExact := z.stored == phaseTaken && z.Batch == 0
+	return isExact && st.Used <= shown && st.Penalty == 0
+}
+
+// emptying is a zone whose bucket is emptied, and how.
+type emptying struct {
+	i    int
+	then due
+}
+
+// forgive empties a bucket that a status forgives.
+func (e *evaluation) forgive(zone emptying) {
+	z, spent, l, req := e.zones[zone.i].boundZone, e.zones[zone.i].spend, e.limiter, e.reqs[zone.i]
+	e.reqs[zone.i].Cost = 0
+	if zone.then == dueEmpty {
+		l.empty(z, req, spent)
+		return
+	}
+	z.handle.RefundReported(req, func(st store.State) {
+		if st.Err != nil || st.Used > 0 || st.Penalty != 0 {
+			var left spend
+			if errors.Is(st.Err, store.ErrNotExecuted) {
+				left.take()
+			}
+			l.empty(z, req, left)
+			return
+		}
+		z.room.wake(req.ClientKey)
+	})
+}
+
+// empty empties the bucket of a request that has spent something in it.
+func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
+	end := z.running.empty(&req)
+	z.handle.Forgive(req, func(open *stores.Opened, err error) {
+		end(err)
+		if err == nil {
+			z.Counts.Forgiven.Inc()
+			z.room.wake(req.ClientKey)
+		} else {
+			z.handle.ReportError(l.Now(), z.Name, err)
+		}
+		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
+		// without a reply may arrive there as well; its refund, by ID, does no harm.
+		isLeft := err != nil && spent.stored == phaseTaken || spent.stored == phaseUncertain || spent.stored == phaseUncertainHeld
+		if open != nil && isLeft {
+			open.Refund([]store.Request{req})
+		}
+	})
 }
 
 // undo refunds what was taken, because the request does not go on.
@@ -222,15 +437,14 @@ func (e *evaluation) undo() {
 	e.giveBack(func(int) bool { return true })
 	for i, z := range e.zones {
 		spent := z.spend
-		if z.needsID() && z.ChargeBefore {
+		if z.needsID && z.ChargeBefore {
 			// A request that waits takes again, maybe before a refund arrives, which must not
 			// find the new take. The ledger refunds takes as well that it refuses.
 			e.reqs[i].ID = newID()
 		}
 		var left spend
-		if spent.isUnknown() && !z.needsID() {
-			// What may have been spent without an ID is not spent again.
-			left.stored = phaseUnknown
+		if spent.isLost() {
+			left.stored = phaseLost
 		}
 		if spent.isLocal() {
 			left.alone = localDecided
@@ -250,16 +464,19 @@ func (e *evaluation) giveBack(some func(i int) bool) {
 		}
 		e.noteForgiven(i)
 		spent := e.spent(i)
-		if !z.isLease() {
+		if !z.isLease {
 			z.Counts.Refunded.Add(float64(spent))
 		}
-		all.add(e, i, spent, 0)
+		all.add(e, i, finalOf(spent, 0), spent, 0)
 	}
-	all.send(e)
+	all.send()
 }
 
 // settlements are for each store and its local counts.
-type settlements [maxStores]struct{ store, local settlement }
+type settlements [maxStores]struct {
+	open         *stores.Opened
+	store, local settlement
+}
 
 // settlement is what a store is to do once the cost of a request is known.
 type settlement struct {
@@ -270,72 +487,61 @@ type settlement struct {
 	// unknown are those whose takes may have spent the cost, with what each held.
 	unknown     []store.Request
 	heldUnknown []int64
-	// again are repeats of takes of unknown outcome, under their ID.
+	// again are repeats of uncertain takes, under their ID.
 	charges, again, refunds []store.Request
 }
 
-// add notes what zone i has to charge or refund so that spent becomes cost.
-func (s *settlements) add(e *evaluation, i int, spent, cost int64) {
-	z, req := e.zones[i], e.reqs[i]
+// add notes what zone i has to do so that spent becomes cost, and returns it.
+func (s *settlements) add(e *evaluation, i int, f final, spent, cost int64) due {
+	z := &e.zones[i]
 	in := &s[z.in]
-	if z.alone != localNone {
-		phase := phaseNone
-		if z.alone == localHeld {
-			phase = phaseHeld
-		}
-		in.local.add(e.localRequest(i), phase, spent, cost)
-	}
-	if z.isLocal() {
-		// The store may be back, so it settles the cost as well.
+	in.open = z.open
+	if f >= empties {
 		spent = 0
 	}
-	phase := z.stored
-	if phase == phaseUnknownHeld {
-		in.store.addUnknown(req, cost)
-		phase = phaseUnknown
+	if z.alone != localNone {
+		in.local.add(e.localRequest(i), localRows[z.alone], finalOf(spent, cost), spent, cost)
 	}
-	if phase == phaseUnknown && !z.needsID() {
-		// A charge could be the second one.
-		return
+	if z.isLocal() && f < empties {
+		// The store may be back, so it settles the cost as well.
+		spent, f = 0, finalOf(0, cost)
 	}
-	in.store.add(req, phase, spent, cost)
+	return in.store.add(e.reqs[i], z.stored, f, spent, cost)
 }
 
-// addUnknown notes the final cost of a take of unknown outcome.
-func (s *settlement) addUnknown(req store.Request, cost int64) {
-	s.heldUnknown = append(s.heldUnknown, req.Cost)
-	req.Cost = cost
-	s.unknown = append(s.unknown, req)
-}
-
-// add notes what turns spent into cost.
-func (s *settlement) add(req store.Request, phase storePhase, spent, cost int64) {
-	switch phase.due(spent, cost) {
-	case dueSettle:
-		s.held = append(s.held, req.Cost)
-		req.Cost = cost
-		s.ended = append(s.ended, req)
-	case dueAgain:
-		req.Cost = cost
-		s.again = append(s.again, req)
+func (s *settlement) add(req store.Request, phase storePhase, f final, spent, cost int64) due {
+	ended, d := req, dues[phase][f]
+	ended.Cost = cost
+	switch phase {
+	case phaseHeld:
+		s.ended, s.held = append(s.ended, ended), append(s.held, req.Cost)
+	case phaseUncertainHeld, phaseLostHeld:
+		s.unknown, s.heldUnknown = append(s.unknown, ended), append(s.heldUnknown, req.Cost)
+	case phaseNone, phaseTaken, phaseUncertain, phaseLost:
+	}
+	switch d {
 	case dueCharge:
 		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
 			// What is under the old ID stays.
 			req.ID = newID()
 		}
 		s.charges = append(s.charges, req)
+	case dueRepeat:
+		s.again = append(s.again, ended)
 	case dueRefund:
-		if phase != phaseUnknown {
+		if phase == phaseTaken {
 			req.Cost = spent - cost
 		}
 		s.refunds = append(s.refunds, req)
+	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
 	}
+	return d
 }
 
 // send sends each store what concerns it.
-func (s *settlements) send(e *evaluation) {
+func (s *settlements) send() {
 	for in := range s {
-		if open := e.opened(in); open != nil {
+		if open := s[in].open; open != nil {
 			s[in].local.send(open.Local.Opened)
 			s[in].store.send(open)
 		}
@@ -377,6 +583,15 @@ func (e *evaluation) show(i int, spent, cost int64) {
 	}
 }
 
+// showEmpty makes the state of zone i show a bucket that was emptied.
+func (e *evaluation) showEmpty(i int) {
+	st := &e.states[i]
+	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
+	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed {
+		st.Reset = st.Now
+	}
+}
+
 // showRefunds makes the states show that what was taken is refunded.
 func (e *evaluation) showRefunds() {
 	for i := range e.zones {
@@ -386,107 +601,15 @@ func (e *evaluation) showRefunds() {
 	}
 }
 
-// lease keeps the slots that an evaluation has taken while its request runs.
-type lease struct {
-	of *evaluation
-	mu sync.Mutex
-	// timer renews; it is nil once the slots were given back.
-	timer  *time.Timer
-	period time.Duration
-	// handedOver are zones whose local slots the store may count as well.
-	handedOver []int
-}
-
-// renewals is how often a lease is renewed while it lasts: all but one may fail.
-const renewals = 3
-
-// holdLeases begins to renew the slots that were taken. Nothing else is taken
-// afterwards.
-func (e *evaluation) holdLeases() {
-	period := time.Duration(0)
-	for i, z := range e.zones {
-		if e.holdsSlot(i) {
-			if every := z.limit.Window / renewals; period == 0 || every < period {
-				period = every
-			}
+// release leaves the stores.
+func (e *evaluation) release() {
+	if e.rare != nil {
+		e.endTakes()
+	}
+	for i := range e.zones {
+		if z := &e.zones[i]; z.open != nil {
+			z.open = nil
+			z.handle.Leave()
 		}
 	}
-	if period == 0 {
-		return
-	}
-	lease := &lease{of: e, period: period}
-	// renew may run before the timer is set.
-	lease.mu.Lock()
-	defer lease.mu.Unlock()
-	lease.timer = time.AfterFunc(period, lease.renew)
-	e.rarely().lease = lease
-}
-
-// holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it
-// ends. It reads the spend of lease zones only; others may be settling.
-func (e *evaluation) holdsSlot(i int) bool {
-	z := &e.zones[i]
-	return z.isLease() && (z.isTaken() || z.isUnknown()) && !e.hasNoRoom(i)
-}
-
-// lease returns the lease of the request's slots, or nil.
-func (e *evaluation) lease() *lease {
-	if e.rare == nil {
-		return nil
-	}
-	return e.rare.lease
-}
-
-// renew makes the slots last for another window.
-func (l *lease) renew() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer == nil {
-		return
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.period)
-	defer cancel()
-	for i := range l.of.zones {
-		z := &l.of.zones[i]
-		open, req := l.of.open(i), l.of.reqs[i:i+1]
-		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
-			continue
-		}
-		if z.alone == localTaken || z.alone == localMirrored {
-			open.Local.Charge(req)
-		}
-		// If this fails the slot may be lost; the request goes on. A local slot counts
-		// in the store from now on, if that is back.
-		if st := store.Answers(ctx, open.Accounts.Charge, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
-			l.handedOver = append(l.handedOver, i)
-		}
-	}
-	l.timer.Reset(l.period)
-}
-
-// end gives the slots back.
-func (l *lease) end() {
-	if l.stop() {
-		l.of.giveBack(l.of.holdsSlot)
-	}
-}
-
-// stop ends the renewing, and reports whether there was any. It waits for a
-// renewal that runs, which could take back a slot that is given back. A renewal
-// that timed out may still do so, for another window.
-func (l *lease) stop() bool {
-	if l == nil {
-		return false
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer == nil {
-		return false
-	}
-	l.timer.Stop()
-	l.timer = nil
-	for _, i := range l.handedOver {
-		l.of.zones[i].doubt()
-	}
-	return true
 }

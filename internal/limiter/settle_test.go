@@ -206,7 +206,7 @@ func TestObservedTakeOfUnknownOutcome(t *testing.T) {
 			h := newTestHandler(t, &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal, Algorithm: algorithm, Enforce: new(float64)}, s)
 			h.Zones[0].Cost.Number = h.Zones[0].Events.Number + 1
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
-				if trackerOf(r).evaluations[0].lease() != nil {
+				if trackerOf(r).own[0].lease() != nil {
 					t.Error("the request has a lease")
 				}
 			})
@@ -336,8 +336,8 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			s := &returningStore{&deafStore{takeError: notExecuted}, test.err}
 			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: store.Concurrency}, s)
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
-				e := trackerOf(r).evaluations[0]
-				used := func() int64 { return store.Answers(t.Context(), e.open(0).Local.Buckets.Peek, e.reqs)[0].Used }
+				e := trackerOf(r).own[0]
+				used := func() int64 { return store.Answers(t.Context(), e.zones[0].open.Local.Buckets.Peek, e.reqs)[0].Used }
 				e.lease().renew()
 				e.lease().renew()
 				if n := used(); n != 1 {

@@ -1,16 +1,13 @@
 package limiter
 
 import (
-	"context"
 	"net/http"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Simulation is a request that is evaluated without being counted.
@@ -46,15 +43,15 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	isOutright := e.refusesOutright()
-	if !isOutright {
-		e.resetStates()
-		e.foreseeAll(r.Context())
+	if !e.refusesOutright() {
+		e.countOverflow(r.Context())
+		if err := e.ask(r, noFirst); err != nil {
+			return false, err
+		}
 	}
 	goesOn = s.decide(e)
-	if isOutright {
-		// No store is asked about such a request: what they would say is only shown.
-		e.foreseeAll(r.Context())
+	if err := e.askTheRest(r); err != nil {
+		return false, err
 	}
 	for i := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
@@ -62,40 +59,22 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	return goesOn, nil
 }
 
-// foreseeAll sets the states of zones that have no answer yet, as their stores would.
-func (e *evaluation) foreseeAll(ctx context.Context) {
-	for i := range e.reqs {
-		if e.wasAsked(i) {
-			continue
-		}
-		e.states[i] = e.peek(ctx, i)
-		if e.zones[i].isLease() && e.states[i].Err == nil && e.states[i].Allowed {
-			e.refuseAborted(i, 0)
-		}
+// askTheRest sets the states of zones that have not been asked: what they would say is only shown.
+func (e *evaluation) askTheRest(r *http.Request) error {
+	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
+	err := e.askEach(r, rest)()
+	for _, i := range rest {
+		e.estimateWait(i)
 	}
-	e.estimateWaits()
-}
-
-// peek returns the state that zone i would get from its store or, if that fails and
-// on_error says so, from its local counts.
-func (e *evaluation) peek(ctx context.Context, i int) store.State {
-	z, open := e.zones[i], e.open(i)
-	if open == nil {
-		return store.State{Err: e.openError(z.in)}
-	}
-	st := open.Accounts.Foresee(e.reqs[i], z.ChargeBefore, func(r store.Request) store.State { return open.Peek(ctx, r) })
-	if st.Err != nil && z.onError == stores.OnErrorLocal {
-		st = open.ForeseeAlone(e.reqs[i], z.ChargeBefore)
-	}
-	return st
+	return err
 }
 
 // simulated returns the answer about zone i.
 func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
 	answer := adminapi.SimulatedZone{
-		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(req.ClientKey), Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: st.Err == nil && st.Allowed, Outcome: e.outcome(i).String(), Reason: e.reason(i),
+		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
+		Allowed: z.answer == hasRoom, Outcome: z.outcome().String(), Reason: e.reason(i),
 	}
 	if st.Err != nil {
 		answer.Error = st.Err.Error()
@@ -112,14 +91,15 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 // decide notes what e decides, and reports whether the request goes on.
 func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	if isRefused, waits := e.letsAllWait(e.limiter.Now()); isRefused && waits {
+		for i := range e.zones {
+			e.estimateWait(i)
+		}
 		s.Answer.Wait = max(s.Answer.Wait, e.decide(decision{}).state().RetryAfter.Seconds())
 		return true
 	}
-	for i := range e.zones {
-		e.showPenalty(i)
-	}
+	e.conclude()
 	d := e.decide(decision{})
-	if !d.ends() {
+	if !endsRequest(d.outcome) {
 		if s.passed = e.decide(s.passed); s.passed.outcome == telemetry.ErrorAllowed {
 			s.Answer.Decision = s.passed.outcome.String()
 		} else {

@@ -1,7 +1,9 @@
 package limiter
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"iter"
 	"net/http"
 	"slices"
@@ -16,32 +18,21 @@ import (
 // DefaultMaxWaitQueue is how many requests of a zone wait at most.
 const DefaultMaxWaitQueue = 1000
 
-// askInTurn asks the stores of e, the newest evaluation. A request that does not fit yet waits
-// if all zones that refuse it hold requests. The error that it returns ends the request.
+// askInTurn asks the stores of e, the newest evaluation, some of whose zones hold requests. A
+// request that does not fit yet waits if all zones that refuse it do.
 func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
-	if !e.anyZone(e.letsWait) {
-		return e.ask(r)
-	}
 	began := e.limiter.Now()
 	if !e.anyZone(e.hasLine) {
-		if err := e.ask(r); err != nil || !t.mayWait(began) {
+		if err := e.ask(r, noFirst); err != nil || !t.mayWait(began) {
 			return err
 		}
 		return t.wait(r, began)
 	}
 	e.resetStates()
-	if e.anyZone(e.isDoubtful) {
-		if passes, err := e.answerDoubtful(r); err != nil || !passes {
-			return err
-		}
+	if passes, err := e.answerUnknown(r); err != nil || !passes {
+		return err
 	}
 	return t.wait(r, began)
-}
-
-// letsWait reports whether requests can wait in zone i, for which its store is
-// needed.
-func (e *evaluation) letsWait(i int) bool {
-	return e.zones[i].MaxWait > 0 && e.open(i) != nil && !e.observes(i) && !e.isDoubtful(i) && !e.isBlocked(i)
 }
 
 // mayStand reports whether the request may stand in a line of zone i. One without a cost takes
@@ -58,21 +49,11 @@ func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
 	return e.zones[i].MaxWait - e.limiter.Now().Sub(began)
 }
 
-// asked is a zone of one of a request's evaluations.
-type asked struct {
-	*evaluation
-	i int
-}
-
-func (a asked) zone() *Zone { return a.zones[a.i].Zone }
-
-func (a asked) state() *store.State { return &a.states[a.i] }
-
 // zones are those of all handlers that the request has met.
 func (t *tracker) zones() iter.Seq2[int, asked] {
 	return func(yield func(int, asked) bool) {
 		n := 0
-		for _, e := range t.own() {
+		for _, e := range t.own {
 			for i := range e.zones {
 				if !yield(n, asked{e, i}) {
 					return
@@ -86,7 +67,7 @@ func (t *tracker) zones() iter.Seq2[int, asked] {
 // mayWait reports whether zones refuse the request, and all of them let it wait for that long.
 func (t *tracker) mayWait(began time.Time) bool {
 	isRefused := false
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		refused, lets := e.letsAllWait(began)
 		if !lets {
 			return false
@@ -100,10 +81,11 @@ func (t *tracker) mayWait(began time.Time) bool {
 // refuse it let it wait.
 func (e *evaluation) letsAllWait(began time.Time) (refused, lets bool) {
 	for i := range e.zones {
-		switch {
-		case e.deniesByError(i):
+		switch o := e.zones[i].outcome(); {
+		case !endsRequest(o):
+		case !refuses(o):
 			return refused, false
-		case e.refuses(i):
+		default:
 			if refused = true; !e.letsWait(i) || e.states[i].RetryAfter > e.timeLeft(i, began) {
 				return true, false
 			}
@@ -119,11 +101,11 @@ const trustedAnswer = time.Second
 // of them, a zone refuses it for too long, or the client leaves.
 func (t *tracker) wait(r *http.Request, began time.Time) error {
 	t.giveBack()
-	asked := t.own()[0].limiter.Now()
+	asked := t.own[0].limiter.Now()
 	if err := readAhead(r); err != nil {
 		return err
 	}
-	if t.own()[0].limiter.Now().Sub(asked) > trustedAnswer {
+	if t.own[0].limiter.Now().Sub(asked) > trustedAnswer {
 		t.forget()
 	}
 	w := t.newWaiter(began)
@@ -152,9 +134,39 @@ func (t *tracker) wait(r *http.Request, began time.Time) error {
 	}
 }
 
+// maxReadAhead bounds what is kept of the body of a request that waits.
+const maxReadAhead = 4 << 10
+
+// bodyAhead is a body that was read before its request stood in a line.
+type bodyAhead struct {
+	io.Reader
+	io.Closer
+}
+
+// readAhead reads a short body of HTTP/1, which r has from then on: the server notices that a
+// client has gone only while it reads from the connection, which it does in the background once
+// it has the whole body. HTTP/2 and HTTP/3 tell in any case. A client that sends its body slowly
+// holds meanwhile no more than with a handler that reads it. The error is that of a client that
+// has left.
+func readAhead(r *http.Request) error {
+	if r.ProtoMajor != 1 || r.ContentLength <= 0 || r.ContentLength > maxReadAhead || r.Body == nil {
+		return nil
+	}
+	if _, isRead := r.Body.(*bodyAhead); isRead {
+		return nil
+	}
+	text, err := io.ReadAll(io.LimitReader(r.Body, maxReadAhead))
+	if err != nil && r.Context().Err() != nil {
+		return caddyhttp.Error(statusClientClosedRequest, err)
+	}
+	// What failed fails again.
+	r.Body = &bodyAhead{io.MultiReader(bytes.NewReader(text), r.Body), r.Body}
+	return nil
+}
+
 // giveBack undoes all evaluations, because the request does not go on yet.
 func (t *tracker) giveBack() {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		e.showRefunds()
 		e.undo()
 	}
@@ -162,7 +174,7 @@ func (t *tracker) giveBack() {
 
 // forget makes the zones be asked, or foreseen, anew.
 func (t *tracker) forget() {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		e.resetStates()
 	}
 }
@@ -181,13 +193,13 @@ func (t *tracker) newWaiter(began time.Time) *waiter {
 // request any more. It reports false if the request is refused.
 func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 	ahead := t.ahead(w)
-	w.linedUp = t.own()[0].limiter.Now()
+	w.linedUp = t.own[0].limiter.Now()
 	for n, z := range t.zones() {
-		if ahead[n] > 0 || !z.wasAsked(z.i) {
+		if ahead[n] > 0 || z.zones[z.i].answer == notAsked {
 			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
 		}
 	}
-	if d := t.decide(); d.refuses() {
+	if d := t.decide(); refuses(d.outcome) {
 		if !t.mayWait(w.arrived) {
 			return d.asked, false
 		}
@@ -228,8 +240,8 @@ func (t *tracker) ahead(w *waiter) []int64 {
 // If the ledger already knows a wait longer than timeout, it makes no call and returns that wait,
 // which may be too short.
 func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout time.Duration) {
-	open := e.open(i)
-	if open == nil || e.observes(i) || e.isDoubtful(i) || e.zones[i].isUnknown() {
+	open := e.zones[i].open
+	if z := &e.zones[i]; open == nil || !z.isAskedAsEnforced() || z.isUncertain() {
 		return
 	}
 	req := e.reqs[i]
@@ -252,7 +264,8 @@ func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout ti
 		// Another process may have made room that they do not know of.
 		e.zones[i].room.wake(req.ClientKey)
 	}
-	e.states[i], e.zones[i].alone = st, localNone
+	e.learn(i, st)
+	e.zones[i].alone = localNone
 }
 
 // turnAway makes a zone refuse a request that may not wait, or not any longer. It makes no call,
@@ -274,6 +287,7 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 	}
 	st.Allowed, st.Remaining = false, 0
 	st.RetryAfter = max(st.RetryAfter, time.Second)
+	line.zones[line.i].answer = hasNoRoom
 }
 
 // askAgain asks the stores of all handlers, beginning with the zone for which the request has
@@ -281,7 +295,7 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 // refused.
 func (t *tracker) askAgain(line asked, r *http.Request) error {
 	t.forget()
-	all := slices.Clone(t.own())
+	all := slices.Clone(t.own)
 	slices.SortStableFunc(all, func(a, b *evaluation) int {
 		switch line.evaluation {
 		case a:
@@ -295,10 +309,11 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 		return nil
 	}
 	for _, e := range all {
-		for i := range e.zones {
-			e.zones[i].hasWaited = line == asked{e, i}
+		first := noFirst
+		if e == line.evaluation {
+			first = line.i
 		}
-		if err := e.ask(r); err != nil || e.decide(decision{}).ends() {
+		if err := e.ask(r, first); err != nil || endsRequest(e.decide(decision{}).outcome) {
 			return err
 		}
 	}
@@ -324,7 +339,7 @@ func (e *evaluation) resolveAgain(i int, r *http.Request) {
 	if percent, err := latest.reservedFrom(r); err == nil {
 		req.Reserved = Share(req.Capacity(), percent)
 	}
-	if e.isDiverted(i) {
+	if z.bucket != ownBucket {
 		return
 	}
 	if _, block := z.override(req, l); block != nil {
@@ -365,12 +380,12 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 	if line.evaluation == nil {
 		return itsTurn, nil
 	}
-	isFirst, isDisplaced, isWoken := w.look()
+	isFirst, isDisplaced, isWoken := w.news()
 	wasFirst := isFirst
 	switch {
 	case !isFirst:
 		timer.Reset(line.timeLeft(line.i, w.arrived))
-	case line.refuses(line.i):
+	case refuses(line.zones[line.i].outcome()):
 		timer.Reset(line.states[line.i].RetryAfter)
 	default:
 		return itsTurn, nil
@@ -382,7 +397,7 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 		case isWoken:
 			t.resolveAgain(r)
 			switch {
-			case isFirst, slices.ContainsFunc(t.own(), (*evaluation).refusesOutright):
+			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil
 			case w.line != lineOf(&line.reqs[line.i]):
 				return lineUpAgain, nil
@@ -392,7 +407,7 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 		}
 		select {
 		case <-w.bell:
-			isFirst, isDisplaced, isWoken = w.look()
+			isFirst, isDisplaced, isWoken = w.news()
 		case <-timer.C:
 			if isFirst {
 				return itsTurn, nil

@@ -368,7 +368,7 @@ func TestOuterHandlersHoldNothingWhileAnInnerOneWaits(t *testing.T) {
 					}
 					for _, z := range []*Zone{shared, between} {
 						want := int64(9)
-						if z.isLease() {
+						if z.isLease {
 							want = 0
 						}
 						key, _ := z.clientKey(nil, caddy.NewReplacer(), s.limiters[0])
@@ -621,8 +621,8 @@ func TestRejectedConfigHasNoSayInLimits(t *testing.T) {
 	}
 }
 
-// TestDivertedClientsWaitInOneLine, that of the bucket that they share.
-func TestDivertedClientsWaitInOneLine(t *testing.T) {
+// TestOverflowWaitsInOneLine, that of the bucket that they share.
+func TestOverflowWaitsInOneLine(t *testing.T) {
 	z := &Zone{Events: Quantity{Number: 1}, Window: time.Hour, ChargeBefore: true, MaxWait: time.Millisecond, MaxWaitQueue: 10}
 	w := newBoundedWorld(t, 1, z)
 	var got bytes.Buffer

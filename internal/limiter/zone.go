@@ -2,24 +2,17 @@ package limiter
 
 import (
 	"cmp"
-	"encoding/base64"
-	"encoding/binary"
-	"errors"
 	"fmt"
-	"math/bits"
-	"math/rand/v2"
 	"net/http"
 	"slices"
-	"strconv"
-	"strings"
+	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/body"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -85,6 +78,8 @@ type Zone struct {
 	paths     []body.Path
 	readsSize bool
 	limit     store.Limit
+	// isLease: the zone counts requests while they run. needsID: it keeps events one by one.
+	isLease, needsID bool
 	// enforced is how many cohorts the limit is enforced for.
 	enforced uint64
 	refusal  error
@@ -104,53 +99,10 @@ const (
 	ChargeBefore = "before"
 )
 
-// Quantity is a number, or a text with placeholders that yields a number for each
-// request.
-type Quantity struct {
-	// Text is empty if the number is the same for all requests.
-	Text string
-	// Number is that number, or the fallback for a text that yields none.
-	Number int64
-}
-
-// quota are the throttles of the log entries about a Quantity that yields no number, or
-// one out of range.
-type quota struct{ unreadable, outOfRange telemetry.LogThrottle }
-
-func (q Quantity) isDynamic() bool { return q.Text != "" }
-
-// String returns the text or the number.
-func (q Quantity) String() string { return cmp.Or(q.Text, strconv.FormatInt(q.Number, 10)) }
-
 // Reserve is a part of a zone's capacity that is kept for matching requests.
 type Reserve struct {
 	Percent  int64
 	Matchers caddyhttp.MatcherSets
-}
-
-// StatusSet is a set of response statuses.
-type StatusSet [16]uint64
-
-// Add adds a status.
-func (s *StatusSet) Add(code int) { s[code/64] |= 1 << (code % 64) }
-
-// Contains reports whether a status is in s.
-func (s *StatusSet) Contains(code int) bool {
-	return code < len(s)*64 && code >= 0 && s[code/64]>>(code%64)&1 == 1
-}
-
-// StatusGRPC is added to a status of gRPC, from 0 to 16, for its place in a StatusSet.
-const StatusGRPC = 1000
-
-// IsEmpty reports whether no status is in s.
-func (s *StatusSet) IsEmpty() bool { return *s == StatusSet{} }
-
-// Complement returns the statuses that are not in s.
-func (s StatusSet) Complement() (others StatusSet) {
-	for i := range s {
-		others[i] = ^s[i]
-	}
-	return others
 }
 
 // prepare derives what requests need from the exported fields.
@@ -167,201 +119,129 @@ func (z *Zone) prepare() {
 	if z.enforced = cohorts; z.Enforce != nil {
 		z.enforced = cohortsIn(*z.Enforce)
 	}
-	z.ChargeBefore = z.ChargeBefore || z.isLease()
+	traits := algorithm.Of(z.Algorithm)
+	z.isLease, z.needsID = traits.Lease, traits.NeedsID
+	z.ChargeBefore = z.ChargeBefore || z.isLease
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
 	z.blocked = fmt.Errorf("the client is blocked in rate limit %s", z.Name)
 	z.BlockStatus = cmp.Or(z.BlockStatus, http.StatusTooManyRequests)
 }
 
-// isLease reports whether the zone counts requests while they run.
-func (z *Zone) isLease() bool { return algorithm.Of(z.Algorithm).Lease }
-
-// needsID reports whether the zone keeps events one by one.
-func (z *Zone) needsID() bool { return algorithm.Of(z.Algorithm).NeedsID }
-
-// request returns what r asks of the zone. If its Events are unlimited the zone
-// does not count r; if they are 0 no store is asked.
-func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
-	// A client without a limit may be blocked, so it is named like others.
-	key, err := z.clientKey(r, repl, l)
-	if err != nil {
-		return store.Request{}, err
-	}
-	events, burst := z.eventsFor(repl, l)
-	if events == unlimited {
-		return store.Request{Limit: &z.limit, ClientKey: key, Events: unlimited}, nil
-	}
-	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Batch: z.Batch, Penalty: z.Penalty}
-	switch {
-	case z.isLease():
-		// A lease does not settle the cost.
-		req.Cost = z.finalCost(repl, l, nil)
-	default:
-		req.Cost = z.firstCost(repl)
-	}
-	if z.needsID() {
-		req.ID = newID()
-	}
-	if len(z.Reserves) == 0 {
-		return req, nil
-	}
-	percent, err := z.reservedFrom(r)
-	req.Reserved = Share(req.Capacity(), percent)
-	return req, err
-}
-
-// override applies what operators have changed for the client of req: it adds what was
-// granted, and returns the block, if there is one, and the zone in the store in which the
-// client is counted. A client without a limit may be blocked as well.
-func (z *Zone) override(req *store.Request, l *Limiter) (bound *boundZone, block *store.Override) {
-	bound = z.storeOf(req.ClientKey, l.Rollout)
-	if has := z.bound[ownStore].handle.HasOverrides() || l.Rollout != nil && z.bound[rolloutStore].handle.HasOverrides(); !has {
-		return bound, nil
-	}
-	now := l.Now()
-	block, grant := bound.handle.OverridesOf(z.Name, req.ClientKey, now)
-	if grant != nil && req.Events != unlimited {
-		if z.Algorithm.HasBurst() && req.Events > 0 {
-			// The rate stays, at which all of them have to come back within a century.
-			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
-		} else {
-			req.Events = min(req.Events+grant.Events, algorithm.Of(z.Algorithm).MostEvents)
-		}
-	}
-	if block == nil && l.Rollout != nil {
-		// A rollout that moves the client ends no block.
-		other := &z.bound[ownStore+rolloutStore-bound.in]
-		block, _ = other.handle.OverridesOf(z.Name, req.ClientKey, now)
-	}
-	return bound, block
-}
-
+// A handler counts in its own store and, with a rollout, in another one.
 const (
-	// unlimited stands for the events of a request that the zone does not limit.
-	unlimited = -1
-	// UnlimitedWord is what the placeholder of events yields for such a request.
-	UnlimitedWord = "unlimited"
+	ownStore = iota
+	rolloutStore
+	maxStores
 )
 
-// eventsFor returns how many events the zone admits for the request, or unlimited, and
-// how many at once. Where either is 0 or unlimited, the request has that limit.
-func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) (events, burst int64) {
-	if burst = z.Burst.Number; z.Burst.isDynamic() {
-		if burst = z.read("burst", z.Burst, &z.burst, 1, store.MaxEvents, "2^52", repl, l); burst <= 0 {
-			return burst, 0
+// boundZone is a zone in one of the stores in which its handler counts.
+type boundZone struct {
+	*Zone
+	*zoneState
+	// in is ownStore or rolloutStore.
+	in      int
+	handle  *stores.Handle
+	onError string
+}
+
+// countIn makes the zone count in a store.
+func (z *Zone) countIn(in int, handle *stores.Handle) {
+	state := acquireState(handle, z.Name)
+	z.Counts = state.counts
+	handle.OnOverrides(state.room.wakeAll)
+	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
+}
+
+// ZoneID identifies a zone in a store.
+type ZoneID struct{ Store, Zone string }
+
+// zoneState is what a zone has in a store besides its buckets. Configs and requests
+// that use the store share it, and it ends with the last of them.
+type zoneState struct {
+	counts  telemetry.ZoneCounters
+	refused *refusedClients
+	recent  *recentClients
+	running runningTakes
+	room    *waitingRoom
+	pace    pace
+	aborted abortedRequests
+	users   int
+	// started are the zones of the configs that use it and have started, the latest last.
+	started []*Zone
+}
+
+// zoneStates are the states in use. Unlike [caddy.UsagePool] they begin none while one
+// of the same zone ends, whose metrics go.
+var zoneStates = struct {
+	sync.Mutex
+	used map[ZoneID]*zoneState
+}{used: map[ZoneID]*zoneState{}}
+
+// acquireState returns the state of a zone in a store, and keeps it until the
+// store is closed.
+func acquireState(handle *stores.Handle, zone string) *zoneState {
+	id := ZoneID{handle.Name, zone}
+	handle.OnClose(func() { releaseState(id) })
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	state := zoneStates.used[id]
+	if state == nil {
+		state = &zoneState{
+			counts:  telemetry.Default.Zone(zone),
+			refused: newRefusedClients(time.Now()), recent: newRecentClients(), room: newWaitingRoom(),
+		}
+		zoneStates.used[id] = state
+	}
+	state.users++
+	return state
+}
+
+// run notes that the config of z runs, until its store is closed.
+func (z *boundZone) run() {
+	s := z.zoneState
+	zoneStates.Lock()
+	s.started = append(s.started, z.Zone)
+	zoneStates.Unlock()
+	z.handle.OnClose(func() {
+		zoneStates.Lock()
+		defer zoneStates.Unlock()
+		s.started = slices.DeleteFunc(s.started, func(other *Zone) bool { return other == z.Zone })
+	})
+	s.room.wakeAll()
+}
+
+// latest returns the zone in the config that began to run last, if it has the same buckets, or
+// else the zone itself.
+func (z *boundZone) latest() *Zone {
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	if n := len(z.started); n > 0 && z.started[n-1].limit == z.limit {
+		return z.started[n-1]
+	}
+	return z.Zone
+}
+
+// findState returns the state of a zone in a store, or nil if it is not in use.
+func findState(id ZoneID) *zoneState {
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	return zoneStates.used[id]
+}
+
+// releaseState ends one use. A zone's metrics, which do not name the store, end with
+// its last state.
+func releaseState(id ZoneID) {
+	zoneStates.Lock()
+	defer zoneStates.Unlock()
+	state := zoneStates.used[id]
+	if state.users--; state.users > 0 {
+		return
+	}
+	delete(zoneStates.used, id)
+	for other := range zoneStates.used {
+		if other.Zone == id.Zone {
+			return
 		}
 	}
-	if events = z.Events.Number; z.Events.isDynamic() || z.Burst.isDynamic() {
-		t := algorithm.Of(z.Algorithm)
-		events = z.read("events", z.Events, &z.events, LeastEvents(burst, z.Window), t.MostEvents, t.MostWords, repl, l)
-	}
-	if events <= 0 {
-		burst = 0
-	}
-	return events, burst
-}
-
-// read returns the number that q yields, which is the nearest one if it is out of range,
-// or unlimited.
-func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, words string, repl *caddy.Replacer, l *Limiter) int64 {
-	text := strconv.FormatInt(q.Number, 10)
-	if q.isDynamic() {
-		text = strings.TrimSpace(repl.ReplaceAll(q.Text, ""))
-	}
-	if text == UnlimitedWord {
-		return unlimited
-	}
-	n, err := strconv.ParseInt(text, 10, 64)
-	isUnreadable := err != nil && !errors.Is(err, strconv.ErrRange) || n < 0
-	switch {
-	case isUnreadable:
-		if times, log := l.mayLog(&log.unreadable); log {
-			l.Logger.Warn(name+" is neither a whole number nor unlimited; using the fallback",
-				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times))
-		}
-		n = q.Number
-	case n == 0:
-		return 0
-	}
-	nearest := min(max(n, least), most)
-	switch {
-	case isUnreadable:
-		l.countUnreadable(z, name, telemetry.NotFound)
-	case nearest != n:
-		l.countUnreadable(z, name, telemetry.OutOfRange)
-	}
-	if nearest == n {
-		return n
-	}
-	if times, log := l.mayLog(&log.outOfRange); log {
-		l.Logger.Warn(fmt.Sprintf("%s is not a number from %d to %s; using the nearest", name, least, words),
-			zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("nearest", nearest), zap.Int64("times", times))
-	}
-	return nearest
-}
-
-// century is store.MaxWindow in microseconds.
-const century = int64(store.MaxWindow / time.Microsecond)
-
-// LeastEvents returns how many events a zone has to admit in a window. A burst must
-// drain within a century: later instants are not exact numbers.
-func LeastEvents(burst int64, window time.Duration) int64 {
-	if burst == 0 {
-		return 1
-	}
-	hi, lo := bits.Mul64(uint64(burst), uint64(window.Microseconds()))
-	lo, carry := bits.Add64(lo, uint64(century-1), 0)
-	n, _ := bits.Div64(hi+carry, lo, uint64(century))
-	return max(int64(n), 1)
-}
-
-func (l *Limiter) countUnreadable(z *Zone, option string, cause telemetry.Cause) {
-	if !l.isSimulated {
-		telemetry.Default.Unreadable.WithLabelValues(z.Name, option, cause.String()).Inc()
-	}
-}
-
-// mostBurst returns the largest burst that drains within a century at this rate.
-func mostBurst(events int64, window time.Duration) int64 {
-	if hi, lo := bits.Mul64(uint64(events), uint64(century)); hi < uint64(window.Microseconds()) {
-		n, _ := bits.Div64(hi, lo, uint64(window.Microseconds()))
-		return int64(min(n, store.MaxEvents))
-	}
-	return store.MaxEvents
-}
-
-// clipped returns the beginning of a text that a client chose, for the log.
-func clipped(text string) string {
-	const most = 128
-	if len(text) <= most {
-		return text
-	}
-	return text[:most] + "..."
-}
-
-// reservedFrom returns how many percent r must not use: what is kept for more
-// important requests.
-func (z *Zone) reservedFrom(r *http.Request) (percent int64, err error) {
-	for _, s := range z.Reserves {
-		matches, err := s.Matchers.AnyMatchWithError(r)
-		if err != nil {
-			return percent, err
-		}
-		if matches {
-			break
-		}
-		percent += s.Percent
-	}
-	return percent, nil
-}
-
-// Share returns a percentage of n, rounded up.
-func Share(n, percent int64) int64 {
-	return n/100*percent + (n%100*percent+99)/100
-}
-
-// newID returns an ID that no other request has.
-func newID() string {
-	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64())
-	return base64.RawURLEncoding.EncodeToString(b)
+	telemetry.Default.ForgetZone(id.Zone)
 }

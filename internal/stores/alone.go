@@ -4,7 +4,6 @@ import (
 	"context"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // AdmitAlone decides about a request that the store did not answer. It has to fit into the
@@ -56,18 +55,4 @@ func higher(local, known store.State) store.State {
 	}
 	known.Receipt = local.Receipt
 	return known
-}
-
-// ForeseeAlone returns what AdmitAlone would answer before the cost is spent, and changes
-// nothing.
-func (o *Opened) ForeseeAlone(r store.Request, takes bool) store.State {
-	local := o.Local.Accounts.Foresee(r, takes, func(r store.Request) store.State { return o.Local.Peek(context.Background(), r) })
-	if !local.Allowed || algorithm.Of(r.Limit.Algorithm).Lease {
-		return local
-	}
-	known := o.Accounts.ForeseeAlone(&r)
-	if !known.Allowed {
-		return known
-	}
-	return higher(local, known)
 }

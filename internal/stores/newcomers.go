@@ -60,8 +60,8 @@ func (h *Handle) newNewcomers(s store.Store) *newcomers {
 	}
 }
 
-// Diversion is a request that counts in a bucket that clients share.
-type Diversion struct {
+// Overflow is a request that counts in a bucket that clients share.
+type Overflow struct {
 	Index int
 	// Err is why the store did not say whether the client is new, or nil if it is.
 	Err error
@@ -69,18 +69,41 @@ type Diversion struct {
 
 // overflow returns the requests of clients beyond the bound, unless the store says that they
 // are not new: that they have a bucket.
-func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) (beyond []Diversion) {
+func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
+	return n.beyond(ctx, reqs, func(r *store.Request) bool {
+		if n.acquainted.renew(r, now) {
+			return true
+		}
+		isLetIn := n.rateOf(r.Limit.Zone).allow(now)
+		if isLetIn {
+			n.acquainted.add(r, now)
+		}
+		return isLetIn
+	}, func(r *store.Request, hasBucket bool) {
+		if hasBucket {
+			n.acquainted.add(r, now)
+		} else {
+			n.report(r.Limit.Zone, now)
+		}
+	})
+}
+
+// foreseeOverflow returns what overflow would, and lets nobody in.
+func (n *newcomers) foreseeOverflow(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
+	return n.beyond(ctx, reqs, func(r *store.Request) bool {
+		return n.acquainted.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
+	}, func(*store.Request, bool) {})
+}
+
+// beyond returns the requests of clients that are not let in and have no bucket. note is called
+// when the store has said whether a client has one.
+func (n *newcomers) beyond(ctx context.Context, reqs []store.Request, letIn func(*store.Request) bool, note func(r *store.Request, hasBucket bool)) (beyond []Overflow) {
 	var unknown []int
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
-		switch {
-		case algorithm.Of(r.Limit.Algorithm).Lease || r.Events == 0:
-			// Leases last only while requests run, and a limit of 0 needs no bucket.
-		case n.acquainted.renew(r, now):
-		case n.rateOf(r.Limit.Zone).allow(now):
-			n.acquainted.add(r, now)
-		default:
+		// Leases last only while requests run, and a limit of 0 needs no bucket.
+		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !letIn(r) {
 			unknown, asked = append(unknown, i), append(asked, *r)
 		}
 	}
@@ -88,15 +111,13 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 		return nil
 	}
 	for k, st := range store.Answers(ctx, n.base.Peek, asked) {
-		r := &asked[k]
-		switch {
-		case st.Err == nil && st.Holds(r.Limit):
-			n.acquainted.add(r, now)
-			continue
-		case st.Err == nil:
-			n.report(r.Limit.Zone, now)
+		hasBucket := st.Err == nil && st.Holds(asked[k].Limit)
+		if st.Err == nil {
+			note(&asked[k], hasBucket)
 		}
-		beyond = append(beyond, Diversion{unknown[k], st.Err})
+		if !hasBucket {
+			beyond = append(beyond, Overflow{unknown[k], st.Err})
+		}
 	}
 	return beyond
 }
@@ -126,6 +147,16 @@ func (r *newcomerRate) allow(now time.Time) bool {
 		r.latest = now
 	}
 	return r.limiter.AllowN(r.latest, 1)
+}
+
+// allows reports whether allow would.
+func (r *newcomerRate) allows(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Before(r.latest) {
+		now = r.latest
+	}
+	return r.limiter.TokensAt(now) >= 1
 }
 
 func (n *newcomers) report(zone string, now time.Time) {
@@ -205,6 +236,15 @@ func (a *acquaintances) renew(r *store.Request, now time.Time) bool {
 	}
 	p.until[hash] = a.until(r, now)
 	return true
+}
+
+// has reports whether the client of r is remembered.
+func (a *acquaintances) has(r *store.Request, now time.Time) bool {
+	p, hash := a.pageOf(r)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	until, ok := p.until[hash]
+	return ok && until > now.Sub(a.began)
 }
 
 // add remembers the client of r, if there is room.

@@ -50,6 +50,7 @@ type Accounts interface {
 
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	RefuseKnown(reqs []store.Request, states []store.State) bool
+	ForeseeKnown(reqs []store.Request, states []store.State) bool
 	CheckAhead(ctx context.Context, r store.Request, timeout time.Duration) store.State
 	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
 	AdmitAlone(r *store.Request) store.State
@@ -96,11 +97,17 @@ func (h *Handle) newOpened() (*Opened, error) {
 
 // Overflow returns the requests of clients beyond the module's bound, unless the store says
 // that they are not new.
-func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Diversion {
+func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Overflow {
 	if o.newcomers == nil {
 		return nil
 	}
 	return o.newcomers.overflow(ctx, reqs, now())
+}
+
+// RefuseKnown sets the states of requests that are refused without a call, and reports whether
+// there are any.
+func (o *Opened) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
+	return o.Accounts.RefuseKnown(reqs, states)
 }
 
 // Admit checks requests, and holds in flight the cost of those that are allowed.

@@ -70,7 +70,7 @@ func (o *overrides) start() { o.started.Do(func() { go o.follow() }) }
 
 func (o *overrides) follow() {
 	first, cancel := context.WithTimeout(o.life, firstLook)
-	err := o.look(first)
+	err := o.refresh(first)
 	cancel()
 	close(o.looked)
 	for {
@@ -80,15 +80,15 @@ func (o *overrides) follow() {
 		}
 		select {
 		case <-time.After(pause):
-			err = o.look(o.life)
+			err = o.refresh(o.life)
 		case <-o.life.Done():
 			return
 		}
 	}
 }
 
-// look reads the overrides. Those of a shard that does not answer stay as they were.
-func (o *overrides) look(ctx context.Context) error {
+// refresh reads the overrides. Those of a shard that does not answer stay as they were.
+func (o *overrides) refresh(ctx context.Context) error {
 	o.looking.Lock()
 	defer o.looking.Unlock()
 	all, err := o.kept.Overrides(ctx)
@@ -174,7 +174,7 @@ func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Ope
 		return errNoOverrides
 	}
 	err = change(open.overrides.kept)
-	_ = open.overrides.look(ctx) // the next look comes soon
+	_ = open.overrides.refresh(ctx) // the next look comes soon
 	return err
 }
 

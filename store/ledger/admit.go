@@ -298,6 +298,16 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 	return st
 }
 
+// ForeseeKnown is RefuseKnown, and counts nothing.
+func (l *Ledger) ForeseeKnown(reqs []store.Request, states []store.State) (refused bool) {
+	m := l.moment()
+	for i := range reqs {
+		b := l.copyOf(&reqs[i], &m)
+		refused = b.Refuse(&reqs[i], &states[i], &m) || refused
+	}
+	return refused
+}
+
 // ForeseeAlone returns what AdmitAlone would answer, and changes nothing.
 func (l *Ledger) ForeseeAlone(r *store.Request) store.State {
 	m := l.moment()

@@ -207,6 +207,9 @@ func (l *Local) Figures() Figures { return l.flights.Figures() }
 // RefuseKnown is [Ledger.RefuseKnown]. It refuses nothing: the store is as quick.
 func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 
+// ForeseeKnown is [Ledger.ForeseeKnown].
+func (*Local) ForeseeKnown([]store.Request, []store.State) bool { return false }
+
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
 	if len(reqs) > 1 {

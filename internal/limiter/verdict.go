@@ -6,6 +6,16 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// asked is a zone of one of a request's evaluations.
+type asked struct {
+	*evaluation
+	i int
+}
+
+func (a asked) zone() *Zone { return a.zones[a.i].Zone }
+
+func (a asked) state() *store.State { return &a.states[a.i] }
+
 // decision is what one zone decides about a request or, of several zones, what the one decides
 // that matters most: the one that headers, placeholders, logs and a simulation are about.
 type decision struct {
@@ -21,11 +31,28 @@ var ranks = [telemetry.Outcomes]int{
 
 const rankError, rankEnd, rankRefusal = 1, 4, 5
 
-// ends reports whether the request ends here.
-func (d decision) ends() bool { return ranks[d.outcome] >= rankEnd }
+// endsRequest reports whether the request ends here.
+func endsRequest(o telemetry.Outcome) bool { return ranks[o] >= rankEnd }
 
 // refuses reports whether the request ends because it has no room, or its client is blocked.
-func (d decision) refuses() bool { return ranks[d.outcome] == rankRefusal }
+func refuses(o telemetry.Outcome) bool { return ranks[o] == rankRefusal }
+
+// outcomes are what a zone decides by its answer. With on_error deny, a store that failed refuses
+// where the zone is enforced.
+var outcomes = [answers][roles]telemetry.Outcome{
+	notAsked:    {telemetry.Undecided, telemetry.Undecided, telemetry.Undecided},
+	hasRoom:     {enforces: telemetry.Allowed, observes: telemetry.Allowed, blocks: telemetry.Blocked},
+	hasNoRoom:   {enforces: telemetry.Refused, observes: telemetry.WouldRefuse, blocks: telemetry.Blocked},
+	storeFailed: {enforces: telemetry.ErrorAllowed, observes: telemetry.ErrorAllowed, blocks: telemetry.Blocked},
+}
+
+// outcome returns what the zone decides.
+func (z *inZone) outcome() telemetry.Outcome {
+	if z.answer == storeFailed && z.role == enforces && z.onError == stores.OnErrorDeny {
+		return telemetry.ErrorRefused
+	}
+	return outcomes[z.answer][z.role]
+}
 
 // outranks reports whether d matters more than another decision: of those that refuse the one
 // that makes the client wait longest, of those that let it pass the one with the least left.
@@ -42,7 +69,7 @@ func (d decision) outranks(other decision) bool {
 // decide returns the decision of a zone of e that outranks all others and d, or d.
 func (e *evaluation) decide(d decision) decision {
 	for i := range e.zones {
-		if of := (decision{asked{e, i}, e.outcome(i)}); of.outranks(d) {
+		if of := (decision{asked{e, i}, e.zones[i].outcome()}); of.outranks(d) {
 			d = of
 		}
 	}
@@ -51,7 +78,7 @@ func (e *evaluation) decide(d decision) decision {
 
 // decide returns what all handlers that the request has met decide together.
 func (t *tracker) decide() (d decision) {
-	for _, e := range t.own() {
+	for _, e := range t.own {
 		d = e.decide(d)
 	}
 	return d
@@ -60,29 +87,38 @@ func (t *tracker) decide() (d decision) {
 // reported returns the decision that placeholders and the access log are about: the one that
 // ended the request, or else that of all zones, also of those before an error.
 func (t *tracker) reported() (d decision) {
-	if t.isEnded() && t.refusal().ends() {
+	if t.isEnded() && endsRequest(t.refusal().outcome) {
 		return *t.refusal()
 	}
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		d = e.decide(d)
 	}
 	return d
 }
 
-// penalize keeps clients refused that a zone with a penalty has just refused. No request waits
-// for the stores: the states show the penalty already.
-func (e *evaluation) penalize() {
-	for i, z := range e.zones {
-		if !e.showPenalty(i) {
+// conclude makes the states of zones that have no room show how long the client has to wait, and
+// the penalties that refusals earn.
+func (e *evaluation) conclude() {
+	for i := range e.zones {
+		if e.zones[i].answer != hasNoRoom {
 			continue
 		}
-		open, req := e.open(i), e.reqs[i]
-		if z.isLocal() {
-			open, req = open.Local.Opened, e.localRequest(i)
+		e.estimateWait(i)
+		if e.showPenalty(i) && !e.limiter.isSimulated {
+			e.penalize(i)
 		}
-		req.Until = e.states[i].Penalty
-		open.Penalize(req)
 	}
+}
+
+// penalize keeps the client refused that zone i has just refused. No request waits for the stores:
+// the states show the penalty already.
+func (e *evaluation) penalize(i int) {
+	open, req := e.zones[i].open, e.reqs[i]
+	if e.zones[i].isLocal() {
+		open, req = open.Local.Opened, e.localRequest(i)
+	}
+	req.Until = e.states[i].Penalty
+	open.Penalize(req)
 }
 
 // showPenalty makes the state of zone i show the penalty that its refusal earns, and reports
@@ -90,7 +126,7 @@ func (e *evaluation) penalize() {
 // nobody earns one for the clients of a shared bucket.
 func (e *evaluation) showPenalty(i int) bool {
 	z, st := &e.zones[i], &e.states[i]
-	if z.Penalty == 0 || e.isDiverted(i) && !z.isLocal() || e.isBlocked(i) || !e.hasNoRoom(i) || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
+	if z.Penalty == 0 || z.bucket != ownBucket && !z.isLocal() || z.role == blocks || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 		return false
 	}
 	st.Penalty = st.Now + z.Penalty.Microseconds()
@@ -102,31 +138,11 @@ func (e *evaluation) showPenalty(i int) bool {
 
 // count counts what the zones decided.
 func (e *evaluation) count() {
-	for i, z := range e.zones {
-		if o := e.outcome(i); o != telemetry.Undecided {
-			z.Counts.Requests.Inc()
-			z.Counts.Decisions[o].Inc()
+	for i := range e.zones {
+		if o := e.zones[i].outcome(); o != telemetry.Undecided {
+			e.zones[i].Counts.Requests.Inc()
+			e.zones[i].Counts.Decisions[o].Inc()
 		}
-	}
-}
-
-// outcome returns what zone i decided.
-func (e *evaluation) outcome(i int) telemetry.Outcome {
-	switch {
-	case i >= len(e.states) || !e.wasAsked(i):
-		return telemetry.Undecided
-	case e.deniesByError(i):
-		return telemetry.ErrorRefused
-	case e.states[i].Err != nil:
-		return telemetry.ErrorAllowed
-	case e.isBlocked(i):
-		return telemetry.Blocked
-	case e.refuses(i):
-		return telemetry.Refused
-	case e.hasNoRoom(i):
-		return telemetry.WouldRefuse
-	default:
-		return telemetry.Allowed
 	}
 }
 
@@ -144,7 +160,7 @@ const (
 // reason returns why zone i decided as it did; it is empty if the zone allowed the
 // request.
 func (e *evaluation) reason(i int) string {
-	switch e.outcome(i) {
+	switch e.zones[i].outcome() {
 	case telemetry.Undecided, telemetry.Allowed:
 		return ""
 	case telemetry.ErrorAllowed, telemetry.ErrorRefused:
@@ -163,20 +179,6 @@ func (e *evaluation) reason(i int) string {
 	default:
 		return reasonOverLimit
 	}
-}
-
-// hasNoRoom reports whether zone i found no room, which refuses the request if the
-// zone is enforced for the client.
-func (e *evaluation) hasNoRoom(i int) bool {
-	return e.states[i].Err == nil && e.wasAsked(i) && !e.states[i].Allowed
-}
-
-// refuses reports whether zone i refuses the request.
-func (e *evaluation) refuses(i int) bool { return e.hasNoRoom(i) && !e.observes(i) }
-
-// deniesByError reports whether zone i ends the request because its store failed.
-func (e *evaluation) deniesByError(i int) bool {
-	return e.states[i].Err != nil && e.zones[i].onError == stores.OnErrorDeny && !e.observes(i)
 }
 
 // wait returns how long st makes a client wait, in microseconds; 0 if the client

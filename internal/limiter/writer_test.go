@@ -84,12 +84,12 @@ func TestHeadersOfUndecidedZones(t *testing.T) {
 			t.Run(name+" "+format, func(t *testing.T) {
 				w := httptest.NewRecorder()
 				e := &evaluation{limiter: &Limiter{Config: Config{Headers: format}}, states: states}
-				for range states {
+				for i := range states {
 					limit := &store.Limit{Zone: "api", Window: 1}
-					e.zones = append(e.zones, inZone{boundZone: &boundZone{Zone: &Zone{Name: "api"}}})
+					e.zones = append(e.zones, inZone{boundZone: &boundZone{Zone: &Zone{Name: "api"}}, answer: answerOf(&states[i])})
 					e.reqs = append(e.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
 				}
-				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, evaluations: []*evaluation{e}}
+				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, own: []*evaluation{e}}
 				tr.setHeaders()
 				want := "4"
 				if name == "alone" {

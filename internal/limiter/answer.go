@@ -5,12 +5,14 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/dunglas/httpsfv"
+	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -25,11 +27,52 @@ const (
 	HeadersNone   = "none"
 )
 
+// refuse returns the error of a request that a zone refuses.
+func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) error {
+	t.endBy(d)
+	z, st, l := d.zone(), d.state(), d.limiter
+	z.Counts.Declined.Inc()
+	for _, other := range t.own {
+		other.showRefunds()
+	}
+	l.reportRefusal(d.evaluation, d.i, r)
+	d.promise()
+	t.setRefusal(w.Header())
+	switch {
+	case st.RetryAfter != store.Never:
+		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
+	case d.reqs[d.i].Events > 0:
+		l.warnNever(z, &d.reqs[d.i])
+	}
+	d.zones[d.i].refused.note(d.decidedBy(d.i), l.Now())
+	if d.outcome == telemetry.Blocked {
+		return caddyhttp.Error(z.BlockStatus, z.blocked)
+	}
+	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
+}
+
+// warnNever logs that a request costs more than its zone ever admits.
+func (l *Limiter) warnNever(z *Zone, req *store.Request) {
+	if times, log := l.mayLog(&z.never); log {
+		l.Logger.Warn("a request costs more than its zone ever admits; it is refused, and waiting will not help",
+			zap.String("zone", z.Name), zap.Int64("cost", req.Cost), zap.Int64("capacity", req.Capacity()),
+			zap.Int64("times", times), zap.String("hint", "raise events or, with gcra, burst; or lower cost or reserve"))
+	}
+}
+
+// all returns the evaluations of the request, also those before an error.
+func (t *tracker) all() []*evaluation {
+	if t.first.rare == nil || len(t.first.rare.earlier) == 0 {
+		return t.own
+	}
+	return slices.Concat(t.first.rare.earlier, t.own)
+}
+
 // setHeaders sets the headers for a client that passes.
 func (t *tracker) setHeaders() {
 	ietf := false
 	var d decision
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		ietf = ietf || e.limiter.setsIETF()
 		if e.limiter.setsGitHub() {
 			d = e.decide(d)
@@ -104,7 +147,7 @@ func (e *evaluation) promise() {
 	for i, z := range e.zones {
 		st := &e.states[i]
 		switch {
-		case !e.refuses(i):
+		case !refuses(z.outcome()):
 		case st.RetryAfter != store.Never:
 			// Eleven times a century is no Duration.
 			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
@@ -141,14 +184,14 @@ const maxFieldInteger = 999_999_999_999_999
 // replaces those of a backend.
 func (t *tracker) setFields(h http.Header) {
 	var policies, limits httpsfv.List
-	for _, e := range t.evaluations {
+	for _, e := range t.all() {
 		if !e.limiter.setsIETF() {
 			continue
 		}
 		for i, z := range e.zones {
 			policies = append(policies, policyItem(z.Name, &e.reqs[i]))
-			if o := e.outcome(i); o != telemetry.Undecided && e.states[i].Err == nil {
-				limits = append(limits, limitItem(z.Name, &e.states[i], e.hasNoRoom(i)))
+			if z.hasAnswered() {
+				limits = append(limits, limitItem(z.Name, &e.states[i], z.answer == hasNoRoom))
 			}
 		}
 	}
@@ -206,6 +249,20 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 		item.Params.Add("t", ceilSeconds(st.Reset-st.Now))
 	}
 	return item
+}
+
+// answer writes the response to a request that e ended with err if the request is a call
+// of gRPC, or the handler is configured to; otherwise it returns err.
+func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+	switch {
+	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
+		return err
+	case isGRPC(r):
+		return writeGRPC(w, r, err)
+	case !l.Problem:
+		return err
+	}
+	return e.writeProblem(w, r, err)
 }
 
 // problem is the body of a refusal, by RFC 9457 and the problem types of
@@ -287,7 +344,7 @@ func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
 func (e *evaluation) problem(status int) problem {
 	p := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
 	for i, z := range e.zones {
-		if !e.refuses(i) {
+		if !refuses(z.outcome()) {
 			continue
 		}
 		p.Violated = append(p.Violated, z.Name)

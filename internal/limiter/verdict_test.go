@@ -12,11 +12,10 @@ import (
 func TestDecide(t *testing.T) {
 	t.Parallel()
 	type answer struct {
-		name     string
-		state    store.State
-		observed bool
-		onError  string
-		blocked  bool
+		name    string
+		state   store.State
+		role    role
+		onError string
 	}
 	failed := store.State{Err: store.ErrNotExecuted}
 	refused := func(after time.Duration) store.State { return store.State{Now: 1, RetryAfter: after} }
@@ -24,12 +23,12 @@ func TestDecide(t *testing.T) {
 	// Those that come first outrank those that follow.
 	ranked := []answer{
 		{name: "never fits", state: refused(store.Never)},
-		{name: "is blocked for two hours", state: refused(2 * time.Hour), blocked: true},
+		{name: "is blocked for two hours", state: refused(2 * time.Hour), role: blocks},
 		{name: "is refused for an hour", state: refused(time.Hour)},
 		{name: "is refused for a minute", state: refused(time.Minute)},
 		{name: "is denied", state: failed, onError: stores.OnErrorDeny},
-		{name: "would be refused for an hour", state: refused(time.Hour), observed: true},
-		{name: "would be refused for a minute", state: refused(time.Minute), observed: true},
+		{name: "would be refused for an hour", state: refused(time.Hour), role: observes},
+		{name: "would be refused for a minute", state: refused(time.Minute), role: observes},
 		{name: "has one left", state: left(1)},
 		{name: "has two left", state: left(2)},
 		{name: "passes without an answer", state: failed},
@@ -39,11 +38,8 @@ func TestDecide(t *testing.T) {
 		e := new(evaluation)
 		for _, a := range both {
 			z := &boundZone{Zone: &Zone{Name: a.name}, onError: a.onError}
-			e.zones = append(e.zones, inZone{boundZone: z, observed: a.observed})
+			e.zones = append(e.zones, inZone{boundZone: z, role: a.role, answer: answerOf(&a.state)})
 			e.reqs, e.states = append(e.reqs, store.Request{}), append(e.states, a.state)
-			if a.blocked {
-				e.setBlock(len(e.zones)-1, &store.Override{})
-			}
 		}
 		return e
 	}
@@ -56,11 +52,11 @@ func TestDecide(t *testing.T) {
 			}
 		}
 		d := evaluate(a).decide(decision{})
-		if ends, want := d.ends(), n < 5; ends != want {
+		if ends, want := endsRequest(d.outcome), n < 5; ends != want {
 			t.Errorf("%q ends the request: %v, want %v", a.name, ends, want)
 		}
-		if refuses, want := d.refuses(), n < 4; refuses != want {
-			t.Errorf("%q refuses the request: %v, want %v", a.name, refuses, want)
+		if got, want := refuses(d.outcome), n < 4; got != want {
+			t.Errorf("%q refuses the request: %v, want %v", a.name, got, want)
 		}
 	}
 	if d := evaluate(ranked[len(ranked)-1]).decide(decision{}); d.evaluation != nil {

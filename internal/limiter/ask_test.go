@@ -266,9 +266,9 @@ func TestOpenWindowIsABucket(t *testing.T) {
 	}
 }
 
-// TestDivertedRequestIsChargedOnce where two handlers have the zone, although a new
+// TestOverflowIsChargedOnce where two handlers have the zone, although a new
 // client may have been admitted in between.
-func TestDivertedRequestIsChargedOnce(t *testing.T) {
+func TestOverflowIsChargedOnce(t *testing.T) {
 	for _, charge := range []bool{false, true} {
 		for _, handlers := range []int{1, 2, 3} {
 			w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 100}, Window: time.Hour, ChargeBefore: charge})
@@ -282,7 +282,7 @@ func TestDivertedRequestIsChargedOnce(t *testing.T) {
 				t.Errorf("charge before %v, %d handlers: the first client was charged %d, want 1", charge, handlers, used)
 			}
 			if used := w.used(stores.OverflowKey); used != clients-1 {
-				t.Errorf("charge before %v, %d handlers: %d requests were diverted, %d were charged", charge, handlers, clients-1, used)
+				t.Errorf("charge before %v, %d handlers: %d requests overflowed, %d were charged", charge, handlers, clients-1, used)
 			}
 			w.handle.Unload()
 		}

@@ -1,0 +1,213 @@
+package limiter
+
+import (
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// tracker is the state of one request, shared by all handlers that it passes: its
+// evaluations, and whether it is settled. It is also the response writer of the
+// handlers after the outermost one, and so sees the final status in time.
+type tracker struct {
+	caddyhttp.ResponseWriterWrapper
+
+	// own are the evaluations that the tracker settles.
+	own []*evaluation
+	// request is what the outermost handler got; nil in tests of the writer alone.
+	request *http.Request
+	// admitted is when the last handler admitted the request: see [Limiter.stamp].
+	admitted uint32
+	settled  bool
+	// unsent is how much of the body is not written yet, by the length that the header declares;
+	// unknownLength without one.
+	unsent int64
+	// response is nil if no zone settles when the response has ended.
+	response *response
+
+	// limitValues are the values of the headers X-RateLimit-*.
+	limitValues [5]string
+
+	first evaluation
+	room  [1]*evaluation
+}
+
+// evaluation is one request in the zones of one handler. Its slices have the same
+// length.
+type evaluation struct {
+	limiter *Limiter
+	repl    *caddy.Replacer
+	zones   []inZone
+	// reqs have their final cost once their zones have settled.
+	reqs   []store.Request
+	states []store.State
+	// rare is nil for most requests.
+	rare *rare
+}
+
+// rare holds the fields that few evaluations need. It is allocated on demand.
+type rare struct {
+	lease *lease
+	// earlier are the evaluations that were settled before this tracker began, in the route
+	// whose error is being handled; only the first evaluation of a request has them.
+	earlier []*evaluation
+	// refusal is the decision that ended the request; only the first evaluation of a request has it.
+	refusal *decision
+	// zones are by index, as far as any needs it.
+	zones []rareZone
+}
+
+// rareZone holds what few zones of a request need.
+type rareZone struct {
+	// openErr is why the store could not be opened.
+	openErr error
+	// block is how an operator has blocked the client.
+	block store.Override
+	// taken is the take from a zone that forgives, while the request runs.
+	taken take
+	// own is what the client's own bucket would be asked, where clients share one.
+	own ownRequest
+	// err is why the unknown bucket counts the request.
+	err error
+}
+
+// ownRequest is what sets a client's own bucket apart from one that clients share.
+type ownRequest struct {
+	clientKey     string
+	events, burst int64
+}
+
+// rarely returns e.rare, and makes it if there is none.
+func (e *evaluation) rarely() *rare {
+	if e.rare == nil {
+		e.rare = new(rare)
+	}
+	return e.rare
+}
+
+// rareZone returns what is rare about zone i, and makes room for it.
+func (e *evaluation) rareZone(i int) *rareZone {
+	r := e.rarely()
+	if len(r.zones) <= i {
+		r.zones = append(r.zones, make([]rareZone, i+1-len(r.zones))...)
+	}
+	return &r.zones[i]
+}
+
+// setBlock notes the block of the client of zone i.
+func (e *evaluation) setBlock(i int, block *store.Override) {
+	e.rareZone(i).block = *block
+	e.zones[i].role = blocks
+}
+
+// inZone is the request in one zone: how the zone treats its client, which bucket counts it, what
+// is known of that, and what has been spent.
+type inZone struct {
+	*boundZone
+	// open is the store, until the request has settled and its leases have ended. It is nil if
+	// opening it failed.
+	open   *stores.Opened
+	role   role
+	bucket bucket
+	answer
+	spend
+}
+
+// role is how a zone treats the client.
+type role uint8
+
+const (
+	// enforces: what has no room is refused.
+	enforces role = iota
+	// observes: what has no room passes.
+	observes
+	// blocks: an operator has blocked the client.
+	blocks
+	roles
+)
+
+// bucket is which bucket of a zone counts a request.
+type bucket uint8
+
+const (
+	// ownBucket is the client's own.
+	ownBucket bucket = iota
+	// overflowBucket is shared by new clients beyond the bound.
+	overflowBucket
+	// unknownBucket is shared by clients beyond the bound while the store does not say whether they
+	// are new, or answer about the overflow bucket. on_error decides, without asking.
+	unknownBucket
+)
+
+// answer is what is known of a bucket.
+type answer uint8
+
+const (
+	// notAsked: after a refusal other zones are not asked.
+	notAsked answer = iota
+	hasRoom
+	hasNoRoom
+	// storeFailed: on_error decides.
+	storeFailed
+	answers
+)
+
+// hasAnswered reports whether the state is what a store, or a block, says of the bucket.
+func (a answer) hasAnswered() bool { return a == hasRoom || a == hasNoRoom }
+
+// spend is what a request has spent in a zone: in its store, and in the local counts.
+type spend struct {
+	stored storePhase
+	alone  localPhase
+}
+
+// storePhase is what a store has of the cost, as far as this process knows.
+type storePhase uint8
+
+const (
+	phaseNone storePhase = iota
+	// phaseHeld: the cost is in flight.
+	phaseHeld
+	// phaseTaken: the cost was spent, and can be refunded.
+	phaseTaken
+	// phaseUncertain: a take may have spent the cost or not. The store knows it by its ID.
+	phaseUncertain
+	// phaseUncertainHeld: the same, and the cost is in flight in case it has not.
+	phaseUncertainHeld
+	// phaseLost and phaseLostHeld are the same of a take without an ID: nothing can be done, and
+	// the request does not take again.
+	phaseLost
+	phaseLostHeld
+	storePhases
+)
+
+// localPhase is what the local counts have of the cost.
+type localPhase uint8
+
+const (
+	localNone localPhase = iota
+	// localMirrored: the slot that the store gave is taken here as well, because the local counts
+	// have to know of it once they decide.
+	localMirrored
+	// localDecided: the local counts decided, and have nothing of the cost.
+	localDecided
+	// localHeld: they decided, and the cost is in flight there.
+	localHeld
+	// localTaken: they decided, and the cost was spent there.
+	localTaken
+)
+
+// isUncertain reports whether a take may have spent the cost or not.
+func (s spend) isUncertain() bool { return s.stored >= phaseUncertain }
+
+func (s spend) isLost() bool { return s.stored == phaseLost || s.stored == phaseLostHeld }
+
+// isLocal reports whether the local counts decided.
+func (s spend) isLocal() bool { return s.alone >= localDecided }
+
+// isTaken reports whether the cost was spent where it was decided, and can be refunded.
+func (s spend) isTaken() bool { return s.stored == phaseTaken || s.alone == localTaken }
