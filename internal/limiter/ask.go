@@ -42,12 +42,7 @@ func (e *evaluation) onlyOpen() *stores.Opened {
 
 // isSplit reports whether the zones do not all count in the same store.
 func (e *evaluation) isSplit() bool {
-	for i := range e.zones {
-		if e.zones[i].in != e.zones[0].in {
-			return true
-		}
-	}
-	return false
+	return e.anyZone(func(i int) bool { return e.zones[i].in != e.zones[0].in })
 }
 
 // refusesOutright reports whether a zone whose limit is 0, or in which the client is
@@ -159,7 +154,7 @@ func (e *evaluation) resolvedKey(i int) string {
 // needed.
 func (e *evaluation) letsWait(i int) bool {
 	z := &e.zones[i]
-	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && e.zones[i].open != nil
+	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && z.open != nil
 }
 
 // askZones asks the stores of e, the newest evaluation. The error that it returns ends the request.
@@ -224,11 +219,7 @@ func (e *evaluation) answerUnknown(r *http.Request) (passes bool, err error) {
 		e.learn(i, store.State{Err: e.rare.zones[i].err})
 	}
 	err = e.handleErrors(r, unknown)
-	for _, i := range unknown {
-		if e.zones[i].takes() {
-			e.noteTaken([]int{i})
-		}
-	}
+	e.noteTaken(e.where(func(z *inZone) bool { return z.bucket == unknownBucket && z.takes() }))
 	return e.passes(unknown), err
 }
 
@@ -464,21 +455,17 @@ func (s *spend) becomeUncertain(hasID bool) {
 
 func (e *evaluation) handleError(r *http.Request, i int) {
 	z, err := &e.zones[i], e.states[i].Err
-	switch z.bucket {
-	case ownBucket:
-		e.noteError(i, err)
-	case overflowBucket:
-		if z.isUncertain() {
-			e.noteError(i, err)
-			break
-		}
+	switch {
+	case z.bucket == unknownBucket:
+		// The error was noted when the bucket was chosen.
+	case z.bucket == overflowBucket && !z.isUncertain():
 		// Requests that on_error admits must not fill the overflow bucket, which
 		// would refuse new clients later.
 		e.share(r.Context(), i, err)
-	case unknownBucket:
-		// The error was noted when the bucket was chosen.
+	default:
+		e.noteError(i, err)
 	}
-	if z.onError == stores.OnErrorLocal && e.zones[i].open != nil {
+	if z.onError == stores.OnErrorLocal && z.open != nil {
 		e.askLocal(i)
 	}
 }
@@ -502,7 +489,7 @@ func (e *evaluation) askLocal(i int) {
 	if !z.isLease && z.bucket == ownBucket {
 		known = &e.reqs[i]
 	}
-	e.learn(i, e.limiter.answering(e.zones[i].open).AdmitAlone(known, &local, z.ChargeBefore))
+	e.learn(i, e.limiter.answering(z.open).AdmitAlone(known, &local, z.ChargeBefore))
 	z.alone = localDecided
 	if z.answer != hasRoom {
 		return
@@ -546,7 +533,7 @@ func (e *evaluation) noteTaken(takes []int) {
 		case z.answer == hasRoom:
 			e.noteTake(i)
 		case z.answer == hasNoRoom && !z.isLocal():
-			e.zones[i].open.NoteFull(&e.reqs[i], &e.states[i], e.limiter.Now())
+			z.open.NoteFull(&e.reqs[i], &e.states[i], e.limiter.Now())
 		}
 	}
 }
@@ -578,8 +565,8 @@ func (s *spend) take() {
 // it once they decide.
 func (e *evaluation) mirror(i int) {
 	z := &e.zones[i]
-	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && e.zones[i].open.IsRemote {
-		e.zones[i].open.Local.Charge([]store.Request{e.localRequest(i)})
+	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.open.IsRemote {
+		z.open.Local.Charge([]store.Request{e.localRequest(i)})
 		z.alone = localMirrored
 	}
 }

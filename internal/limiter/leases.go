@@ -49,7 +49,7 @@ func (e *evaluation) holdLeases() {
 	lease.mu.Lock()
 	defer lease.mu.Unlock()
 	lease.timer = time.AfterFunc(period, lease.renew)
-	e.rarely().lease = lease
+	e.ensureRare().lease = lease
 }
 
 // holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it

@@ -81,8 +81,8 @@ type ownRequest struct {
 	events, burst int64
 }
 
-// rarely returns e.rare, and makes it if there is none.
-func (e *evaluation) rarely() *rare {
+// ensureRare returns e.rare, and makes it if there is none.
+func (e *evaluation) ensureRare() *rare {
 	if e.rare == nil {
 		e.rare = new(rare)
 	}
@@ -91,7 +91,7 @@ func (e *evaluation) rarely() *rare {
 
 // rareZone returns what is rare about zone i, and makes room for it.
 func (e *evaluation) rareZone(i int) *rareZone {
-	r := e.rarely()
+	r := e.ensureRare()
 	if len(r.zones) <= i {
 		r.zones = append(r.zones, make([]rareZone, i+1-len(r.zones))...)
 	}

@@ -189,7 +189,7 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 	}
 	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
-		t.first.rarely().earlier = settled.all()
+		t.first.ensureRare().earlier = settled.all()
 	}
 	return t
 }

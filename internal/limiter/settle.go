@@ -82,7 +82,7 @@ func (e *evaluation) lease() *lease {
 }
 
 // endBy notes the decision that ends the request.
-func (t *tracker) endBy(d decision) { t.first.rarely().refusal = &d }
+func (t *tracker) endBy(d decision) { t.first.ensureRare().refusal = &d }
 
 // refusal returns the decision that ended the request, or nil. It has no outcome if the client left
 // while the evaluation asked.
