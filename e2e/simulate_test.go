@@ -229,7 +229,9 @@ func TestSimulationIsWhatIsServed(t *testing.T) {
 				}
 				path, headers := fmt.Sprintf("/%d", n), []string{fmt.Sprintf("X-A: X-A%d", n), fmt.Sprintf("X-B: X-B%d", n)}
 				var s simulated
+				var began time.Time
 				eventually(t, "what is in flight has landed", func() error {
+					began = time.Now()
 					s = simulate(c, path, headers...)
 					for _, z := range s.Zones {
 						if z.Reason == "in_flight" {
@@ -239,11 +241,21 @@ func TestSimulationIsWhatIsServed(t *testing.T) {
 					return nil
 				})
 				a := c.Probe(path, headers...)
+				passed := time.Since(began).Seconds()
 				err := want("status", a.Status, statuses[s.Decision])
 				if s.Decision == "refused" || s.Decision == "blocked" {
 					wait, _ := strconv.ParseFloat(a.Header.Get("Retry-After"), 64)
-					err = errors.Join(err, want("exceeded", a.Header.Get("X-By"), s.Zone), want("resource", a.Resource, s.Zone),
-						want("wait as foreseen", math.Abs(wait-s.Wait) <= 1, true))
+					by, resets := a.Header.Get("X-By"), map[string]float64{}
+					for _, z := range s.Zones {
+						resets[z.Name] = z.Reset
+					}
+					// Two penalties of one request begin within microseconds of each other, so either may
+					// end last.
+					if other, isZone := resets[by]; isZone && math.Abs(other-resets[s.Zone]) < 0.01 {
+						s.Zone = by
+					}
+					err = errors.Join(err, want("exceeded", by, s.Zone), want("resource", a.Resource, s.Zone),
+						want("wait as foreseen", wait >= s.Wait-passed && wait <= s.Wait+1, true))
 				}
 				if err != nil {
 					t.Errorf("request %d of %s, foreseen %+v, served %d %v:\n%v\n%+v", request, path, s, a.Status, a.Header, err, zones)

@@ -76,7 +76,7 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
 		Allowed: z.answer == hasRoom, Outcome: z.outcome().String(), Reason: e.reason(i),
 	}
-	if st.Err != nil {
+	if z.answer == storeFailed {
 		answer.Error = st.Err.Error()
 		return answer
 	}

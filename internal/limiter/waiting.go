@@ -282,7 +282,7 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 			z.foresee(known, z.i, ahead[n], 0)
 		}
 	}
-	if st.Err != nil || st.Now == 0 {
+	if !line.zones[line.i].hasAnswered() {
 		*st = store.State{Now: line.limiter.Now().UnixMicro(), Limit: max(line.reqs[line.i].Capacity(), 0)}
 	}
 	st.Allowed, st.Remaining = false, 0

@@ -16,7 +16,7 @@ func (f Foresight) Overflow(ctx context.Context, reqs []store.Request, now func(
 	if f.newcomers == nil {
 		return nil
 	}
-	return f.newcomers.foreseeOverflow(ctx, reqs, now())
+	return f.newcomers.overflow(ctx, reqs, now(), true)
 }
 
 // RefuseKnown sets the states that [Opened.RefuseKnown] would.

@@ -68,42 +68,18 @@ type Overflow struct {
 }
 
 // overflow returns the requests of clients beyond the bound, unless the store says that they
-// are not new: that they have a bucket.
-func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
-	return n.beyond(ctx, reqs, func(r *store.Request) bool {
-		if n.acquainted.renew(r, now) {
-			return true
-		}
-		isLetIn := n.rateOf(r.Limit.Zone).allow(now)
-		if isLetIn {
-			n.acquainted.add(r, now)
-		}
-		return isLetIn
-	}, func(r *store.Request, hasBucket bool) {
-		if hasBucket {
-			n.acquainted.add(r, now)
-		} else {
-			n.report(r.Limit.Zone, now)
-		}
-	})
-}
-
-// foreseeOverflow returns what overflow would, and lets nobody in.
-func (n *newcomers) foreseeOverflow(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
-	return n.beyond(ctx, reqs, func(r *store.Request) bool {
-		return n.acquainted.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
-	}, func(*store.Request, bool) {})
-}
-
-// beyond returns the requests of clients that are not let in and have no bucket. note is called
-// when the store has said whether a client has one.
-func (n *newcomers) beyond(ctx context.Context, reqs []store.Request, letIn func(*store.Request) bool, note func(r *store.Request, hasBucket bool)) (beyond []Overflow) {
+// are not new: that they have a bucket. If it is foreseen, nobody is let in.
+func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time, isForeseen bool) (beyond []Overflow) {
+	letsIn := n.letIn
+	if isForeseen {
+		letsIn = n.wouldLetIn
+	}
 	var unknown []int
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
 		// Leases last only while requests run, and a limit of 0 needs no bucket.
-		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !letIn(r) {
+		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !letsIn(r, now) {
 			unknown, asked = append(unknown, i), append(asked, *r)
 		}
 	}
@@ -111,15 +87,35 @@ func (n *newcomers) beyond(ctx context.Context, reqs []store.Request, letIn func
 		return nil
 	}
 	for k, st := range store.Answers(ctx, n.base.Peek, asked) {
-		hasBucket := st.Err == nil && st.Holds(asked[k].Limit)
-		if st.Err == nil {
-			note(&asked[k], hasBucket)
-		}
+		r := &asked[k]
+		hasBucket := st.Err == nil && st.Holds(r.Limit)
 		if !hasBucket {
 			beyond = append(beyond, Overflow{unknown[k], st.Err})
 		}
+		switch {
+		case isForeseen, st.Err != nil:
+		case hasBucket:
+			n.acquainted.add(r, now)
+		default:
+			n.report(r.Limit.Zone, now)
+		}
 	}
 	return beyond
+}
+
+func (n *newcomers) letIn(r *store.Request, now time.Time) bool {
+	if n.acquainted.renew(r, now) {
+		return true
+	}
+	isLetIn := n.rateOf(r.Limit.Zone).allow(now)
+	if isLetIn {
+		n.acquainted.add(r, now)
+	}
+	return isLetIn
+}
+
+func (n *newcomers) wouldLetIn(r *store.Request, now time.Time) bool {
+	return n.acquainted.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
 }
 
 func (n *newcomers) rateOf(zone string) *newcomerRate {
