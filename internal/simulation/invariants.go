@@ -75,8 +75,9 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 		}
 		switch s.limit.Algorithm {
 		case store.FixedWindow:
-			// Without a window that is known nobody can say which one it is.
-			if a.reset == st.Reset && a.reset != 0 {
+			// Without a window that is known nobody can say which one it is, nor by a clock that
+			// is not the primary's.
+			if a.reset == st.Reset && a.reset != 0 && !s.isByAnotherClock(a) {
 				sum += a.cost
 			}
 		case store.SlidingLog:
@@ -95,6 +96,13 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 		sum /= weights
 	}
 	return sum
+}
+
+// isByAnotherClock reports whether a process has admitted in a window of its own clock, because
+// it had not heard the primary's yet.
+func (s *Run) isByAnotherClock(a *admission) bool {
+	window, at := s.limit.Window.Microseconds(), epoch+s.net.skew+a.at
+	return a.alone && s.limit.Align && (a.reset <= at || a.reset-window > at)
 }
 
 // weights are the units of weighted costs.

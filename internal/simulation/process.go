@@ -18,6 +18,7 @@ const (
 	maxRetakes   = 4
 	resetTimeout = 500_000
 	idleBatch    = 1_000_000
+	reapPause    = 250_000
 )
 
 // process is one Caddy: the driver of the core.
@@ -33,6 +34,8 @@ type process struct {
 	// ticks is set while a tick is to come.
 	ticks bool
 	held  []*entry
+	// reaps is set while tokens are looked for.
+	reaps bool
 	// delivery is how long charges commonly take.
 	delivery int64
 	// queue has the entries whose charges wait for the shard; works is set while they are tried.
@@ -224,8 +227,9 @@ func (p *process) refund(r store.Request) {
 	})
 }
 
-// reap gives back tokens that lie unused, from time to time.
+// reap gives back tokens that lie unused, as long as there are any.
 func (p *process) reap() {
+	p.reaps = false
 	for _, key := range sorted(p.buckets) {
 		e := p.buckets[key]
 		if e.Gauges().Tokens > 0 {
@@ -234,8 +238,17 @@ func (p *process) reap() {
 			p.told(&m)
 			p.refund(refund)
 		}
+		if e.Gauges().Tokens > 0 {
+			p.reapLater()
+		}
 	}
-	p.after(250_000, p.reap)
+}
+
+func (p *process) reapLater() {
+	if !p.reaps {
+		p.reaps = true
+		p.after(reapPause, p.reap)
+	}
 }
 
 // reset empties a bucket, as an operator does.
@@ -376,6 +389,7 @@ func (p *process) takeRequest(r store.Request, answered func(st store.State)) {
 		return
 	}
 	if r.Batch != 0 {
+		p.reapLater()
 		q.claim()
 		return
 	}

@@ -83,20 +83,24 @@ func kinds() (all []store.Limit) {
 	return all
 }
 
-// NewRun returns the history of a seed, over that much time, on servers of that kind.
-func NewRun(seed uint64, length time.Duration, at servers) *Run {
+// windows is about how many windows a history lasts.
+const windows = 20
+
+// NewRun returns the history of a seed.
+func NewRun(seed uint64) *Run {
 	w := newWorld(seed)
-	s := &Run{world: w, seed: seed, end: length.Microseconds(), limit: oneOf(w, kinds()...)}
+	s := &Run{world: w, seed: seed, limit: oneOf(w, kinds()...)}
 	s.limit.Zone = "zone"
 	s.limit.Window = oneOf(w, 2*time.Second, 10*time.Second, time.Minute, 10*time.Minute, time.Hour)
-	s.events, s.cost = oneOf[int64](w, 1, 2, 5, 20, 100), oneOf[int64](w, 1, 1, 1, 2, 3)
+	s.end = windows * s.limit.Window.Microseconds()
+	s.events, s.cost = oneOf[int64](w, 1, 2, 5, 5, 20, 20, 100), oneOf[int64](w, 1, 1, 1, 2, 3)
 	if s.limit.Algorithm.HasBurst() && w.chance(0.5) {
 		s.burst = oneOf[int64](w, 1, 3, 10)
 	}
 	s.takes = w.chance(0.4)
 	s.batched = s.takes && algorithm.Of(s.limit.Algorithm).Unbatched == "" && w.chance(0.5)
 	s.onError, s.differ = oneOf(w, allow, deny, local, local), w.chance(0.3)
-	s.net = &network{world: w, servers: at, skew: w.between(-7200e6, 7200e6), lag: oneOf[int64](w, 0, 0, 1000, 50_000, 3_000_000)}
+	s.net = &network{world: w, servers: newArithmetic(), skew: w.between(-7200e6, 7200e6), lag: oneOf[int64](w, 0, 0, 1000, 50_000, 3_000_000)}
 	s.net.ran = s.ran
 	s.faults, s.resets = w.chance(0.5), w.chance(0.2)
 	trust := oneOf[int64](w, -1, 500_000, 1_000_000, 1_000_000, 1_000_000)
@@ -104,7 +108,6 @@ func NewRun(seed uint64, length time.Duration, at servers) *Run {
 	for i := range oneOf(w, 1, 2, 2) {
 		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, doubted: s.doubted, kept: s.kept, processes: 2}
 		s.caddys = append(s.caddys, p)
-		p.after(250_000, p.reap)
 	}
 	for i := range 1 + w.rng.IntN(3) {
 		c := &client{key: "client" + strconv.Itoa(i), resets: map[int64]bool{}}
@@ -367,6 +370,9 @@ func (s *Run) note(format string, args ...any) {
 		fmt.Fprintf(s.Trace, "%v "+format+"\n", append([]any{time.Duration(s.now) * time.Microsecond}, args...)...)
 	}
 }
+
+// Length is how long the history lasts.
+func (s *Run) Length() time.Duration { return time.Duration(s.end) * time.Microsecond }
 
 // Do runs the history, and returns what was broken, or nothing. The failure names the seed.
 func (s *Run) Do() (requests int, failure string) {

@@ -5,26 +5,47 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 var (
-	hours = flag.Float64("simulation.hours", 20, "how many hours TestSimulation simulates")
+	seeds = flag.Int("simulation.seeds", 0, "how many histories TestSimulation goes through; 0 for a sample")
+	first = flag.Uint64("simulation.seed", 1, "the first of them")
 	trace = flag.Bool("simulation.trace", false, "print each step")
-	first = flag.Uint64("simulation.seed", 1, "the first seed")
 )
 
-// TestSimulation goes through one hour for each seed.
+// TestSimulation goes through a history for each seed. To repeat one that fails:
+//
+//	go test ./internal/simulation -simulation.seed N -simulation.seeds 1 -simulation.trace
 func TestSimulation(t *testing.T) {
-	requests := 0
-	for n := range int(*hours) {
-		run := NewRun(*first+uint64(n), time.Hour, newArithmetic())
+	n := *seeds
+	if n == 0 {
+		n = sweep.Size(1000, 100_000)
+	}
+	requests, length := 0, time.Duration(0)
+	for i := range n {
+		run := NewRun(*first + uint64(i))
 		if *trace {
 			run.Trace = os.Stderr
 		}
 		made, failure := run.Do()
-		if requests += made; failure != "" {
+		if requests, length = requests+made, length+run.Length(); failure != "" {
 			t.Fatal(failure)
 		}
 	}
-	t.Logf("%d requests", requests)
+	t.Logf("%d requests in %.0f hours", requests, length.Hours())
+}
+
+// BenchmarkSimulation reports how many hours are simulated in a minute.
+func BenchmarkSimulation(b *testing.B) {
+	length := time.Duration(0)
+	for seed := uint64(1); b.Loop(); seed++ {
+		run := NewRun(seed)
+		if _, failure := run.Do(); failure != "" {
+			b.Fatal(failure)
+		}
+		length += run.Length()
+	}
+	b.ReportMetric(length.Hours()/b.Elapsed().Minutes(), "hours/min")
 }
