@@ -4,8 +4,11 @@
 // connections to one primary and its replicas, which it is given or finds
 // through Sentinel or a Redis Cluster.
 //
-// It requires Redis 7.0. Valkey 7.2 should work but is untested. It imports
-// store, store/algorithm and luascripts, and never Caddy.
+// Package ask knows what is asked of a bucket and what replies mean, package wire brings
+// commands to servers and replies back, and package operate does what operators and upkeep
+// need. This one puts them together, and chooses owners.
+//
+// It requires Redis 7.0. Valkey 7.2 should work but is untested. It never imports Caddy.
 package redis
 
 import (
@@ -197,19 +200,11 @@ func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []
 	states := make([]store.State, len(reqs))
 	s.awaitServers(ctx, reqs, deadline)
 	if only, ok := s.onlyOwner(reqs); ok {
-		s.runAt(ctx, op, only.servers, ask.Whole(reqs, states), deadline)
+		s.asker.Run(ctx, op, only.servers, ask.Group{Reqs: reqs, States: states}, deadline)
 		return states
 	}
-	s.perOwner(reqs, states, func(at owner, g ask.Group) { s.runAt(ctx, op, at.servers, g, deadline) })
+	s.perOwner(reqs, states, func(at owner, g ask.Group) { s.asker.Run(ctx, op, at.servers, g, deadline) })
 	return states
-}
-
-func (s *Store) runAt(ctx context.Context, op algorithm.Operation, at *wire.Servers, g ask.Group, deadline time.Time) {
-	if at == nil {
-		g.Fail(wire.NotExecuted(wire.ErrNoServers))
-		return
-	}
-	s.asker.Run(ctx, op, at, g, deadline)
 }
 
 // ChargeDetached implements [store.Detacher].
@@ -265,22 +260,15 @@ func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation,
 	}()
 }
 
+// detachMigrated is detach for buckets that are at their owners.
 func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if only, ok := s.onlyOwner(reqs); ok {
-		s.detachAt(op, only, ask.Whole(reqs, nil), report)
+		s.asker.Post(op, only.servers, ask.Group{Reqs: reqs}, s.opts.Members[only.member].Observe, report)
 		return
 	}
-	s.perOwner(reqs, nil, func(at owner, g ask.Group) { s.detachAt(op, at, g, report) })
-}
-
-func (s *Store) detachAt(op algorithm.Operation, at owner, g ask.Group, report func(i int, st store.State)) {
-	if at.servers == nil {
-		for _, i := range g.Members {
-			report(i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
-		}
-		return
-	}
-	s.asker.Post(op, at.servers, g, s.opts.Members[at.member].Observe, report)
+	s.perOwner(reqs, nil, func(at owner, g ask.Group) {
+		s.asker.Post(op, at.servers, g, s.opts.Members[at.member].Observe, report)
+	})
 }
 
 // Hurry sends at once what waits for others to join its pipeline, on its way to the client's

@@ -40,10 +40,51 @@ type Asker struct {
 // be quick and safe for concurrent use.
 type Observer func(role store.Role, op algorithm.Operation, took time.Duration, err error)
 
+// Group is some of the requests of a call, by their places.
+type Group struct {
+	Reqs []store.Request
+	// States are those of all requests; nil for what Post sends.
+	States []store.State
+	// Members are the places of the requests in question; nil for all.
+	Members []int
+}
+
+// places holds 0, 1, 2 ... for groups of all requests, which most are.
+var places = func() (n [16]int) {
+	for i := range n {
+		n[i] = i
+	}
+	return n
+}()
+
+// complete returns g with its members.
+func (g Group) complete() Group {
+	if g.Members != nil {
+		return g
+	}
+	return whole(g.Reqs, g.States)
+}
+
+func whole(reqs []store.Request, states []store.State) Group {
+	if len(reqs) <= len(places) {
+		return Group{reqs, states, places[:len(reqs):len(reqs)]}
+	}
+	members := make([]int, len(reqs))
+	for i := range members {
+		members[i] = i
+	}
+	return Group{reqs, states, members}
+}
+
 // Run runs an operation on the buckets of a group, which these servers hold, by the
 // deadline, and sets the states. Replicas answer checks in turn; the primary answers where
-// they cannot or see no open window.
+// they cannot or see no open window. Without servers, nil, nothing runs.
 func (a *Asker) Run(ctx context.Context, op algorithm.Operation, at *wire.Servers, g Group, deadline time.Time) {
+	g = g.complete()
+	if at == nil {
+		g.fail(wire.NotExecuted(wire.ErrNoServers))
+		return
+	}
 	switch op {
 	case algorithm.Check:
 		a.check(ctx, at, g, deadline)
@@ -166,7 +207,7 @@ func (a *Asker) replica(at *wire.Servers) *wire.Lane {
 // AskOne runs op on one bucket.
 func (a *Asker) AskOne(ctx context.Context, l *wire.Lane, r store.Request, deadline time.Time, op Op) store.State {
 	states := make([]store.State, 1)
-	a.ask(ctx, l, Whole([]store.Request{r}, states), deadline, op)
+	a.ask(ctx, l, whole([]store.Request{r}, states), deadline, op)
 	return states[0]
 }
 
@@ -193,7 +234,7 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 		} else {
 			err = wire.NotExecuted(err)
 		}
-		g.Fail(err)
+		g.fail(err)
 		return
 	}
 	observe.observeAll(op, c)
@@ -205,8 +246,15 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 
 // Post runs an operation at a primary without waiting. report receives the state of each
 // member of g by its place, and observe, which may be nil, each command. A refund waits for
-// a take of its ID that is under way.
+// a take of its ID that is under way. Without servers, nil, nothing runs.
 func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, observe Observer, report func(i int, st store.State)) {
+	g = g.complete()
+	if at == nil {
+		for _, i := range g.Members {
+			report(i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
+		}
+		return
+	}
 	if takes := abandonedTakes(at.Charges.Shard, op, g); len(takes) > 0 {
 		at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, observe, report) })
 		return
@@ -241,9 +289,9 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, observ
 		observe.observeAll(op, c)
 		for _, cmd := range c.Cmds {
 			r := &g.Reqs[cmd.Place]
-			st := op.State(cmd, r)
-			if left, is := missedWindow(cmd, r, &st); is {
-				a.repair(at, r, cmd, left, observe, report)
+			st, missed := op.outcome(cmd, r)
+			if missed.is {
+				a.repair(at, r, cmd.Place, missed, observe, report)
 				continue
 			}
 			report(cmd.Place, st)
@@ -306,19 +354,64 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 	}
 }
 
-// repair charges by the script what cmd, a plain charge of r, has left. In an orphan the
-// charge counts already, so an error leaves its outcome unknown.
-func (a *Asker) repair(at *wire.Servers, r *store.Request, cmd *wire.Command, left int64, observe Observer, report func(i int, st store.State)) {
+// repair charges by the script what a plain charge of r has left. In an orphan the charge
+// counts already, so an error leaves its outcome unknown.
+func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed missing, observe Observer, report func(i int, st store.State)) {
 	again := *r
-	again.Cost, again.Until = left, 0
-	place, hidden := cmd.Place, hidesWindow(cmd)
-	a.post(algorithm.Charge, at, Whole([]store.Request{again}, nil), observe, func(_ int, st store.State) {
-		if st.Err != nil && left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
+	again.Cost, again.Until = missed.left, 0
+	a.post(algorithm.Charge, at, whole([]store.Request{again}, nil), observe, func(_ int, st store.State) {
+		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}
-		if hidden && st.Err == nil {
+		if missed.isHidden && st.Err == nil {
 			at.Charges.Scripted.Store(true)
 		}
 		report(place, st)
 	})
+}
+
+// fail sets the states of the members to an error.
+func (g Group) fail(err error) {
+	for _, i := range g.Members {
+		g.States[i] = store.State{Err: err}
+	}
+}
+
+func (g Group) where(f func(i int) bool) (members []int) {
+	for _, i := range g.Members {
+		if f(i) {
+			members = append(members, i)
+		}
+	}
+	return members
+}
+
+// unanswered returns the members to ask the primary about: those that failed, whose
+// window is not open, or that a replica may lack while a slot moves.
+func (g Group) unanswered(of *wire.Servers) []int {
+	return g.where(func(i int) bool {
+		st := &g.States[i]
+		return st.Err != nil || isUnopened(&g.Reqs[i], st) || of.MayMiss(st)
+	})
+}
+
+func (g Group) wantsPrimary() bool {
+	return slices.ContainsFunc(g.Members, func(i int) bool { return g.Reqs[i].Primary })
+}
+
+// areOpen reports whether the windows of all members are known to be open at now.
+func (g Group) areOpen(now int64) bool {
+	return !slices.ContainsFunc(g.Members, func(i int) bool {
+		return g.Reqs[i].Until <= now || !algorithm.Of(g.Reqs[i].Limit.Algorithm).Windowed
+	})
+}
+
+// ids returns the IDs of the members that have one.
+func (g Group) ids() (ids []string) {
+	for _, i := range g.Members {
+		if id := g.Reqs[i].ID; id != "" {
+			ids = append(ids, id)
+		}
+	}
+	return ids
 }

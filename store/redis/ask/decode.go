@@ -10,17 +10,24 @@ import (
 )
 
 // State returns what the outcome of cmd, a command of op, means to r.
-func (op Op) State(cmd *wire.Command, r *store.Request) (st store.State) {
-	l := layoutOf(r.Limit.Algorithm)
-	switch {
-	case cmd.Outcome != nil:
-		return store.State{Err: cmd.Outcome}
-	case cmd.IsPlainCharge():
-		st = l.charged(r, cmd)
-	case cmd.IsScript():
+func (op Op) State(cmd *wire.Command, r *store.Request) store.State {
+	st, _ := op.outcome(cmd, r)
+	return st
+}
+
+// outcome is State, and what a plain charge has missed.
+func (op Op) outcome(cmd *wire.Command, r *store.Request) (st store.State, missed missing) {
+	if cmd.Outcome != nil {
+		return store.State{Err: cmd.Outcome}, missing{}
+	}
+	l := &layouts[r.Limit.Algorithm]
+	if reply, is := cmd.Charged(); is {
+		st = l.charged(r, &reply)
+		missed = missedWindow(r, &reply, st.Err)
+	} else if cmd.IsScript() {
 		// A script that did without the clock was given an instant that has passed.
-		st = op.replied(l, r, cmd.Numbers(), cmd.Instant())
-	default:
+		st = op.replied(l, r, cmd.Numbers(), cmd.Passed())
+	} else {
 		st = l.read(r, cmd.Texts(), op.Now)
 	}
 	st.Replica = op.Role == store.RoleReplica
@@ -28,24 +35,49 @@ func (op Op) State(cmd *wire.Command, r *store.Request) (st store.State) {
 		// It ran, with an unknown effect.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
-	return st
+	return st, missed
 }
 
 // A charge of a fixed window that the caller knows to be open calls no script: it is
 // HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
 // caller thought; what it was not, Post repairs.
 
-// charged is what the replies to a plain charge mean to r.
-func (l *layout) charged(r *store.Request, cmd *wire.Command) store.State {
-	count, texts, err := cmd.Charged()
-	if err != nil {
-		return store.State{Err: err}
+// charged is what the reply to a plain charge means to r.
+func (l *layout) charged(r *store.Request, reply *wire.ChargeReply) store.State {
+	if reply.Err != nil {
+		return store.State{Err: reply.Err}
 	}
-	window, err := parseNumbers(texts)
+	window, err := parseNumbers(reply.Window)
 	if err != nil || len(window) != 2 {
-		return store.State{Err: fmt.Errorf("%w: %q", wire.ErrReply, texts)}
+		return store.State{Err: fmt.Errorf("%w: %q", wire.ErrReply, reply.Window)}
 	}
-	return l.state(r, cmd.Instant(), true, []int64{count, window[0], window[1]})
+	return l.state(r, reply.Now, true, []int64{reply.Count, window[0], window[1]})
+}
+
+// missing says what is left of a plain charge that did not count in an open window.
+type missing struct {
+	// is is set if the script has to charge what is left.
+	is   bool
+	left int64
+	// isHidden is set if the server refuses to show the window.
+	isHidden bool
+}
+
+// missedWindow returns what a plain charge of r has missed, as far as its reply shows, which
+// is decoded or has the error: nothing is left of an orphan, which the charge made if there
+// was no bucket, or if the server has counted it and does not show the window; all if the
+// window was over, as on a promoted server with an old copy, or is not believed.
+func missedWindow(r *store.Request, reply *wire.ChargeReply, err error) missing {
+	if err != nil {
+		isHidden := wire.Says(reply.Err, wire.Lacking)
+		return missing{is: isHidden, isHidden: isHidden}
+	}
+	if reply.Window[0] == "" {
+		return missing{is: true}
+	}
+	// The state has shown that it is a number.
+	end, _ := strconv.ParseInt(reply.Window[0], 10, 64)
+	return missing{is: end <= reply.Now || !algorithm.Believes(end, reply.Now, r.Limit.Window), left: r.Cost}
 }
 
 // replied is what a script's reply means to r. fallback is the instant of a script
@@ -140,31 +172,3 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 }
 
 func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }
-
-// missedWindow reports whether cmd is a plain charge that did not count in an open window, as
-// far as its reply, st, shows, and what is left to charge by the script: nothing of an
-// orphan, which it made if there was no bucket, or if the server has counted it and does
-// not show the window; all if the window was over, as on a promoted server with an old
-// copy, or is not believed.
-func missedWindow(cmd *wire.Command, r *store.Request, st *store.State) (left int64, is bool) {
-	if !cmd.IsPlainCharge() || cmd.Outcome != nil {
-		return 0, false
-	}
-	if st.Err != nil {
-		return 0, hidesWindow(cmd)
-	}
-	_, window, _ := cmd.Charged()
-	if window[0] == "" {
-		return 0, true
-	}
-	// The state has shown that it is a number.
-	end, _ := strconv.ParseInt(window[0], 10, 64)
-	now := cmd.Instant()
-	return r.Cost, end <= now || !algorithm.Believes(end, now, r.Limit.Window)
-}
-
-// hidesWindow reports whether the server refuses to show the window of a plain charge.
-func hidesWindow(cmd *wire.Command) bool {
-	_, _, err := cmd.Charged()
-	return wire.Says(err, wire.Lacking)
-}

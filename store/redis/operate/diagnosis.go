@@ -472,15 +472,17 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 func (v *serverDiagnoser) readInfo(ctx context.Context) error {
 	return v.call(ctx, func(ctx context.Context) error {
 		var text string
-		if text, v.infoErr = v.client.Info(ctx).Result(); v.infoErr == nil {
+		switch text, v.infoErr = v.client.Info(ctx).Result(); {
+		case v.infoErr == nil:
 			v.info = parseInfo(text)
 			return nil
-		}
-		v.info = nil
-		if wire.IsReply(v.infoErr) {
+		case wire.IsReply(v.infoErr):
+			v.info = nil
 			return nil
+		default:
+			v.info = nil
+			return v.infoErr
 		}
-		return v.infoErr
 	})
 }
 

@@ -27,7 +27,7 @@ const (
 
 // examine examines the servers regularly, until the shard is closed: their
 // configuration, and the lag of replicas.
-func (s *Shard) examine(ctx context.Context, _ *wire.Shard) {
+func (s *Shard) examine(ctx context.Context) {
 	offsetsOf := map[*wire.Clock]*offsets{}
 	for {
 		known := offsetsOf

@@ -55,7 +55,7 @@ func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Opera
 func run(t *testing.T, p *Operator, op algorithm.Operation, reqs []store.Request) []store.State {
 	t.Helper()
 	states := make([]store.State, len(reqs))
-	p.Asker.Run(t.Context(), op, p.Members[0].Shard.Owner(0), ask.Whole(reqs, states), time.Now().Add(redistest.WaitTimeout))
+	p.Asker.Run(t.Context(), op, p.Members[0].Shard.Owner(0), ask.Group{Reqs: reqs, States: states}, time.Now().Add(redistest.WaitTimeout))
 	return states
 }
 

@@ -15,7 +15,7 @@ func TestGuessOfAnEarlierTryIsForgotten(t *testing.T) {
 	for i := range charges {
 		c := new(ScriptCall)
 		c.Begin(script, "charge", false, fmt.Sprint("k", i))
-		c.Clock, c.MayGuess = NewClock(), true
+		c.Clock, c.MayGuess = newClock(), true
 		c.Add(0, 3600)
 		c.Ready()
 		charges[i] = &c.Command

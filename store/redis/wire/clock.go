@@ -41,7 +41,7 @@ type Clock struct {
 	jumped   func(by time.Duration)
 }
 
-func NewClock() *Clock { return &Clock{start: time.Now()} }
+func newClock() *Clock { return &Clock{start: time.Now()} }
 
 // observe records a reply to what was sent at an instant, which arrived at the instant at
 // and carried the time now. It reports whether that is believed. A time that is off by

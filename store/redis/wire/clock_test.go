@@ -6,7 +6,7 @@ import (
 )
 
 func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
-	c := NewClock()
+	c := newClock()
 	start := c.start
 	const ahead = int64(7_000_000_000_000)
 	primary := func(at time.Time) int64 { return at.Sub(start).Microseconds() + ahead }
@@ -35,7 +35,7 @@ func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
 }
 
 func TestClockFollowsAPrimaryThatIsSetBack(t *testing.T) {
-	c := NewClock()
+	c := newClock()
 	at := func(s float64) time.Time { return c.start.Add(time.Duration(s * float64(time.Second))) }
 	c.observe(1000e6, at(0), at(0))
 	for s := 0.5; s < 4; s += 0.5 {
@@ -47,7 +47,7 @@ func TestClockFollowsAPrimaryThatIsSetBack(t *testing.T) {
 }
 
 func TestClockIsUnknownBeforeAnyReply(t *testing.T) {
-	c := NewClock()
+	c := newClock()
 	if _, _, ok := c.Estimate(c.start.Add(time.Hour)); ok {
 		t.Fatal("there is an estimate without an observation")
 	}
@@ -55,7 +55,7 @@ func TestClockIsUnknownBeforeAnyReply(t *testing.T) {
 
 // TestLateReplyIsNoJump: a reply that took long carries a time that is as old.
 func TestLateReplyIsNoJump(t *testing.T) {
-	c := NewClock()
+	c := newClock()
 	at := func(s int) time.Time { return c.start.Add(time.Duration(s) * time.Second) }
 	c.observe(1000e6, at(0), at(0))
 	if !c.observe(1001e6, at(1), at(20)) {

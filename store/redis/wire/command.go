@@ -23,6 +23,8 @@ type Script struct {
 	bundle *Script
 }
 
+// NewScript returns the script with that source. bundle does the same for several buckets;
+// empty for none.
 func NewScript(source, bundle string) *Script {
 	sum := sha1.Sum([]byte(source)) // Redis names scripts by their SHA-1.
 	s := &Script{source: source, sha: hex.EncodeToString(sum[:])}
@@ -40,7 +42,8 @@ func (s *Script) load(ctx context.Context, pipe goredis.Pipeliner) {
 	}
 }
 
-// Command is one command in a pipeline: a call of a script, or a read.
+// Command is one command in a pipeline: a call of a script, a read, or a charge without a
+// script, which takes two commands of Redis.
 type Command struct {
 	// Cmder is nil for a call of a script that was not sent by itself.
 	goredis.Cmder
@@ -91,12 +94,14 @@ type packed []byte
 
 func (p *packed) MarshalBinary() ([]byte, error) { return *p, nil }
 
-// readCommand and Room have the room that a command needs.
 type (
+	// readCommand is a command that calls no script, with the room that it needs.
 	readCommand struct {
 		Command
 		argsRoom [5]any
 	}
+	// ScriptCall is a call of a script on one key, with the room that it needs: Begin, then
+	// Add the numbers, then Ready.
 	ScriptCall struct {
 		Command
 		id          string
@@ -175,6 +180,7 @@ func (c *ScriptCall) Begin(s *Script, op any, readOnly bool, key string) {
 // time on the conversion of arguments and replies than on the script.
 func (c *ScriptCall) Add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
 
+// AddID adds the ID of the request, after all numbers.
 func (c *ScriptCall) AddID(id string) {
 	c.id = id
 	c.args = append(c.args, &c.id)
@@ -292,12 +298,8 @@ func (c *Command) becomeScript() {
 // IsScript reports whether c calls a script.
 func (c *Command) IsScript() bool { return c.script != nil }
 
-// IsPlainCharge reports whether c charges without a script.
-func (c *Command) IsPlainCharge() bool { return c.charge != nil }
-
-// Instant is the instant that a charge without a script was judged by, or that a script was
-// told has passed; 0 for a script that has read the clock.
-func (c *Command) Instant() int64 { return -c.ints[placeOfNow] }
+// Passed is the instant that the script was told has passed; 0 if it was told none.
+func (c *Command) Passed() int64 { return -c.ints[placeOfNow] }
 
 // forgetClock makes c use the clock of whichever server runs it: c goes to another
 // server than that of c.clock.
@@ -312,10 +314,22 @@ func (c *Command) forgetClock() {
 	}
 }
 
-// Charged returns the reply to a charge without a script: the count, and the fields r and p
-// of the window, or the error of their reading.
-func (c *Command) Charged() (count int64, window []string, err error) {
-	return c.Cmder.(*goredis.IntCmd).Val(), c.window.Val(), c.window.Err()
+// ChargeReply is the reply to a charge without a script.
+type ChargeReply struct {
+	Count int64
+	// Window has the fields r and p of the window, or Err is the error of their reading.
+	Window []string
+	Err    error
+	// Now is the instant that decided whether the charge could be plain.
+	Now int64
+}
+
+// Charged returns the reply to a charge without a script, and whether c is one.
+func (c *Command) Charged() (reply ChargeReply, is bool) {
+	if c.charge == nil {
+		return ChargeReply{}, false
+	}
+	return ChargeReply{c.Cmder.(*goredis.IntCmd).Val(), c.window.Val(), c.window.Err(), -c.ints[placeOfNow]}, true
 }
 
 // Texts is the reply to a reading.

@@ -85,6 +85,8 @@ type Sentinel struct {
 	clients []*goredis.SentinelClient
 }
 
+// NewSentinel returns a finder that asks the sentinels of the options. It connects at its
+// first use.
 func NewSentinel(opts *Options) *Sentinel {
 	s := &Sentinel{master: opts.Sentinel.Master}
 	for _, addr := range opts.Sentinel.Addrs {
@@ -96,12 +98,14 @@ func NewSentinel(opts *Options) *Sentinel {
 	return s
 }
 
+// Answer is what a sentinel says.
 type Answer struct {
 	Roles
 	epoch int64
 	Err   error
 }
 
+// Find returns the servers after the latest failover.
 func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
 	found, err := s.Latest(s.AskAll(ctx))
 	if err != nil {
@@ -180,6 +184,7 @@ func isDownBySentinel(flags string) bool {
 	})
 }
 
+// Close closes the connections.
 func (s *Sentinel) Close() {
 	for _, client := range s.clients {
 		_ = client.Close()
@@ -198,10 +203,13 @@ type Cluster struct {
 	clients map[string]*goredis.Client
 }
 
+// NewCluster returns a finder that asks the nodes of the options, and those that they name,
+// and waits that long for a reply. It connects at its first use.
 func NewCluster(opts *Options, timeout time.Duration) *Cluster {
 	return &Cluster{opts: opts, timeout: timeout, clients: map[string]*goredis.Client{}}
 }
 
+// Find returns the primaries that a node of the cluster names, with their replicas and slots.
 func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
 	found, err := c.FindAll(ctx)
 	return slices.DeleteFunc(found, func(r Roles) bool { return r.Primary == "" }), err
@@ -324,6 +332,7 @@ func (c *Cluster) remember(found []Roles, answered string) {
 	}
 }
 
+// Close closes the connections.
 func (c *Cluster) Close() {
 	for _, client := range c.clients {
 		_ = client.Close()

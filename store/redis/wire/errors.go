@@ -21,10 +21,13 @@ var ErrTimeout = errors.New("no answer in time")
 // the previous calls failed.
 var ErrShardDown = errors.New("server is left out after repeated failures")
 
+// Errors, possibly wrapped, of calls that were not made or had no reply.
 var (
+	// ErrOverload: the queue is full.
 	ErrOverload = errors.New("too many calls are waiting")
-	ErrClosed   = errors.New("connections are closed")
-	ErrNoReply  = errors.New("connection gave no reply")
+	// ErrClosed: the shard is closed.
+	ErrClosed  = errors.New("connections are closed")
+	errNoReply = errors.New("connection gave no reply")
 	// ErrNoServers is the error of calls while no primary is known.
 	ErrNoServers = errors.New("no primary is known")
 	// ErrReply is the error of a reply, or a key, with other content than a bucket's.
@@ -52,11 +55,11 @@ const (
 type Fate uint8
 
 const (
-	// uncertain: it may have run in part, so it is never repeated.
+	// Uncertain says that it may have run in part, so it is never repeated.
 	Uncertain Fate = iota
-	// final: it did not run, and would be refused again.
+	// Final says that it did not run, and would be refused again.
 	Final
-	// later: it did not run, and may run at another time.
+	// Later says that it did not run, and may run at another time.
 	Later
 )
 
@@ -71,19 +74,20 @@ const (
 	demoted
 	// unfit: the server can run no command.
 	unfit
-	// shut: the server can run no command on this connection.
+	// Shut says that the server can run no command on this connection.
 	Shut
 	// scriptless: the server lacks the script.
 	scriptless
 	// splitting: a call may have only one key, or keys of one slot.
 	splitting
-	// oneKey: a call may have only one key while the node imports the slot.
+	// OneKey says that a call may have only one key while the node imports the slot.
 	OneKey
-	// lacking: the server does not know the command, or the user may not call it. A script
+	// Lacking says that the server does not know the command, or the user may not call it. A script
 	// may.
 	Lacking
 )
 
+// Meaning is what an error reply says: its kind in metrics, and of command and server.
 type Meaning struct {
 	Kind string
 	Fate Fate
@@ -142,6 +146,7 @@ const (
 	wordPartial = "PARTIAL "
 )
 
+// MeaningOf returns the meaning of err, and whether it is, or wraps, an error reply.
 func MeaningOf(err error) (m Meaning, ok bool) {
 	if err == nil {
 		return Meaning{}, false
@@ -170,6 +175,7 @@ func MeaningOf(err error) (m Meaning, ok bool) {
 	return m, true
 }
 
+// Says reports whether err is an error reply that says that of the server.
 func Says(err error, h Hint) bool {
 	m, ok := MeaningOf(err)
 	return ok && m.Hint&h != 0
@@ -198,7 +204,7 @@ func KindOf(err error) string {
 		return KindConnection
 	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded), isNetErr && netErr.Timeout():
 		return KindTimeout
-	case isNetErr, errors.Is(err, ErrClosed), errors.Is(err, ErrNoReply), errors.Is(err, io.EOF),
+	case isNetErr, errors.Is(err, ErrClosed), errors.Is(err, errNoReply), errors.Is(err, io.EOF),
 		errors.Is(err, net.ErrClosed), errors.Is(err, goredis.ErrClosed):
 		return KindConnection
 	default:
@@ -206,26 +212,22 @@ func KindOf(err error) string {
 	}
 }
 
+// IsDialError reports whether err is the failure of a connection attempt.
 func IsDialError(err error) bool {
 	var op *net.OpError
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
+// IsReply reports whether err is a server's error reply.
 func IsReply(err error) bool {
 	_, ok := MeaningOf(err)
 	return ok
 }
 
-// isServerFault reports whether err speaks against the server, and not only against
-// one command.
-func isServerFault(err error) bool {
-	m, isReply := MeaningOf(err)
-	return err != nil && (!isReply || m.Hint&unfit != 0)
-}
-
 // pointsElsewhere reports whether err suggests that the shard has another primary.
 func pointsElsewhere(err error) bool { return isServerFault(err) || Says(err, elsewhere) }
 
+// NotExecuted wraps err as the error of a command that did not run.
 func NotExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExecuted, err) }
 
 // refused is the error of a command that did not run because of err.

@@ -26,7 +26,7 @@ func TestKindOf(t *testing.T) {
 	var _ redis.Error = reply("")
 	for want, errs := range map[string][]error{
 		KindTimeout:     {ErrTimeout, context.DeadlineExceeded, os.ErrDeadlineExceeded, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}},
-		KindConnection:  {io.EOF, net.ErrClosed, redis.ErrClosed, ErrNoReply, ErrClosed, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "write", Err: errors.New("broken pipe")}, reply("ERR max number of clients reached")},
+		KindConnection:  {io.EOF, net.ErrClosed, redis.ErrClosed, errNoReply, ErrClosed, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "write", Err: errors.New("broken pipe")}, reply("ERR max number of clients reached")},
 		KindBreaker:     {ErrShardDown},
 		KindOverload:    {ErrOverload},
 		KindLoading:     {reply("LOADING Redis is loading the dataset in memory")},

@@ -15,7 +15,7 @@ func newShard(t testing.TB, opts Options) *Shard {
 	if opts.DialTimeout == 0 {
 		opts.DialTimeout = redistest.WaitTimeout
 	}
-	s := NewShard(opts)
+	s := NewShard(opts, nil)
 	redistest.CloseAtEnd(t, s)
 	return s
 }

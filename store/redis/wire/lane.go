@@ -195,6 +195,7 @@ func (l *Lane) ping(ctx context.Context) {
 // Info asks the server for INFO.
 func (l *Lane) Info(ctx context.Context) (string, error) { return l.client.Load().Info(ctx).Result() }
 
+// Figures describes the lane for operators.
 func (l *Lane) Figures() store.Lane {
 	pool := l.client.Load().PoolStats()
 	return store.Lane{

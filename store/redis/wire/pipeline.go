@@ -163,6 +163,16 @@ func (f *lastFault) load() error {
 	return nil
 }
 
+// isServerFault reports whether err speaks against the server, and not only against
+// one command.
+func isServerFault(err error) bool {
+	if err == nil {
+		return false
+	}
+	m, isReply := MeaningOf(err)
+	return !isReply || m.Hint&unfit != 0
+}
+
 // pipeline sends cmds in one round trip and returns an error that speaks against
 // the server, if there is one.
 func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
@@ -308,7 +318,7 @@ func (c *Command) settleOutcome(execErr error) {
 		// go-redis sets no error on commands if the setup of the connection failed, for
 		// example because of the password.
 		if err = execErr; err == nil {
-			err = ErrNoReply
+			err = errNoReply
 		}
 	}
 	m, isReply := MeaningOf(err)

@@ -1,3 +1,7 @@
+// Package wire brings commands to the servers of a [Shard], which it is given or finds, and
+// their replies back. It knows neither buckets nor stores. A [Call] of commands joins the
+// queue of the [Lane] to a server, whose workers send what waits in a pipeline, repeat what
+// certainly did not run, and follow redirections.
 package wire
 
 import (
@@ -71,15 +75,20 @@ func (o *Options) connections() int { return o.PoolSize + 1 }
 // replicas, or a Redis Cluster. It is safe for concurrent use and may serve
 // several stores.
 type Shard struct {
-	Options  Options
-	topology atomic.Pointer[topology]
-	// upkeep runs in the background from the first use.
-	upkeep []func(ctx context.Context, s *Shard)
+	// Options are those that it was made with, and the defaults.
+	Options Options
+	// Kind is static, sentinel or cluster, as figures show it.
+	Kind string
 	// InCluster is set if the shard is a Redis Cluster.
 	InCluster bool
-	// finder finds the servers; nil if they are given. kind names it in figures.
+	// Abandoned are the takes whose callers have left.
+	Abandoned Abandoned
+
+	topology atomic.Pointer[topology]
+	// upkeep, if not nil, runs in the background from the first use.
+	upkeep func(ctx context.Context)
+	// finder finds the servers; nil if they are given.
 	finder finder
-	Kind   string
 	// found is closed when the servers have been found; nudged asks for a search
 	// soon.
 	found  chan struct{}
@@ -100,9 +109,7 @@ type Shard struct {
 	// listeners receive events; listened counts those there ever were.
 	listeners map[int]func(Event)
 	listened  int
-	Abandoned Abandoned
-
-	events chan Event
+	events    chan Event
 }
 
 type laneKey struct {
@@ -110,9 +117,9 @@ type laneKey struct {
 	persistent bool
 }
 
-// NewShard returns a shard. It dials nothing before the first call, with which upkeep
-// begins to run in the background, each until ctx ends.
-func NewShard(opts Options, upkeep ...func(ctx context.Context, s *Shard)) *Shard {
+// NewShard returns a shard. It dials nothing before the first use, with which upkeep, if not
+// nil, begins to run in the background, until ctx ends.
+func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 	opts.DialTimeout = cmp.Or(opts.DialTimeout, DefaultDialTimeout)
 	opts.patience = &patience{users: map[*time.Duration]bool{}}
 	opts.MaxReplicaLag = cmp.Or(opts.MaxReplicaLag, DefaultMaxReplicaLag)
@@ -155,8 +162,8 @@ func (s *Shard) start() {
 	}
 	s.background.Go(s.relay)
 	s.background.Go(s.probe)
-	for _, f := range s.upkeep {
-		s.background.Go(func() { f(s.life, s) })
+	if s.upkeep != nil {
+		s.background.Go(func() { s.upkeep(s.life) })
 	}
 }
 
@@ -227,7 +234,7 @@ func (s *Shard) serversIn(r Roles, before *topology) *Servers {
 	if was := before.ledBy(r.Primary); was != nil {
 		next.Clock, next.turn = was.Clock, was.turn
 	} else {
-		next.Clock, next.turn = NewClock(), new(atomic.Uint32)
+		next.Clock, next.turn = newClock(), new(atomic.Uint32)
 		next.Clock.jumped = func(by time.Duration) {
 			s.Emit(Event{Kind: ClockJumped, Addr: r.Primary, Err: &Fault{
 				Problem: "its clock was set by " + by.Round(time.Millisecond).String(), Remedy: "let it follow a time server that adjusts it gradually (NTP)",

@@ -50,6 +50,7 @@ func (t *topology) owner(slot uint16) *Servers {
 	}
 }
 
+// Replica returns the next of the replicas that can answer checks, or nil if none can.
 func (s *Servers) Replica() *Lane {
 	usable := make([]*Lane, 0, 8)
 	for _, l := range s.Replicas {
@@ -114,6 +115,7 @@ func (t *topology) assign(slots []SlotRange, place int) {
 	}
 }
 
+// SlotCount is the number of slots of a Redis Cluster.
 const SlotCount = 1 << 14
 
 // SlotOf returns the slot of a hash tag: its CRC-16 (XMODEM).
