@@ -125,6 +125,11 @@ func New(opts Options) *Store {
 			Observers:     observers,
 		},
 	}
+	s.asker.OnUndelivered = func(clientKey string, op algorithm.Operation, err error) {
+		if s.opts.OnUndelivered != nil {
+			s.opts.OnUndelivered(s.Owner(clientKey), op, err)
+		}
+	}
 	s.operator = &operate.Operator{Members: s.shards, Previous: s.before, Asker: s.asker, Now: opts.Now}
 	s.static = !slices.ContainsFunc(s.shards, func(m operate.Member) bool { return m.Shard.Finds() })
 	if len(opts.Previous) > 0 {
@@ -229,16 +234,9 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // detach runs an operation without waiting. report receives the state of each
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	if report == nil {
-		report = func(i int, st store.State) {
-			if st.Err != nil && s.opts.OnUndelivered != nil {
-				s.opts.OnUndelivered(s.Owner(reqs[i].ClientKey), op, st.Err)
-			}
-		}
-	}
 	if s.previous != nil {
 		if migrations := s.migrating(reqs); migrations != nil {
-			s.awaitMigrations(migrations, op, reqs, report)
+			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, &reqs[i], i, st) })
 			return
 		}
 	}

@@ -30,6 +30,8 @@ type Asker struct {
 	Time func() time.Time
 	// Observers receive the commands that Run and AskOne send to a shard.
 	Observers map[*wire.Shard]Observer
+	// OnUndelivered, if set, receives the failures of what is posted without a report.
+	OnUndelivered func(clientKey string, op algorithm.Operation, err error)
 
 	absences absences
 }
@@ -244,14 +246,14 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 	c.Release()
 }
 
-// Post runs an operation at a primary without waiting. report receives the state of each
-// member of g by its place, and observe, which may be nil, each command. A refund waits for
-// a take of its ID that is under way. Without servers, nil, nothing runs.
+// Post runs an operation at a primary without waiting. report, unless it is nil, receives the
+// state of each member of g by its place, and observe, unless it is nil, each command. A
+// refund waits for a take of its ID that is under way. Without servers, nil, nothing runs.
 func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, observe Observer, report func(i int, st store.State)) {
 	g = g.complete()
 	if at == nil {
 		for _, i := range g.Members {
-			report(i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
+			a.Report(report, op, &g.Reqs[i], i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
 		}
 		return
 	}
@@ -294,7 +296,7 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, observ
 				a.repair(at, r, cmd.Place, missed, observe, report)
 				continue
 			}
-			report(cmd.Place, st)
+			a.Report(report, what, r, cmd.Place, st)
 		}
 		c.Release()
 	}
@@ -366,8 +368,20 @@ func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed mis
 		if missed.isHidden && st.Err == nil {
 			at.Charges.Scripted.Store(true)
 		}
-		report(place, st)
+		a.Report(report, algorithm.Charge, r, place, st)
 	})
+}
+
+// Report passes the state of r, at place i, to report or, if that is nil, a failure to
+// OnUndelivered. Most detached operations have no report, and so need no function of
+// their own.
+func (a *Asker) Report(report func(i int, st store.State), op algorithm.Operation, r *store.Request, i int, st store.State) {
+	switch {
+	case report != nil:
+		report(i, st)
+	case st.Err != nil && a.OnUndelivered != nil:
+		a.OnUndelivered(r.ClientKey, op, st.Err)
+	}
 }
 
 // fail sets the states of the members to an error.

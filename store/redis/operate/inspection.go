@@ -57,18 +57,18 @@ func (p *Operator) Remove(ctx context.Context, shard *Shard, r *store.Request, m
 	keys := p.Asker.Keys.In(shard.Shard)
 	for _, limit := range rulesLike(r.Limit) {
 		key := keys.Key(&limit, r.ClientKey)
-		marks = append(marks, wire.NewPlain("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
-		del := wire.NewPlain("del", key)
+		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
+		del := wire.NewCommand("del", key)
 		del.Reads = false
 		dels = append(dels, del)
 	}
 	if marked {
 		// A server that is full refuses marks, and also migrations.
-		if err := at.Checks.DoPlain(ctx, marks...); err != nil && !wire.IsReply(err) {
+		if err := at.Checks.DoAll(ctx, marks...); err != nil && !wire.IsReply(err) {
 			return err
 		}
 	}
-	return at.Checks.DoPlain(ctx, dels...)
+	return at.Checks.DoAll(ctx, dels...)
 }
 
 // rulesLike returns the limit and those of the same zone and window under other

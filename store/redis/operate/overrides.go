@@ -122,7 +122,7 @@ func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Overr
 	known := last.read[key]
 	last.mu.Unlock()
 	// While a shard is down, what was known stays: that ends no block.
-	cmd, err := p.askOwner(ctx, shard, true, func(key string) *wire.Command { return wire.NewPlain("hget", key, "v") })
+	cmd, err := p.askOwner(ctx, shard, true, func(key string) *wire.Command { return wire.NewCommand("hget", key, "v") })
 	if err != nil {
 		return known.all, err
 	}
@@ -223,7 +223,7 @@ func (p *Operator) atAllShards(f func(shard *Shard) error) error {
 // override runs the script of overrides in a shard.
 func (p *Operator) override(ctx context.Context, shard *Shard, op string, args ...any) (reply string, err error) {
 	cmd, err := p.askOwner(ctx, shard, op == "read", func(key string) *wire.Command {
-		return wire.NewScriptCall(scriptOverride, op == "read", []any{key}, append([]any{op}, args...)...)
+		return wire.NewEval(scriptOverride, op == "read", []any{key}, append([]any{op}, args...)...)
 	})
 	if err != nil {
 		return "", err
@@ -261,5 +261,5 @@ func doWithin(ctx context.Context, l *wire.Lane, cmd *wire.Command, parts int) e
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/time.Duration(parts))
 	defer cancel()
-	return l.DoPlain(ctx, cmd)
+	return l.DoAll(ctx, cmd)
 }

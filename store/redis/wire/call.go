@@ -21,7 +21,8 @@ const (
 
 // Call is the commands of one caller for one server, which run in one round trip.
 type Call struct {
-	Cmds            []*Command
+	Cmds []*Command
+	// Began is when the call was made.
 	Began, deadline time.Time
 	// fair is the least time that the server has before a timeout counts against
 	// it, even beyond the deadline.
@@ -137,9 +138,9 @@ func (c *Call) wait(ctx context.Context) (sent bool, err error) {
 
 var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 
-// DoPlain runs plain commands by the deadline of ctx and returns the first error. A
+// DoAll runs commands by the deadline of ctx and returns the first error. A
 // missing key is none.
-func (l *Lane) DoPlain(ctx context.Context, cmds ...*Command) error {
+func (l *Lane) DoAll(ctx context.Context, cmds ...*Command) error {
 	deadline, _ := ctx.Deadline()
 	c := NewCall(deadline, 0)
 	c.Cmds = append(c.Cmds, cmds...)

@@ -52,29 +52,29 @@ type Command struct {
 	// reply and failure are what a bundle got for its member.
 	reply   string
 	failure error
-	// plain is set if the reply is not that of a bucket.
-	plain bool
 	// charge is what a charge that calls no script charges, or nil; byScript encodes the
 	// same charge as a call of the script. window reads the window that was charged, and
 	// follows in the same pipeline.
 	charge   *store.Request
 	byScript EncodeCharge
 	window   *goredis.StringSliceCmd
-	// Reads is set if it may run twice, because it neither spends nor gives back.
-	Reads bool
-	// MayGuess is set if the script may do without reading the clock.
-	MayGuess bool
 	// Clock, if not nil, is the clock that decides, which is the server's. It
 	// learns the time from replies.
 	Clock *Clock
-	// asking is set if the node of a Redis Cluster runs it only after ASKING.
-	asking bool
-	// sent is set once a connection got the command: it may have run.
-	sent bool
 	// Outcome is nil once the reply has arrived, and otherwise an error.
 	Outcome error
 	// Place is that of its request in the caller's slice.
 	Place int
+	// Reads is set if it may run twice, because it neither spends nor gives back.
+	Reads bool
+	// MayGuess is set if the script may do without reading the clock.
+	MayGuess bool
+	// anyReply is set if the reply is not that of a bucket.
+	anyReply bool
+	// asking is set if the node of a Redis Cluster runs it only after ASKING.
+	asking bool
+	// sent is set once a connection got the command: it may have run.
+	sent bool
 
 	// args are its words. Those that differ from command to command are pointers,
 	// so that they are not boxed one by one.
@@ -152,8 +152,8 @@ func newRead(word any, key string, rest ...any) *Command {
 }
 
 // NewPlainCharge returns a charge of an open window in a hash at an instant: HINCRBY, and
-// HMGET of the window. Where the window may be over before it runs, or the server refuses these commands, it
-// becomes a call of the script that byScript encodes.
+// HMGET of the window. Where the window may be over before it runs, or the server refuses
+// these commands, it becomes a call of the script that byScript encodes.
 func NewPlainCharge(key string, r *store.Request, now int64, clock *Clock, byScript EncodeCharge) *Command {
 	c := &readCommand{Command: Command{key: key, Clock: clock, charge: r, byScript: byScript}}
 	c.ints = []int64{-now}
@@ -186,8 +186,8 @@ func (c *ScriptCall) AddID(id string) {
 	c.args = append(c.args, &c.id)
 }
 
-// NewScriptCall returns a call of a script that may run twice.
-func NewScriptCall(s *Script, readOnly bool, keys []any, args ...any) *Command {
+// NewEval returns a call of a script, with any keys and arguments, that may run twice.
+func NewEval(s *Script, readOnly bool, keys []any, args ...any) *Command {
 	word := wordEvalSHA
 	if readOnly {
 		word = wordEvalSHARO
@@ -197,9 +197,9 @@ func NewScriptCall(s *Script, readOnly bool, keys []any, args ...any) *Command {
 	return c
 }
 
-// NewPlain returns a command that calls no script, has any reply, and may run twice.
-func NewPlain(word, key string, rest ...any) *Command {
-	c := &Command{key: key, plain: true, Reads: true}
+// NewCommand returns a command with these words, and any reply, that may run twice.
+func NewCommand(word, key string, rest ...any) *Command {
+	c := &Command{key: key, anyReply: true, Reads: true}
 	c.args = append([]any{word, &c.key}, rest...)
 	c.Ready()
 	return c
@@ -234,8 +234,8 @@ func (c *Command) Words() [][]any {
 }
 
 // Answer gives c the replies to its Words in place of a server: a string of a script, an
-// integer and a list of a charge without one, a list of a reading, or an error. Missing
-// values of a list are nil.
+// integer and a list of a charge without one, a list of a reading, or an error, which is a
+// server's reply if it is a [goredis.Error]. Missing values of a list are nil.
 func (c *Command) Answer(replies ...any) {
 	c.single()
 	c.sent = true
@@ -275,7 +275,7 @@ func (c *Command) Ready() {
 	case c.charge != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
 		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
-	case c.plain:
+	case c.anyReply:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:
 		// With texts, a bucket with foreign content spoils only its own answer, and
@@ -302,7 +302,7 @@ func (c *Command) IsScript() bool { return c.script != nil }
 func (c *Command) Passed() int64 { return -c.ints[placeOfNow] }
 
 // forgetClock makes c use the clock of whichever server runs it: c goes to another
-// server than that of c.clock.
+// server than that of c.Clock.
 func (c *Command) forgetClock() {
 	c.Clock = nil
 	if c.charge != nil {

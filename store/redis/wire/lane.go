@@ -52,7 +52,8 @@ const (
 // that turn queued calls into pipelines.
 type Lane struct {
 	Shard *Shard
-	Addr  string
+	// Addr is the server's address.
+	Addr string
 	// client holds the connections. It is replaced when they lead to a server that
 	// is no longer the primary; reconnected is when, in nanoseconds since 1970.
 	client      atomic.Pointer[goredis.Client]

@@ -8,10 +8,11 @@ import (
 
 // Servers are a primary and its replicas, which hold the same buckets.
 type Servers struct {
+	// Primary is the primary's address, and Clock estimates its time.
 	Primary string
 	Clock   *Clock
 	// Checks is the primary's lane for calls that a request waits for: checks, takes,
-	// migrations and resets. charges is its lane for charges, refunds and penalties,
+	// migrations and resets. Charges is its lane for charges, refunds and penalties,
 	// whose calls are retried.
 	Checks  *Lane
 	Charges *Lane
