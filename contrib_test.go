@@ -15,7 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // dashboard has the fields of a Grafana dashboard that tests check.
@@ -305,8 +305,8 @@ func TestLabelValuesAreDocumented(t *testing.T) {
 	values := []string{
 		"allowed", "refused", "would_refuse", "error_allowed", "error_refused", "charged", "free", "refunded",
 		"lost", "uncertain", "expired", "fetched", "returned", "checks", "charges",
-		redis.KindTimeout, redis.KindConnection, redis.KindBreaker, redis.KindOverload, redis.KindLoading, redis.KindBusy, redis.KindReadOnly,
-		redis.KindMemory, redis.KindMisconf, redis.KindAuth, redis.KindForeignData, redis.KindUnfound, redis.KindOther,
+		wire.KindTimeout, wire.KindConnection, wire.KindBreaker, wire.KindOverload, wire.KindLoading, wire.KindBusy, wire.KindReadOnly,
+		wire.KindMemory, wire.KindMisconf, wire.KindAuth, wire.KindForeignData, wire.KindUnfound, wire.KindOther,
 		string(store.RolePrimary), string(store.RoleReplica),
 	}
 	for _, state := range store.ServerStates {

@@ -284,7 +284,7 @@ func TestComposeServes(t *testing.T) {
 func TestComposeNamesWhatExists(t *testing.T) {
 	t.Parallel()
 	c := readCompose(t)
-	health, err := os.ReadFile("store/redis/health.go")
+	health, err := os.ReadFile("store/redis/operate/health.go")
 	must(t, "read", err)
 	tested := regexp.MustCompile(`testedVersion = "([\d.]+)"`).FindSubmatch(health)
 	must(t, "store/redis", want("naming the tested version", tested != nil, true))

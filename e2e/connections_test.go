@@ -20,6 +20,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // TestKeySecretHidesClients checks that no key in Redis reveals a client or the secret.
@@ -345,7 +346,7 @@ func setUser(t *testing.T, name string, rules []string, servers ...*redistest.Se
 	}
 }
 
-func asUser(name string) redis.Credentials {
+func asUser(name string) wire.Credentials {
 	return func(context.Context) (string, string, error) { return name, "secret", nil }
 }
 
@@ -356,7 +357,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 	opts.DialTimeout = caddytest.WaitLimit
 	shard := redis.NewShard(opts)
 	t.Cleanup(func() { shard.Close(context.Background()) })
-	shard.Listen(func(e redis.Event) {
+	shard.Listen(func(e wire.Event) {
 		// A timeout on a busy machine is no missing right.
 		if e.Err != nil && !isTimeout(e.Err.Error()) {
 			t.Errorf("%s: %v", e.Addr, e.Err)
@@ -451,10 +452,10 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 		Primary: shard.Primary.Addr(), Replicas: []string{replica.Addr()}, PoolSize: 1, Credentials: asUser("limiter"),
 	})
 	t.Cleanup(func() { connected.Close(context.Background()) })
-	events := make(chan redis.EventKind, 100)
-	connected.Listen(func(e redis.Event) { events <- e.Kind })
+	events := make(chan wire.EventKind, 100)
+	connected.Listen(func(e wire.Event) { events <- e.Kind })
 	s := redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: connected}}, CheckTimeout: 2 * time.Second})
-	await := func(wanted redis.EventKind) {
+	await := func(wanted wire.EventKind) {
 		t.Helper()
 		eventually(t, "the replica is left out, or is back", func() error {
 			store.Answers(t.Context(), s.Check, requests("k", 0)[:1])
@@ -466,12 +467,12 @@ func losesServer(t *testing.T, shard *redistest.Shard) {
 			}
 		})
 	}
-	await(redis.Met)
-	await(redis.Met)
+	await(wire.Met)
+	await(wire.Met)
 	must(t, "hang", replica.Pause())
-	await(redis.ServerDown)
+	await(wire.ServerDown)
 	must(t, "resume", replica.Resume())
-	await(redis.ServerUp)
+	await(wire.ServerUp)
 }
 
 // migratesBuckets migrates buckets from one server to another.

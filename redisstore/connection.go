@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // Connection has the settings of connections to the servers of a shard. A shard
@@ -240,7 +240,7 @@ func (t *TLS) config() *tls.Config {
 
 // credentials returns a function that resolves a user and a password for each
 // connection, since they may change; nil if there are none.
-func credentials(user, secret string) redis.Credentials {
+func credentials(user, secret string) wire.Credentials {
 	if user == "" && secret == "" {
 		return nil
 	}

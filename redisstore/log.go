@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // shardLog logs the events of one store's shards. While all is well it logs nothing.
@@ -47,7 +48,7 @@ func startShardLog(logger *zap.Logger, events telemetry.Events, name string, sto
 // add logs the events of a shard from now on.
 func (l *shardLog) add(name string, shard pooledShard) {
 	logger := l.logger.With(zap.String("shard", name))
-	l.stops = append(l.stops, shard.Listen(func(e redis.Event) {
+	l.stops = append(l.stops, shard.Listen(func(e wire.Event) {
 		l.log(logger, e)
 		l.emit(name, e)
 	}))
@@ -63,7 +64,7 @@ func (l *shardLog) stop() {
 	close(l.done)
 }
 
-func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
+func (l *shardLog) log(logger *zap.Logger, e wire.Event) {
 	if e.Addr != "" {
 		logger = logger.With(zap.String("address", e.Addr))
 	}
@@ -74,27 +75,27 @@ func (l *shardLog) log(logger *zap.Logger, e redis.Event) {
 		logger = logger.With(zap.Error(e.Err))
 	}
 	switch e.Kind {
-	case redis.ServerDown:
+	case wire.ServerDown:
 		logger.Warn("server is left out")
-	case redis.ServerUp:
+	case wire.ServerUp:
 		logger.Info("server is back")
-	case redis.ReplicaLags:
+	case wire.ReplicaLags:
 		logger.Warn("replica lags and is left out")
-	case redis.ReplicaCaughtUp:
+	case wire.ReplicaCaughtUp:
 		logger.Info("replica has caught up")
-	case redis.PrimaryChanged:
+	case wire.PrimaryChanged:
 		logger.Info("shard has another primary")
-	case redis.DiscoveryFailed:
+	case wire.DiscoveryFailed:
 		logger.Warn("servers cannot be found")
-	case redis.Discovered:
+	case wire.Discovered:
 		logger.Info("servers are found again")
-	case redis.Misconfigured:
+	case wire.Misconfigured:
 		logger.Warn("server is misconfigured")
-	case redis.Mended:
+	case wire.Mended:
 		logger.Info("server is no longer misconfigured")
-	case redis.ClockJumped:
+	case wire.ClockJumped:
 		logger.Warn("server's clock has jumped")
-	case redis.Met:
+	case wire.Met:
 		l.lookForTwins()
 	}
 }
@@ -112,12 +113,12 @@ func (l *shardLog) emitQueued() {
 
 // emit emits an event for a server that is left out or back. It does not wait for
 // the handlers of the event.
-func (l *shardLog) emit(shard string, e redis.Event) {
+func (l *shardLog) emit(shard string, e wire.Event) {
 	kind := telemetry.EventShardDown
-	if e.Kind == redis.ServerUp {
+	if e.Kind == wire.ServerUp {
 		kind = telemetry.EventShardUp
 	}
-	if e.Kind != redis.ServerUp && e.Kind != redis.ServerDown || !l.events.Wants(kind) {
+	if e.Kind != wire.ServerUp && e.Kind != wire.ServerDown || !l.events.Wants(kind) {
 		return
 	}
 	select {

@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 func TestEveryEventLogsALine(t *testing.T) {
@@ -22,19 +23,19 @@ func TestEveryEventLogsALine(t *testing.T) {
 	l := startShardLog(zap.New(core), telemetry.Events{}, "default", redis.New(redis.Options{}))
 	fault := errors.New("no")
 	for _, test := range []struct {
-		event redis.Event
+		event wire.Event
 		want  string
 	}{
-		{redis.Event{Kind: redis.ServerDown, Addr: "redis-a:6379", Purpose: redis.PurposeCharges, Err: fault}, "warn server is left out map[address:redis-a:6379 error:no purpose:charges shard:a store:default]"},
-		{redis.Event{Kind: redis.ServerUp, Addr: "redis-a:6379", Purpose: redis.PurposeChecks}, "info server is back map[address:redis-a:6379 purpose:checks shard:a store:default]"},
-		{redis.Event{Kind: redis.ReplicaLags, Addr: "redis-a:6379", Purpose: redis.PurposeChecks, Err: fault}, "warn replica lags and is left out map[address:redis-a:6379 error:no purpose:checks shard:a store:default]"},
-		{redis.Event{Kind: redis.ReplicaCaughtUp, Addr: "redis-a:6379", Purpose: redis.PurposeChecks}, "info replica has caught up map[address:redis-a:6379 purpose:checks shard:a store:default]"},
-		{redis.Event{Kind: redis.PrimaryChanged, Addr: "redis-a:6379"}, "info shard has another primary map[address:redis-a:6379 shard:a store:default]"},
-		{redis.Event{Kind: redis.DiscoveryFailed, Err: fault}, "warn servers cannot be found map[error:no shard:a store:default]"},
-		{redis.Event{Kind: redis.Discovered}, "info servers are found again map[shard:a store:default]"},
-		{redis.Event{Kind: redis.Misconfigured, Addr: "redis-a:6379", Err: fault}, "warn server is misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
-		{redis.Event{Kind: redis.Mended, Addr: "redis-a:6379", Err: fault}, "info server is no longer misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
-		{redis.Event{Kind: redis.Met, Addr: "redis-a:6379", ID: "x"}, ""},
+		{wire.Event{Kind: wire.ServerDown, Addr: "redis-a:6379", Purpose: wire.PurposeCharges, Err: fault}, "warn server is left out map[address:redis-a:6379 error:no purpose:charges shard:a store:default]"},
+		{wire.Event{Kind: wire.ServerUp, Addr: "redis-a:6379", Purpose: wire.PurposeChecks}, "info server is back map[address:redis-a:6379 purpose:checks shard:a store:default]"},
+		{wire.Event{Kind: wire.ReplicaLags, Addr: "redis-a:6379", Purpose: wire.PurposeChecks, Err: fault}, "warn replica lags and is left out map[address:redis-a:6379 error:no purpose:checks shard:a store:default]"},
+		{wire.Event{Kind: wire.ReplicaCaughtUp, Addr: "redis-a:6379", Purpose: wire.PurposeChecks}, "info replica has caught up map[address:redis-a:6379 purpose:checks shard:a store:default]"},
+		{wire.Event{Kind: wire.PrimaryChanged, Addr: "redis-a:6379"}, "info shard has another primary map[address:redis-a:6379 shard:a store:default]"},
+		{wire.Event{Kind: wire.DiscoveryFailed, Err: fault}, "warn servers cannot be found map[error:no shard:a store:default]"},
+		{wire.Event{Kind: wire.Discovered}, "info servers are found again map[shard:a store:default]"},
+		{wire.Event{Kind: wire.Misconfigured, Addr: "redis-a:6379", Err: fault}, "warn server is misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
+		{wire.Event{Kind: wire.Mended, Addr: "redis-a:6379", Err: fault}, "info server is no longer misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
+		{wire.Event{Kind: wire.Met, Addr: "redis-a:6379", ID: "x"}, ""},
 	} {
 		l.log(l.logger.With(zap.String("shard", "a")), test.event)
 		got := ""

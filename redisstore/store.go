@@ -25,6 +25,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 )
 
 // Store counts in Redis, 7.0 or later. All Caddy instances that use the same shards
@@ -338,7 +339,7 @@ type shardDurations struct {
 }
 
 // observeShard returns an observer of the durations of a shard's commands.
-func observeShard(storeName, shard string) redis.Observer {
+func observeShard(storeName, shard string) ask.Observer {
 	d := &shardDurations{store: storeName, shard: shard}
 	return func(role store.Role, op algorithm.Operation, took time.Duration, _ error) {
 		d.histogram(role, op).Observe(took.Seconds())

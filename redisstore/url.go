@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // onlyShard is the name of the shard of a store that has a URL.
@@ -130,7 +130,7 @@ func (r reach) token() *token {
 
 // credentials returns a function that resolves the user and the password of the servers,
 // which is t if that is not nil, for each connection; nil if there are none.
-func (r reach) credentials(t *token) redis.Credentials {
+func (r reach) credentials(t *token) wire.Credentials {
 	if t != nil {
 		return func(ctx context.Context) (username, password string, err error) {
 			if username, err = reveal(caddy.NewReplacer(), r.Username); err != nil {

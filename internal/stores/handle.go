@@ -22,7 +22,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // Module is what a module in the namespace rate_limit.stores implements.
@@ -245,7 +245,7 @@ func (h *Handle) EnterOpen() *Opened {
 
 // ReportError counts an error of the store, and logs one of each kind a minute.
 func (h *Handle) ReportError(now time.Time, zone string, err error) {
-	kind := redis.KindOf(err)
+	kind := wire.KindOf(err)
 	telemetry.Default.StoreErrors.WithLabelValues(h.Name, kind).Inc()
 	throttle, ok := h.errors.Load(kind)
 	if !ok {

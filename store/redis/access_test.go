@@ -31,12 +31,12 @@ func TestDocumentedACLSuffices(t *testing.T) {
 	}), nil)
 	s.Warm(t.Context())
 	for i := range 10 {
-		used(t, fmt.Sprint("charge ", i), store.Answers(t.Context(), s.Charge, ask("k"))[0], int64(i+1))
-		if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil {
+		used(t, fmt.Sprint("charge ", i), store.Answers(t.Context(), s.Charge, oneOf("k"))[0], int64(i+1))
+		if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; st.Err != nil {
 			t.Fatalf("check %d: %v", i, st.Err)
 		}
 	}
-	if st := store.Answers(t.Context(), s.Check, ask("other"))[0]; st.Err != nil {
+	if st := store.Answers(t.Context(), s.Check, oneOf("other"))[0]; st.Err != nil {
 		t.Fatalf("opening a window: %v", st.Err)
 	}
 }
@@ -44,7 +44,7 @@ func TestDocumentedACLSuffices(t *testing.T) {
 func TestDatabase(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DB: 3}), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	info, err := server.Info("keyspace")
 	must(t, err)
 	if !strings.HasPrefix(info["db3"], "keys=1,") || info["db0"] != "" {
@@ -118,7 +118,7 @@ func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "+"+command).Err())
 						after := store.Answers(t.Context(), insider.Peek, reqs)
 						for i, st := range states {
-							key := insider.keys.key(&limit, reqs[i].ClientKey)
+							key := insider.asker.Keys.Key(&limit, reqs[i].ClientKey)
 							if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl == -1 {
 								t.Fatalf("%s: the bucket never expires; error %v", what, st.Err)
 							}

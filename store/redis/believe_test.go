@@ -10,6 +10,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -79,9 +80,9 @@ func startShiftedClock(t *testing.T, server *redistest.Server) *shiftedClock {
 			now += c.asked.Load()
 			seconds, micros := fmt.Sprint(now/1e6), fmt.Sprint(now%1e6)
 			return fmt.Sprintf("*2\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(seconds), seconds, len(micros), micros)
-		case command[0] == "evalsha" && command[placeOfOperation] == algorithm.Take.String():
+		case command[0] == "evalsha" && command[4] == algorithm.Take.String():
 			now += c.takes.Load()
-			reply := appendPacked(nil, now, 1, 1, now+time.Hour.Microseconds(), 0)
+			reply := wire.AppendPacked(nil, now, 1, 1, now+time.Hour.Microseconds(), 0)
 			return fmt.Sprintf("$%d\r\n%s\r\n", len(reply), reply)
 		}
 		return ""
@@ -94,21 +95,21 @@ func startShiftedClock(t *testing.T, server *redistest.Server) *shiftedClock {
 func TestFalseTimeIsNotBelieved(t *testing.T) {
 	clock := startShiftedClock(t, redistest.Start(t))
 	shard := newShard(t, ShardOptions{Primary: clock.Addr()})
-	jumps := make(chan Event, 10)
-	shard.Listen(func(e Event) {
-		if e.Kind == ClockJumped {
+	jumps := make(chan wire.Event, 10)
+	shard.Listen(func(e wire.Event) {
+		if e.Kind == wire.ClockJumped {
 			jumps <- e
 		}
 	})
 	s := newStore(t, shard, nil)
 	take := func(want error) {
 		t.Helper()
-		st := store.Answers(t.Context(), s.Take, ask("k"))[0]
+		st := store.Answers(t.Context(), s.Take, oneOf("k"))[0]
 		ahead := time.Duration(clock.takes.Load()) * time.Microsecond
 		if !errors.Is(st.Err, want) || st.Err == nil && time.UnixMicro(st.Now).Sub(time.Now().Add(ahead)).Abs() > algorithm.Grace {
 			t.Fatalf("a take %v ahead: %+v, want the error %v", ahead, st, want)
 		}
-		if now, _, _ := shard.owner(0).clock.estimate(time.Now()); want != nil && time.Until(time.UnixMicro(now)).Abs() > algorithm.Grace {
+		if now, _, _ := shard.shard.Owner(0).Clock.Estimate(time.Now()); want != nil && time.Until(time.UnixMicro(now)).Abs() > algorithm.Grace {
 			t.Fatalf("the estimate is %v", time.UnixMicro(now))
 		}
 	}
@@ -141,36 +142,6 @@ func TestFalseTimeIsNotBelieved(t *testing.T) {
 		}
 		if jump := s.Shards()[0].Servers[0].Jump; (jump - want).Abs() > algorithm.Grace {
 			t.Errorf("the figures have a jump by %v, want %v", jump, want)
-		}
-	}
-}
-
-// TestLateReplyIsNoJump: a reply that took long carries a time that is as old.
-func TestLateReplyIsNoJump(t *testing.T) {
-	c := newPrimaryClock()
-	at := func(s int) time.Time { return c.start.Add(time.Duration(s) * time.Second) }
-	c.observe(1000e6, at(0), at(0))
-	if !c.observe(1001e6, at(1), at(20)) {
-		t.Error("a reply that took 19 s is not believed")
-	}
-	if c.observe(990e6, at(20), at(21)) {
-		t.Error("a reply whose time is 11 s behind is believed")
-	}
-	if by, _ := c.lastJump(); by != 0 {
-		t.Errorf("a jump by %v", by)
-	}
-}
-
-// TestReplyRepeatsTheInstant that it was asked to judge by: a damaged one changes nothing.
-func TestReplyRepeatsTheInstant(t *testing.T) {
-	limit := store.Limit{Zone: "zone", Algorithm: store.SlidingLog, Window: time.Minute}
-	r := store.Request{Limit: &limit, Events: 10, Cost: 1}
-	now := time.Now().UnixMicro()
-	op := reading(algorithm.Check, store.RoleReplica, now)
-	for _, said := range []int64{now, 4 * now, now / 4, 0} {
-		st := op.reply(layoutOf(limit.Algorithm), &r, []int64{said, 0, 3, now, now, 0}, 0)
-		if st.Err != nil || st.Now != now || st.Used != 3 || st.Reset != now+limit.Window.Microseconds() {
-			t.Errorf("a reply of the instant %d, asked for at %d: %+v", said, now, st)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 )
 
 func benchRequests(keys int) [][]store.Request {
@@ -79,9 +80,9 @@ func serverCPU(b *testing.B, sh *redistest.Shard) (sum time.Duration) {
 
 func BenchmarkBucketKey(b *testing.B) {
 	b.ReportAllocs()
-	keys := bucketKeys{prefix: "rl"}
+	keys := ask.Keys{Prefix: "rl"}
 	for b.Loop() {
-		keys.key(hourly, "x7Q:client-0001")
+		keys.Key(hourly, "x7Q:client-0001")
 	}
 }
 
@@ -99,8 +100,8 @@ func BenchmarkMoment(b *testing.B) {
 	server := redistest.Start(b)
 	s := newStore(b, newShard(b, ShardOptions{Primary: server.Addr()}), nil)
 	s.Warm(b.Context())
-	r := ask("shared")
-	key := s.keys.key(hourly, "shared")
+	r := oneOf("shared")
+	key := s.asker.Keys.Key(hourly, "shared")
 	var moments []time.Duration
 	for b.Loop() {
 		begin := time.Now()

@@ -8,11 +8,13 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // movingSlot is a cluster in which the slot of a client key moves from one node to
@@ -30,7 +32,7 @@ func beginMove(t *testing.T, replicas int) *movingSlot {
 	m.from = masterOf(t, m.Cluster, "k")
 	others := slices.DeleteFunc(slices.Clone(m.Nodes), func(s *redistest.Server) bool { return s == m.from })
 	m.to, m.third = others[0], others[1]
-	moving, err := m.BeginMigration(t.Context(), int(bucketKeys{tagged: true}.slot("k")), m.from, m.to)
+	moving, err := m.BeginMigration(t.Context(), int(wire.SlotOf([]byte("k"))), m.from, m.to)
 	must(t, err)
 	t.Cleanup(func() { must(t, moving.Finish(context.Background())) })
 	return m
@@ -63,22 +65,21 @@ func TestOthersDoNotWaitForARedirect(t *testing.T) {
 	m := beginMove(t, 0)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)
-	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
 	var others []string
 	for n := 0; len(others) < 32; n++ {
 		key := fmt.Sprint("other-", n)
-		if masterOf(t, m.Cluster, key) == m.from && keys.slot(key) != keys.slot("k") {
+		if masterOf(t, m.Cluster, key) == m.from && wire.SlotOf([]byte(key)) != wire.SlotOf([]byte("k")) {
 			others = append(others, key)
-			must(t, store.Answers(t.Context(), s.Charge, ask(key))[0].Err)
+			must(t, store.Answers(t.Context(), s.Charge, oneOf(key))[0].Err)
 		}
 	}
 	silence(t, m.to)
 	silent := make(chan store.State, 1)
-	go func() { silent <- store.Answers(t.Context(), s.Charge, ask("k"))[0] }()
+	go func() { silent <- store.Answers(t.Context(), s.Charge, oneOf("k"))[0] }()
 	untilRedirected(t, m.from)
 	answered := make(chan error, len(others))
 	for _, key := range others {
-		go func() { answered <- store.Answers(t.Context(), s.Charge, ask(key))[0].Err }()
+		go func() { answered <- store.Answers(t.Context(), s.Charge, oneOf(key))[0].Err }()
 	}
 	for range others {
 		select {
@@ -98,16 +99,16 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{m.third.Addr()}}), nil)
 	waitUntilUp(t, s)
 	silence(t, m.third)
-	used(t, "charge", store.Answers(t.Context(), s.Charge, ask("k"))[0], 1)
-	used(t, "take", store.Answers(t.Context(), s.Take, ask("k"))[0], 2)
+	used(t, "charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 1)
+	used(t, "take", store.Answers(t.Context(), s.Take, oneOf("k"))[0], 2)
 	reported := make(chan store.State, 1)
-	s.ChargeReported(ask("k"), func(_ int, st store.State) { reported <- st })
+	s.ChargeReported(oneOf("k"), func(_ int, st store.State) { reported <- st })
 	used(t, "detached charge", <-reported, 3)
-	used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 3)
+	used(t, "check", store.Answers(t.Context(), s.Check, oneOf("k"))[0], 3)
 	if got := tagged(t, m.to, "k"); got != 3 {
 		t.Errorf("the count is %d", got)
 	}
-	must(t, s.Reset(t.Context(), ask("k")[0]))
+	must(t, s.Reset(t.Context(), oneOf("k")[0]))
 	if got := tagged(t, m.to, "k"); got != 0 {
 		t.Errorf("the count is %d after the reset", got)
 	}
@@ -117,9 +118,9 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 func TestSilentNodeIsBlamedForItself(t *testing.T) {
 	t.Parallel()
 	for name, call := range map[string]func(s *Store) error{
-		"Charge": func(s *Store) error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err },
-		"Take":   func(s *Store) error { return store.Answers(t.Context(), s.Take, ask("k"))[0].Err },
-		"Reset":  func(s *Store) error { return s.Reset(t.Context(), ask("k")[0]) },
+		"Charge": func(s *Store) error { return store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err },
+		"Take":   func(s *Store) error { return store.Answers(t.Context(), s.Take, oneOf("k"))[0].Err },
+		"Reset":  func(s *Store) error { return s.Reset(t.Context(), oneOf("k")[0]) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := beginMove(t, 0)
@@ -139,8 +140,8 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 					})
 				}
 				calls.Wait()
-				if len(j.all(ServerDown, m.to.Addr())) == 0 {
-					return fmt.Errorf("it is not, but the redirecting node was, %d times", len(j.all(ServerDown, m.from.Addr())))
+				if len(j.all(wire.ServerDown, m.to.Addr())) == 0 {
+					return fmt.Errorf("it is not, but the redirecting node was, %d times", len(j.all(wire.ServerDown, m.from.Addr())))
 				}
 				return nil
 			})
@@ -152,7 +153,7 @@ func TestSilentNodeIsBlamedForItself(t *testing.T) {
 			})
 			// A machine that stands still makes that node silent too.
 			pause := slowest()
-			for _, e := range j.all(ServerDown, m.from.Addr()) {
+			for _, e := range j.all(wire.ServerDown, m.from.Addr()) {
 				if e.Err == nil || strings.Contains(e.Err.Error(), m.to.Addr()) || pause < 100*time.Millisecond {
 					t.Errorf("the redirecting node, which answers within %v, was left out: %v", pause, e.Err)
 				}
@@ -217,7 +218,7 @@ func (e *emptyNode) leave(t *testing.T) {
 		})
 	}
 	eventually(t, "the slot begins to move", func() error {
-		_, err := e.BeginMigration(t.Context(), int(bucketKeys{tagged: true}.slot("k")), e.from, e.to)
+		_, err := e.BeginMigration(t.Context(), int(wire.SlotOf([]byte("k"))), e.from, e.to)
 		return err
 	})
 }
@@ -231,29 +232,30 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 	shard := newShard(t, ShardOptions{Cluster: e.Addrs()[:1]})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	if n := redirects(t, e.from); n == 0 {
 		t.Fatal("the charge was not redirected")
 	}
-	was := shard.laneAt(e.to.Addr(), true)
+	was := laneAt(shard, e.to.Addr())
+	topology := hidden[atomic.Pointer[struct{}]](shard.shard.Shard, "topology")
 	// The topology that is being adopted may be older than the redirection.
 	for range 3 {
-		before := shard.topology.Load()
+		before := topology.Load()
 		eventually(t, "the servers are found again", func() error {
-			if shard.topology.Load() == before {
+			if topology.Load() == before {
 				return errors.New("they are not")
 			}
 			return nil
 		})
 	}
-	if shard.laneAt(e.to.Addr(), true) != was {
+	if laneAt(shard, e.to.Addr()) != was {
 		t.Error("the node has another lane")
 	}
-	used(t, "charge", store.Answers(t.Context(), s.Charge, ask("k"))[0], 2)
-	if at := shard.topology.Load().owner(bucketKeys{tagged: true}.slot("k")); at == nil || at.primary != e.from.Addr() {
+	used(t, "charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 2)
+	if at := shard.shard.Owner(wire.SlotOf([]byte("k"))); at == nil || at.Primary != e.from.Addr() {
 		t.Errorf("the owner is %+v, want %s", at, e.from.Addr())
 	}
-	if all := j.all(PrimaryChanged, e.to.Addr()); len(all) > 0 {
+	if all := j.all(wire.PrimaryChanged, e.to.Addr()); len(all) > 0 {
 		t.Errorf("a node without slots is listed as a primary: %+v", all)
 	}
 }
@@ -274,19 +276,20 @@ func TestRedirectedLaneComesBack(t *testing.T) {
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 100 * time.Millisecond })
 	waitUntilUp(t, s)
 	allow("-cluster")
-	j.await(t, DiscoveryFailed, "")
+	j.await(t, wire.DiscoveryFailed, "")
 	e.leave(t)
 	must(t, e.to.Kill())
-	lane := shard.laneAt(e.to.Addr(), true)
+	var lane *wire.Lane
 	eventually(t, "the node is left out", func() error {
-		if err := store.Answers(t.Context(), s.Charge, ask("k"))[0].Err; lane.isUp() {
+		err := store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err
+		if lane = laneAt(shard, e.to.Addr()); lane == nil || lane.IsUp() {
 			return fmt.Errorf("it is not: %w", err)
 		}
 		return nil
 	})
 	must(t, e.to.Restart())
-	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err })
-	if shard.laneAt(e.to.Addr(), true) != lane {
+	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err })
+	if laneAt(shard, e.to.Addr()) != lane {
 		t.Error("the node has another lane: the test shows nothing")
 	}
 }
@@ -294,10 +297,9 @@ func TestRedirectedLaneComesBack(t *testing.T) {
 // neighbour returns a client key of a node whose slot is not that of "k".
 func neighbour(t *testing.T, m *movingSlot, at *redistest.Server) string {
 	t.Helper()
-	keys := bucketKeys{prefix: DefaultKeyPrefix, tagged: true}
 	for n := 0; ; n++ {
 		key := fmt.Sprint("other-", n)
-		if masterOf(t, m.Cluster, key) == at && keys.slot(key) != keys.slot("k") {
+		if masterOf(t, m.Cluster, key) == at && wire.SlotOf([]byte(key)) != wire.SlotOf([]byte("k")) {
 			return key
 		}
 	}
@@ -322,13 +324,13 @@ func TestRedirectHoldsNoConnection(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], NoPipelining: true, PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	other := neighbour(t, m, m.from)
-	must(t, store.Answers(t.Context(), s.Take, ask(other))[0].Err)
+	must(t, store.Answers(t.Context(), s.Take, oneOf(other))[0].Err)
 	silence(t, m.to)
 	silent := make(chan store.State, 1)
-	go func() { silent <- store.Answers(t.Context(), s.Take, ask("k"))[0] }()
+	go func() { silent <- store.Answers(t.Context(), s.Take, oneOf("k"))[0] }()
 	untilRedirected(t, m.from)
 	answered := make(chan store.State, 1)
-	go func() { answered <- store.Answers(t.Context(), s.Take, ask(other))[0] }()
+	go func() { answered <- store.Answers(t.Context(), s.Take, oneOf(other))[0] }()
 	select {
 	case st := <-answered:
 		must(t, st.Err)
@@ -344,10 +346,10 @@ func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1], PoolSize: 1}), nil)
 	waitUntilUp(t, s)
 	other := neighbour(t, m, m.from)
-	must(t, store.Answers(t.Context(), s.Charge, ask(other))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf(other))[0].Err)
 	silence(t, m.to)
 	reported := [2]chan store.State{make(chan store.State, 1), make(chan store.State, 1)}
-	s.ChargeReported(append(ask("k"), ask(other)...), func(i int, st store.State) { reported[i] <- st })
+	s.ChargeReported(append(oneOf("k"), oneOf(other)...), func(i int, st store.State) { reported[i] <- st })
 	select {
 	case st := <-reported[1]:
 		used(t, "the other charge", st, 2)
@@ -367,7 +369,7 @@ func TestCloseDeliversRedirectedCharges(t *testing.T) {
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)
 		for range charges {
-			s.ChargeReported(ask("k"), nil)
+			s.ChargeReported(oneOf("k"), nil)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -12,6 +13,8 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 const masterName = "limits"
@@ -66,7 +69,7 @@ func TestSwallowedReplyCountsOnceInEachKind(t *testing.T) {
 	t.Run("ClusterRedirect", func(t *testing.T) {
 		t.Parallel()
 		c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
-		slot := int(bucketKeys{prefix: DefaultKeyPrefix, tagged: true}.slot("k"))
+		slot := int(wire.SlotOf([]byte("k")))
 		from := masterOf(t, c, "k")
 		to := c.Nodes[0]
 		if to == from {
@@ -84,23 +87,23 @@ func TestSwallowedReplyCountsOnceInEachKind(t *testing.T) {
 func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, servers ...*redistest.Server) {
 	t.Helper()
 	detour := newDetour(t, servers...)
-	opts.dial = detour.dial
+	opts.Dial = detour.dial
 	s := newStore(t, newShard(t, opts), func(o *Options) { o.ChargeTimeout = 5 * time.Second })
 	waitUntilUp(t, s)
-	eventually(t, "the bucket's own server is reached", func() error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err })
+	eventually(t, "the bucket's own server is reached", func() error { return store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err })
 	before := tagged(t, owner(), "k")
 	proxy := detour.proxies[owner().Addr()]
 	must(t, proxy.SwallowReplies())
-	if st := store.Answers(t.Context(), s.Charge, ask("k"))[0]; !errors.Is(st.Err, store.ErrUncertain) {
+	if st := store.Answers(t.Context(), s.Charge, oneOf("k"))[0]; !errors.Is(st.Err, store.ErrUncertain) {
 		t.Errorf("charge without a reply has error %v, want an uncertain one", st.Err)
 	}
 	reported := make(chan error, 1)
-	s.ChargeReported(ask("k"), func(_ int, st store.State) { reported <- st.Err })
+	s.ChargeReported(oneOf("k"), func(_ int, st store.State) { reported <- st.Err })
 	if err := <-reported; err == nil {
 		t.Error("detached charge without a reply has no error")
 	}
 	must(t, proxy.Pass())
-	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, ask("k"))[0].Err })
+	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err })
 	// The detached charge may be unsent, because the server was left out.
 	if got := tagged(t, owner(), "k") - before; got < 2 || got > 3 {
 		t.Errorf("of three charges %d were counted", got)
@@ -114,7 +117,7 @@ func tagged(t testing.TB, server *redistest.Server, key string) int64 {
 		// A node that imports the slot answers only after ASKING.
 		pipe := server.Client().Pipeline()
 		pipe.Do(t.Context(), "ASKING")
-		count := pipe.HGet(t.Context(), bucketKeys{prefix: DefaultKeyPrefix, tagged: tagged}.key(hourly, key), "c")
+		count := pipe.HGet(t.Context(), ask.Keys{Prefix: DefaultKeyPrefix, Tagged: tagged}.Key(hourly, key), "c")
 		_, _ = pipe.Exec(t.Context())
 		if n, err := count.Int64(); err == nil {
 			return n
@@ -125,7 +128,7 @@ func tagged(t testing.TB, server *redistest.Server, key string) int64 {
 
 func masterOf(t *testing.T, c *redistest.Cluster, client string) *redistest.Server {
 	t.Helper()
-	server, err := c.MasterOf(t.Context(), bucketKeys{prefix: DefaultKeyPrefix, tagged: true}.key(hourly, client))
+	server, err := c.MasterOf(t.Context(), ask.Keys{Prefix: DefaultKeyPrefix, Tagged: true}.Key(hourly, client))
 	must(t, err)
 	return server
 }
@@ -157,7 +160,7 @@ func (tr *traffic) run() {
 		client := n % tr.clients
 		tr.sent[client]++
 		tr.waiting.Add(1)
-		tr.store.ChargeReported(ask(fmt.Sprint("client-", client)), func(_ int, st store.State) {
+		tr.store.ChargeReported(oneOf(fmt.Sprint("client-", client)), func(_ int, st store.State) {
 			switch {
 			case st.Err == nil:
 				tr.counted.Add(1)
@@ -203,7 +206,7 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 		if to == from {
 			continue
 		}
-		slot := int(bucketKeys{tagged: true}.slot(client))
+		slot := int(wire.SlotOf([]byte(client)))
 		must(t, c.MigrateSlot(t.Context(), slot, from, to))
 		moved++
 	}
@@ -223,7 +226,7 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 		client := fmt.Sprint("client-", n)
 		want := tagged(t, masterOf(t, c, client), client)
 		eventually(t, "checks see the counts", func() error {
-			if st := store.Answers(t.Context(), s.Check, ask(client))[0]; st.Err != nil || st.Used != want {
+			if st := store.Answers(t.Context(), s.Check, oneOf(client))[0]; st.Err != nil || st.Used != want {
 				return fmt.Errorf("%s: %+v, want %d", client, st, want)
 			}
 			return nil
@@ -239,11 +242,11 @@ func TestPeekWhileASlotMoves(t *testing.T) {
 	m := beginMove(t, 1)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1]}), nil)
 	waitUntilUp(t, s)
-	used(t, "charge", store.Answers(t.Context(), s.Charge, ask("k"))[0], 1)
+	used(t, "charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 1)
 	if n := tagged(t, m.to, "k"); n != 1 {
 		t.Fatalf("the new node has counted %d, want 1", n)
 	}
-	used(t, "peek", store.Answers(t.Context(), s.Peek, ask("k"))[0], 1)
+	used(t, "peek", store.Answers(t.Context(), s.Peek, oneOf("k"))[0], 1)
 }
 
 // TestPeekWhileANodeIsSilent returns the answer of the node's replica, although that may lack a
@@ -255,7 +258,7 @@ func TestPeekWhileANodeIsSilent(t *testing.T) {
 	waitUntilUp(t, s)
 	silence(t, masterOf(t, c, "k"))
 	eventually(t, "the replica answers", func() error {
-		if st := store.Answers(t.Context(), s.Peek, ask("k"))[0]; st.Err != nil || !st.Replica || st.Used != 0 {
+		if st := store.Answers(t.Context(), s.Peek, oneOf("k"))[0]; st.Err != nil || !st.Replica || st.Used != 0 {
 			return fmt.Errorf("the state is %+v", st)
 		}
 		return nil
@@ -273,7 +276,7 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	for n := range 30 {
 		client := fmt.Sprint("client-", n)
 		owners[client] = masterOf(t, c, client)
-		must(t, store.Answers(t.Context(), s.Charge, ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, oneOf(client))[0].Err)
 	}
 	silent := c.Nodes[1]
 	must(t, silent.Pause())
@@ -287,7 +290,7 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 				s = hasty
 			}
 			wg.Go(func() {
-				st := store.Answers(t.Context(), s.Check, ask(client))[0]
+				st := store.Answers(t.Context(), s.Check, oneOf(client))[0]
 				switch {
 				case owner == silent && st.Err == nil:
 					t.Errorf("%s was answered by the silent node", client)
@@ -309,8 +312,8 @@ func TestSentinelFailover(t *testing.T) {
 	sh, sentinels := sentinelShard(t, 2)
 	shard := newShard(t, sentinelOptions(sentinels))
 	var changed atomic.Int64
-	shard.Listen(func(e Event) {
-		if e.Kind == PrimaryChanged {
+	shard.Listen(func(e wire.Event) {
+		if e.Kind == wire.PrimaryChanged {
 			changed.Add(1)
 		}
 	})
@@ -336,12 +339,12 @@ func TestSentinelFailover(t *testing.T) {
 	t.Logf("charges work %v after the primary was killed", time.Since(killed).Round(time.Millisecond))
 	must(t, sh.Primary.Restart())
 	eventually(t, "the old primary answers checks as a replica", func() error {
-		for _, l := range shard.topology.Load().servers[0].replicas {
-			if l.addr == sh.Primary.Addr() && l.isUp() {
+		for _, l := range shard.shard.Servers()[0].Replicas {
+			if l.Addr == sh.Primary.Addr() && l.IsUp() {
 				return nil
 			}
 		}
-		return fmt.Errorf("replicas are %v", shard.topology.Load().servers[0].replicas)
+		return fmt.Errorf("replicas are %v", shard.shard.Servers()[0].Replicas)
 	})
 	sent := tr.stop()
 	if changed.Load() == 0 {
@@ -364,14 +367,14 @@ func TestUnknownServers(t *testing.T) {
 	} {
 		shard := newShard(t, opts)
 		failed := make(chan error, 10)
-		shard.Listen(func(e Event) {
-			if e.Kind == DiscoveryFailed {
+		shard.Listen(func(e wire.Event) {
+			if e.Kind == wire.DiscoveryFailed {
 				failed <- e.Err
 			}
 		})
 		s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = 50*time.Millisecond, 50*time.Millisecond })
-		for _, st := range []store.State{store.Answers(t.Context(), s.Check, ask("k"))[0], store.Answers(t.Context(), s.Take, ask("k"))[0], store.Answers(t.Context(), s.Charge, ask("k"))[0]} {
-			if !errors.Is(st.Err, errNoServers) || !errors.Is(st.Err, store.ErrNotExecuted) {
+		for _, st := range []store.State{store.Answers(t.Context(), s.Check, oneOf("k"))[0], store.Answers(t.Context(), s.Take, oneOf("k"))[0], store.Answers(t.Context(), s.Charge, oneOf("k"))[0]} {
+			if !errors.Is(st.Err, wire.ErrNoServers) || !errors.Is(st.Err, store.ErrNotExecuted) {
 				t.Errorf("%s: error %v, want that no primary is known", name, st.Err)
 			}
 		}
@@ -393,11 +396,11 @@ func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 	var reqs []store.Request
 	// In sequence the requests would wait longer than waitTimeout.
 	for n := range 2 * int(waitTimeout/time.Second) {
-		reqs = append(reqs, ask(fmt.Sprint("client-", n))...)
+		reqs = append(reqs, oneOf(fmt.Sprint("client-", n))...)
 	}
 	soon(t, "a check of many", func() {
 		for _, st := range store.Answers(t.Context(), s.Check, reqs) {
-			if !errors.Is(st.Err, errNoServers) {
+			if !errors.Is(st.Err, wire.ErrNoServers) {
 				t.Errorf("error %v, want that no primary is known", st.Err)
 			}
 		}
@@ -416,23 +419,52 @@ func (w *watched) Done() <-chan struct{} {
 	return w.Context.Done()
 }
 
+// lateSentinel is a sentinel that knows no primary until it is told.
+type lateSentinel struct {
+	*redistest.Filter
+	knows atomic.Bool
+}
+
+func startLateSentinel(t *testing.T, primary *redistest.Server) *lateSentinel {
+	t.Helper()
+	host, port, err := net.SplitHostPort(primary.Addr())
+	must(t, err)
+	s := new(lateSentinel)
+	s.Filter = redistest.StartFilter(t, primary.Addr(), func(command []string) string {
+		switch {
+		case command[0] != "sentinel":
+			return ""
+		case !s.knows.Load():
+			return "-ERR No such master with that name"
+		case command[1] == "replicas":
+			return "*0"
+		}
+		fields := []string{"ip", host, "port", port, "config-epoch", "1"}
+		reply := fmt.Sprintf("*%d\r\n", len(fields))
+		for _, field := range fields {
+			reply += fmt.Sprintf("$%d\r\n%s\r\n", len(field), field)
+		}
+		return strings.TrimSuffix(reply, "\r\n")
+	})
+	return s
+}
+
 // TestDiscoveryIsPartOfTheDeadline: the wait for discovery does not extend a timeout.
 func TestDiscoveryIsPartOfTheDeadline(t *testing.T) {
 	t.Parallel()
-	silent, server := redistest.Start(t), redistest.Start(t)
-	must(t, silent.Pause())
-	t.Cleanup(func() { must(t, silent.Resume()) })
+	server := redistest.Start(t)
 	for name, call := range map[string]func(ctx context.Context, s *Store) []store.State{
-		"Check":    func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Check, ask("k")) },
-		"Peek":     func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Peek, ask("k")) },
-		"Take":     func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Take, ask("k")) },
-		"Charge":   func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Charge, ask("k")) },
-		"Refund":   func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Refund, ask("k")) },
-		"Penalize": func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Penalize, ask("k")) },
+		"Check":    func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Check, oneOf("k")) },
+		"Peek":     func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Peek, oneOf("k")) },
+		"Take":     func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Take, oneOf("k")) },
+		"Charge":   func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Charge, oneOf("k")) },
+		"Refund":   func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Refund, oneOf("k")) },
+		"Penalize": func(ctx context.Context, s *Store) []store.State { return store.Answers(ctx, s.Penalize, oneOf("k")) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			// Without workers queued calls stay queued.
-			shard := newShard(t, ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{silent.Addr()}}, PoolSize: -1})
+			sentinel := startLateSentinel(t, server)
+			shard := newShard(t, ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{sentinel.Addr()}}, PoolSize: -1})
 			s := newStore(t, shard, func(o *Options) { o.CheckTimeout, o.ChargeTimeout = time.Hour, time.Hour })
 			ctx, cancel := context.WithCancel(t.Context())
 			waits := &watched{Context: ctx, waited: make(chan struct{})}
@@ -443,15 +475,18 @@ func TestDiscoveryIsPartOfTheDeadline(t *testing.T) {
 			}()
 			<-waits.waited
 			found := time.Now()
-			shard.adopt([]roles{{primary: server.Addr()}})
+			sentinel.knows.Store(true)
 			var deadline time.Time
 			eventually(t, "the call is queued", func() error {
-				for _, l := range shard.topology.Load().lanes() {
-					l.queue.mu.Lock()
-					if len(l.queue.calls) > l.queue.head {
-						deadline = l.queue.calls[l.queue.head].deadline
+				for _, at := range shard.shard.Servers() {
+					for _, l := range []*wire.Lane{at.Checks, at.Charges} {
+						mu := hidden[sync.Mutex](l, "queue", "mu")
+						mu.Lock()
+						if calls := *hidden[[]*wire.Call](l, "queue", "calls"); len(calls) > 0 {
+							deadline = *hidden[time.Time](calls[0], "deadline")
+						}
+						mu.Unlock()
 					}
-					l.queue.mu.Unlock()
 				}
 				if deadline.IsZero() {
 					return errors.New("it is not")

@@ -4,101 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
-	"net"
 	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/redis/go-redis/v9"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
-
-// reply is a server's error reply.
-type reply string
-
-func (r reply) Error() string { return string(r) }
-
-// RedisError implements [redis.Error].
-func (reply) RedisError() {}
-
-func TestKindOf(t *testing.T) {
-	var _ redis.Error = reply("")
-	for want, errs := range map[string][]error{
-		KindTimeout:     {ErrTimeout, context.DeadlineExceeded, os.ErrDeadlineExceeded, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}},
-		KindConnection:  {io.EOF, net.ErrClosed, redis.ErrClosed, errNoReply, errClosed, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "write", Err: errors.New("broken pipe")}, reply("ERR max number of clients reached")},
-		KindBreaker:     {ErrShardDown},
-		KindOverload:    {errOverload},
-		KindLoading:     {reply("LOADING Redis is loading the dataset in memory")},
-		KindReadOnly:    {reply("READONLY You can't write against a read only replica.")},
-		KindMemory:      {reply("OOM command not allowed when used memory > 'maxmemory'.")},
-		KindMisconf:     {reply("MISCONF Redis is configured to save RDB snapshots"), reply("REFUSED NOREPLICAS Not enough good replicas to write.")},
-		KindAuth:        {reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"), reply("NOPERM User limiter has no permissions to run the 'del' command"), reply("PARTIAL ERR The user executing the script can't run this command or subcommand"), reply("DENIED Redis is running in protected mode")},
-		KindBusy:        {reply("BUSY Redis is busy running a script.")},
-		KindForeignData: {errReply, reply("WRONGTYPE the key holds something else than a fixed window")},
-		KindUnfound:     {errNoServers, reply("CLUSTERDOWN Hash slot not served"), reply("MASTERDOWN Link with MASTER is down")},
-		KindOther:       {nil, errors.New("anything"), context.Canceled, reply("ERR unknown command")},
-	} {
-		for _, err := range errs {
-			wrapped := fmt.Errorf("redis 127.0.0.1:6379: %w: %w", store.ErrNotExecuted, err)
-			for _, err := range []error{err, wrapped} {
-				if got := KindOf(err); got != want {
-					t.Errorf("%v is %s, want %s", err, got, want)
-				}
-			}
-		}
-	}
-}
-
-// TestWhatRepliesMean for a command that writes.
-func TestWhatRepliesMean(t *testing.T) {
-	for want, replies := range map[error][]reply{
-		errLater: {
-			"READONLY You can't write against a read only replica.", "LOADING Redis is loading the dataset in memory",
-			"MASTERDOWN Link with MASTER is down", "CLUSTERDOWN Hash slot not served", "TRYAGAIN Multiple keys request",
-			"REFUSED OOM command not allowed when used memory > 'maxmemory'.", "REFUSED MISCONF Errors writing to the AOF file",
-			"REFUSED NOREPLICAS Not enough good replicas to write.", "BUSY Redis is busy running a script.",
-			"NOSCRIPT No matching script.", "NOAUTH Authentication required.", "ERR max number of clients reached",
-		},
-		store.ErrFinal: {
-			"NOPERM this user has no permissions to run the 'evalsha' command", "REFUSED WRONGTYPE Operation against a key",
-			"REFUSED ERR The user executing the script can't run this command or subcommand",
-			"REFUSED ERR ACL failure in script: User limiter has no permissions to run the 'hget' command",
-			"REFUSED user_script:12: attempt to perform arithmetic on a nil value",
-			"REFUSED ERR hash value is not an integer", "REFUSED NOPERM the user may not run pexpire",
-			"ERR unknown command 'evalsha'", "unsupported command 'evalsha'",
-		},
-		store.ErrUncertain: {
-			"PARTIAL ERR The user executing the script can't run this command or subcommand", "PARTIAL OOM command not allowed",
-			"PARTIAL user_script:12: attempt to perform arithmetic on a nil value",
-			"upstream failure", "ERR Connection timed out", "ERR something new",
-		},
-	} {
-		for _, text := range replies {
-			sent := new(scriptCommand)
-			sent.begin(layoutFixedWindow.script, algorithm.Charge, false, "k")
-			sent.renew()
-			sent.single()
-			sent.Args()
-			sent.SetErr(text)
-			sent.settleOutcome(text)
-			later := errors.Is(sent.outcome, store.ErrNotExecuted) && !errors.Is(sent.outcome, store.ErrFinal)
-			if later != errors.Is(want, errLater) || sent.isOpen() != later || !later && !errors.Is(sent.outcome, want) {
-				t.Errorf("%q is %v, want: %v", text, sent.outcome, want)
-			}
-			if errors.Is(sent.outcome, store.ErrUncertain) && errors.Is(sent.outcome, store.ErrNotExecuted) {
-				t.Errorf("%q has contradicting outcomes: %v", text, sent.outcome)
-			}
-		}
-	}
-}
-
-var errLater = errors.New("not executed, and may run later")
 
 // TestRefusedChargeDelaysNoOther of its pipeline or of later ones: a full server
 // refuses to open a window, but answers charges that write nothing.
@@ -108,7 +24,7 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 		server := redistest.Start(t)
 		shard := newShard(t, ShardOptions{Primary: server.Addr(), NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
-		must(t, store.Answers(t.Context(), s.Charge, ask("probe"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Charge, oneOf("probe"))[0].Err)
 		must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
 
 		reqs := []store.Request{{Limit: hourly, ClientKey: "refused", Events: 10, Cost: 1}}
@@ -152,12 +68,12 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
 	// On a machine that stands still, a reply may come after the charge was given up.
 	eventually(t, "the outcome is certain", func() error {
-		s.ChargeReported(ask("k"), nil)
+		s.ChargeReported(oneOf("k"), nil)
 		err := <-reported
 		if errors.Is(err, store.ErrUncertain) {
 			return err
 		}
-		if !errors.Is(err, store.ErrNotExecuted) || KindOf(err) != KindMemory {
+		if !errors.Is(err, store.ErrNotExecuted) || wire.KindOf(err) != wire.KindMemory {
 			t.Errorf("error is %v, want ErrNotExecuted", err)
 		}
 		return nil
@@ -176,7 +92,7 @@ func TestFullServerRefusesWritesThatAdd(t *testing.T) {
 		err := store.Answers(t.Context(), s.Take, []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
 		if algorithm == store.Concurrency {
 			must(t, err)
-		} else if KindOf(err) != KindMemory || !errors.Is(err, store.ErrNotExecuted) {
+		} else if wire.KindOf(err) != wire.KindMemory || !errors.Is(err, store.ErrNotExecuted) {
 			t.Errorf("take of %s: error %v, want ErrNotExecuted", algorithm, err)
 		}
 	}
@@ -195,11 +111,11 @@ func bothWays(t *testing.T, test func(t *testing.T, plain bool)) {
 func TestSwallowedReplyCountsOnce(t *testing.T) {
 	t.Parallel()
 	for name, charge := range map[string]func(s *Store) error{
-		"Waited": func(s *Store) error { return store.Answers(context.Background(), s.Charge, ask("k"))[0].Err },
+		"Waited": func(s *Store) error { return store.Answers(context.Background(), s.Charge, oneOf("k"))[0].Err },
 		"Detached": func(s *Store) error {
 			reported := make(chan error, 1)
 			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
-			s.ChargeReported(ask("k"), nil)
+			s.ChargeReported(oneOf("k"), nil)
 			return <-reported
 		},
 	} {
@@ -228,7 +144,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 // waitUntilUp charges another bucket until that works.
 func waitUntilUp(t *testing.T, s *Store) {
 	t.Helper()
-	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, ask("probe"))[0].Err })
+	eventually(t, "charges work", func() error { return store.Answers(t.Context(), s.Charge, oneOf("probe"))[0].Err })
 }
 
 func TestCutConnectionsCountNothingTwice(t *testing.T) {
@@ -276,7 +192,7 @@ func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), nil)
 	must(t, proxy.Down())
 	for range 20 {
-		s.ChargeReported(ask("later"), nil)
+		s.ChargeReported(oneOf("later"), nil)
 	}
 	must(t, proxy.Up())
 	waitForCount(t, server, "later", 20)
@@ -345,7 +261,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 func TestMisconfIsARefusal(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	must(t, store.Answers(t.Context(), newStore(t, shard, nil).Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), newStore(t, shard, nil).Charge, oneOf("k"))[0].Err)
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 	ctx := t.Context()
 	// After a snapshot into a missing directory has failed, Redis refuses writes.
@@ -355,7 +271,7 @@ func TestMisconfIsARefusal(t *testing.T) {
 	must(t, os.RemoveAll(dir["dir"]))
 	_ = server.Client().BgSave(ctx).Err()
 	eventually(t, "writes are refused", func() error {
-		st := store.Answers(ctx, s.Charge, ask("k"))[0]
+		st := store.Answers(ctx, s.Charge, oneOf("k"))[0]
 		if st.Err == nil || !strings.Contains(st.Err.Error(), "MISCONF") {
 			return fmt.Errorf("error is %w", st.Err)
 		}
@@ -373,19 +289,19 @@ func TestWrongPasswordIsReported(t *testing.T) {
 		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("", password)}), func(o *Options) {
 			o.ChargeTimeout = 200 * time.Millisecond
 		})
-		st := store.Answers(t.Context(), s.Check, ask("k"))[0]
+		st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]
 		if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), want) {
 			t.Errorf("check with password %q: %v, want %s", password, st.Err, want)
 		}
 		// A charge is retried until its deadline, at which a try may be in flight.
 		eventually(t, "a charge with password "+password+" did not run", func() error {
-			if st := store.Answers(t.Context(), s.Charge, ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
+			if st := store.Answers(t.Context(), s.Charge, oneOf("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) {
 				return fmt.Errorf("the error is %w", st.Err)
 			}
 			return nil
 		})
 		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 2*maxBundle)) {
-			if !errors.Is(st.Err, store.ErrNotExecuted) || KindOf(st.Err) != KindAuth {
+			if !errors.Is(st.Err, store.ErrNotExecuted) || wire.KindOf(st.Err) != wire.KindAuth {
 				t.Errorf("take %d with password %q: %v, want ErrNotExecuted", i, password, st.Err)
 			}
 		}
@@ -402,17 +318,17 @@ func TestSilentServerCostsNoMoreThanTheTimeout(t *testing.T) {
 		must(t, server.Pause())
 		var down bool
 		for i := 0; i < 10_000 && !down; i++ {
-			st := store.Answers(t.Context(), s.Check, ask("k"))[0]
+			st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]
 			if st.Err == nil {
 				t.Fatal("a paused server answered")
 			}
-			down = down || errors.Is(st.Err, ErrShardDown)
+			down = down || errors.Is(st.Err, wire.ErrShardDown)
 		}
 		if !down {
 			t.Error("the server is not left out after repeated failures")
 		}
 		must(t, server.Resume())
-		eventually(t, "checks work again", func() error { return store.Answers(t.Context(), s.Check, ask("k"))[0].Err })
+		eventually(t, "checks work again", func() error { return store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err })
 	})
 }
 
@@ -424,7 +340,7 @@ func TestClientLeavesWhileWaiting(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	time.AfterFunc(20*time.Millisecond, cancel)
 	soon(t, "a check whose client has left", func() {
-		if st := store.Answers(ctx, s.Check, ask("k"))[0]; !errors.Is(st.Err, context.Canceled) {
+		if st := store.Answers(ctx, s.Check, oneOf("k"))[0]; !errors.Is(st.Err, context.Canceled) {
 			t.Errorf("error is %v, want that of the context", st.Err)
 		}
 	})
@@ -448,7 +364,7 @@ func TestCloseDeliversQueuedCharges(t *testing.T) {
 		}
 		var reported error
 		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported = err }
-		s.ChargeReported(ask("k"), nil)
+		s.ChargeReported(oneOf("k"), nil)
 		if !errors.Is(reported, store.ErrNotExecuted) {
 			t.Errorf("a charge after Close is reported as %v", reported)
 		}
@@ -467,7 +383,7 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	must(t, server.Pause())
 	const charges = 1000
 	for range charges {
-		s.ChargeReported(ask("k"), nil)
+		s.ChargeReported(oneOf("k"), nil)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()
@@ -487,12 +403,12 @@ func TestCheckWithoutReplyIsNotExecuted(t *testing.T) {
 		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)
-		must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 		s = newStore(t, shard, func(o *Options) { o.CheckTimeout = 500 * time.Millisecond })
 		must(t, proxy.SwallowReplies())
 		cut := time.AfterFunc(100*time.Millisecond, func() { _ = proxy.Cut() })
 		defer cut.Stop()
-		if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
+		if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; !errors.Is(st.Err, store.ErrNotExecuted) || errors.Is(st.Err, store.ErrUncertain) {
 			t.Errorf("error %v, want ErrNotExecuted", st.Err)
 		}
 	})

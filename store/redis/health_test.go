@@ -13,17 +13,18 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // journal keeps the events of a shard.
 type journal struct {
 	mu     sync.Mutex
-	events []Event
+	events []wire.Event
 }
 
 func keepJournal(s *Shard) *journal {
 	j := new(journal)
-	s.Listen(func(e Event) {
+	s.Listen(func(e wire.Event) {
 		j.mu.Lock()
 		defer j.mu.Unlock()
 		j.events = append(j.events, e)
@@ -32,7 +33,7 @@ func keepJournal(s *Shard) *journal {
 }
 
 // all returns the events of a kind that concern a server.
-func (j *journal) all(kind EventKind, addr string) (some []Event) {
+func (j *journal) all(kind wire.EventKind, addr string) (some []wire.Event) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
 	for _, e := range j.events {
@@ -43,9 +44,9 @@ func (j *journal) all(kind EventKind, addr string) (some []Event) {
 	return some
 }
 
-func (j *journal) await(t *testing.T, kind EventKind, addr string) Event {
+func (j *journal) await(t *testing.T, kind wire.EventKind, addr string) wire.Event {
 	t.Helper()
-	var found []Event
+	var found []wire.Event
 	eventually(t, fmt.Sprintf("event %d of %s arrives", kind, addr), func() error {
 		if found = j.all(kind, addr); len(found) == 0 {
 			return errors.New("it is not")
@@ -60,7 +61,7 @@ func (j *journal) await(t *testing.T, kind EventKind, addr string) Event {
 func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("a fault of %s with %q is reported", addr, words), func() error {
-		for _, e := range j.all(Misconfigured, addr) {
+		for _, e := range j.all(wire.Misconfigured, addr) {
 			missing := false
 			for _, word := range words {
 				missing = missing || !strings.Contains(e.Err.Error(), word)
@@ -69,7 +70,7 @@ func (j *journal) awaitProblem(t *testing.T, addr string, words ...string) {
 				return nil
 			}
 		}
-		return fmt.Errorf("the events are %+v", j.all(Misconfigured, addr))
+		return fmt.Errorf("the events are %+v", j.all(wire.Misconfigured, addr))
 	})
 }
 
@@ -85,34 +86,34 @@ func TestLaggingReplicaIsLeftOut(t *testing.T) {
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
 	behind := sh.Replicas[0]
-	ask := func() {
-		must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
-		must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
+	call := func() {
+		must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 	}
-	ask()
+	call()
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, behind.PauseReplication())
 	eventually(t, "the replica is left out", func() error {
-		ask()
-		if len(j.all(ReplicaLags, behind.Addr())) == 0 {
+		call()
+		if len(j.all(wire.ReplicaLags, behind.Addr())) == 0 {
 			return errors.New("it is not")
 		}
 		return nil
 	})
 	asked := calls(t, behind, "hmget")
 	for range 50 {
-		ask()
+		call()
 	}
 	if n := calls(t, behind, "hmget"); n != asked {
 		t.Errorf("the lagging replica was asked %d times", n-asked)
 	}
-	if n := len(j.all(ReplicaLags, behind.Addr())); n != 1 {
+	if n := len(j.all(wire.ReplicaLags, behind.Addr())); n != 1 {
 		t.Errorf("the lag was reported %d times", n)
 	}
 	must(t, behind.ResumeReplication())
-	j.await(t, ReplicaCaughtUp, behind.Addr())
+	j.await(t, wire.ReplicaCaughtUp, behind.Addr())
 	for range 50 {
-		ask()
+		call()
 	}
 	if n := calls(t, behind, "hmget"); n == asked {
 		t.Error("the replica is not asked although it has caught up")
@@ -126,13 +127,13 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{foreigner.Addr()}})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
-	if e := j.await(t, ReplicaLags, foreigner.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
+	if e := j.await(t, wire.ReplicaLags, foreigner.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "another primary") {
 		t.Errorf("the event has error %v", e.Err)
 	}
 	before := calls(t, foreigner, "hmget")
 	for range 20 {
-		used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
+		used(t, "check", store.Answers(t.Context(), s.Check, oneOf("k"))[0], 1)
 	}
 	if n := calls(t, foreigner, "hmget"); n != before {
 		t.Errorf("the replica was asked %d times", n-before)
@@ -151,14 +152,14 @@ func TestReplicaThatWasJustAttachedLags(t *testing.T) {
 	shard := newShard(t, ShardOptions{Primary: primary.Addr(), Replicas: []string{attached.Addr()}})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
-	if e := j.await(t, ReplicaLags, attached.Addr()); !errors.Is(e.Err, errUnsynced) {
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
+	if e := j.await(t, wire.ReplicaLags, attached.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "does not have its primary's data") {
 		t.Errorf("the event has error %v", e.Err)
 	}
 	if f := s.Shards()[0].Servers[1]; f.State != store.ServerLagging || f.LagKnown {
 		t.Errorf("the replica is %+v", f)
 	}
-	used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
+	used(t, "check", store.Answers(t.Context(), s.Check, oneOf("k"))[0], 1)
 }
 
 // TestMisconfiguredServersAreReportedOnce, with the remedy.
@@ -168,29 +169,41 @@ func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 	lone := redistest.Start(t)
 	for _, c := range []struct {
 		ShardOptions
-		addr  string
+		*redistest.Server
 		words []string
 	}{
-		{ShardOptions{Primary: evicting.Addr()}, evicting.Addr(), []string{"allkeys-lru", "noeviction"}},
-		{ShardOptions{Primary: sh.Replicas[0].Addr()}, sh.Replicas[0].Addr(), []string{"replica of 127.0.0.1:", "sentinel"}},
-		{ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{lone.Addr()}}, lone.Addr(), []string{"is a primary", "REPLICAOF"}},
+		{ShardOptions{Primary: evicting.Addr()}, evicting, []string{"allkeys-lru", "noeviction"}},
+		{ShardOptions{Primary: sh.Replicas[0].Addr()}, sh.Replicas[0], []string{"replica of 127.0.0.1:", "sentinel"}},
+		{ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{lone.Addr()}}, lone, []string{"is a primary", "REPLICAOF"}},
 	} {
 		shard := newShard(t, c.ShardOptions)
 		j := keepJournal(shard)
-		shard.start()
-		j.awaitProblem(t, c.addr, c.words...)
-		before := len(j.all(Misconfigured, c.addr))
+		shard.shard.Await(t.Context())
+		j.awaitProblem(t, c.Addr(), c.words...)
+		before := len(j.all(wire.Misconfigured, c.Addr()))
 		eventually(t, "the server was inspected", func() error {
-			if len(j.all(Met, c.addr)) == 0 {
+			if len(j.all(wire.Met, c.Addr())) == 0 {
 				return fmt.Errorf("it was not")
 			}
 			return nil
 		})
-		shard.examineServers(t.Context(), shard.topology.Load().servers[0])
-		if after := len(j.all(Misconfigured, c.addr)); after != before {
-			t.Errorf("%s was reported %d times", c.addr, after)
+		awaitExaminations(t, c.Server, 2)
+		if after := len(j.all(wire.Misconfigured, c.Addr())); after != before {
+			t.Errorf("%s was reported %d times", c.Addr(), after)
 		}
 	}
+}
+
+// awaitExaminations waits until a server was examined that many more times.
+func awaitExaminations(t *testing.T, server *redistest.Server, more int64) {
+	t.Helper()
+	before := calls(t, server, "info")
+	eventually(t, "the server is examined again", func() error {
+		if n := calls(t, server, "info") - before; n < more {
+			return fmt.Errorf("it was examined %d times", n)
+		}
+		return nil
+	})
 }
 
 // TestServerThatComesBackIsLookedAtAgain: a changed policy is reported once, and so is
@@ -201,13 +214,13 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	var behind atomic.Pointer[redistest.Server]
 	behind.Store(first)
 	const addr = "redis:6379"
-	shard := newShard(t, ShardOptions{Primary: addr, dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+	shard := newShard(t, ShardOptions{Primary: addr, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, network, behind.Load().Addr())
 	}})
 	j := keepJournal(shard)
-	shard.start()
-	j.await(t, Met, addr)
-	times := func(kind EventKind, n int) {
+	shard.shard.Await(t.Context())
+	j.await(t, wire.Met, addr)
+	times := func(kind wire.EventKind, n int) {
 		t.Helper()
 		eventually(t, fmt.Sprintf("event %d arrives %d times", kind, n), func() error {
 			if all := j.all(kind, addr); len(all) != n {
@@ -222,65 +235,20 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 	must(t, first.Kill())
 	j.awaitProblem(t, addr, "allkeys-lru", "noeviction")
 	must(t, second.Restart())
-	times(Met, 3)
-	times(Misconfigured, 1)
+	times(wire.Met, 3)
+	times(wire.Misconfigured, 1)
 	setPolicy("noeviction")
-	times(Mended, 1)
-	if e := j.all(Mended, addr)[0]; e.Err == nil || !strings.Contains(e.Err.Error(), "allkeys-lru") {
+	times(wire.Mended, 1)
+	if e := j.all(wire.Mended, addr)[0]; e.Err == nil || !strings.Contains(e.Err.Error(), "allkeys-lru") {
 		t.Errorf("the corrected fault is %v", e.Err)
 	}
 	setPolicy("volatile-ttl")
 	j.awaitProblem(t, addr, "volatile-ttl", "noeviction")
 	setPolicy("allkeys-lfu")
 	j.awaitProblem(t, addr, "allkeys-lfu", "noeviction")
-	for range 3 {
-		shard.examineServers(t.Context(), shard.topology.Load().servers[0])
-	}
-	times(Misconfigured, 3)
-	times(Mended, 1)
-}
-
-// TestVersionsAndClocks covers values that no server of these tests has.
-func TestVersionsAndClocks(t *testing.T) {
-	for text, want := range map[string]bool{
-		"redis_version:6.2.14\r\n":                        true,
-		"redis_version:7.0.0\r\n":                         false,
-		"redis_version:7.0.15\r\n":                        false,
-		"redis_version:8.2.1\r\n":                         false,
-		"redis_version:7.2.4\r\nvalkey_version:8.0.1\r\n": false,
-		"redis_version:unheard-of\r\n":                    false,
-		"":                                                false,
-	} {
-		if got := parseInfo(text).isBefore(oldestMajor, oldestMinor); got != want {
-			t.Errorf("%q is too old: %v, want %v", text, got, want)
-		}
-	}
-	at := time.UnixMicro(1_700_000_000_000_000)
-	if skew, ok := parseInfo("server_time_usec:1700000002500000\r\n").skew(at); !ok || skew != 2500*time.Millisecond {
-		t.Errorf("got skew %v, %v", skew, ok)
-	}
-	if _, ok := parseInfo("").skew(at); ok {
-		t.Error("got a skew without the server's time")
-	}
-}
-
-// TestClockOfAServerIsRead: the server has this machine's clock.
-func TestClockOfAServerIsRead(t *testing.T) {
-	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
-	var before time.Time
-	var i info
-	eventually(t, "the server answers in time", func() (err error) {
-		before = time.Now()
-		i, err = shard.owner(0).checks.info(t.Context())
-		return err
-	})
-	// A server updates its cached time ten times a second.
-	if behind, ok := i.skew(before); !ok || behind < -time.Second {
-		t.Errorf("got skew %v, %v before the first call", behind, ok)
-	}
-	if ahead, ok := i.skew(time.Now()); !ok || ahead > time.Second {
-		t.Errorf("got skew %v, %v after the first call", ahead, ok)
-	}
+	awaitExaminations(t, second, 3)
+	times(wire.Misconfigured, 3)
+	times(wire.Mended, 1)
 }
 
 // TestTwinsAreFound: two shards are the same server.
@@ -295,16 +263,13 @@ func TestTwinsAreFound(t *testing.T) {
 	var members []Member
 	for i, shard := range shards {
 		members = append(members, Member{Name: string(rune('a' + i)), Shard: shard})
-		shard.start()
+		shard.shard.Await(t.Context())
 	}
 	s := New(Options{Members: members})
 	eventually(t, "all servers were inspected", func() error {
-		for _, shard := range shards {
-			shard.mu.Lock()
-			n := len(shard.met)
-			shard.mu.Unlock()
-			if n == 0 {
-				return fmt.Errorf("one was not")
+		for _, f := range s.Shards() {
+			if f.Servers[0].State == store.ServerUnmet {
+				return fmt.Errorf("that of shard %s was not", f.Name)
 			}
 		}
 		return nil
@@ -328,27 +293,27 @@ func TestServerComesBackByPings(t *testing.T) {
 	waitUntilUp(t, s)
 	must(t, server.Kill())
 	eventually(t, "the server is left out", func() error {
-		if shard.owner(0).checks.isUp() {
-			return fmt.Errorf("check: %w", store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
+		if shard.shard.Owner(0).Checks.IsUp() {
+			return fmt.Errorf("check: %w", store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 		}
 		return nil
 	})
-	if e := j.await(t, ServerDown, server.Addr()); e.Purpose != PurposeChecks || e.Err == nil {
+	if e := j.await(t, wire.ServerDown, server.Addr()); e.Purpose != wire.PurposeChecks || e.Err == nil {
 		t.Errorf("the event is %+v", e)
 	}
 	var states []store.State
 	for range 1000 {
-		states = store.Answers(t.Context(), s.Check, ask("k"))
+		states = store.Answers(t.Context(), s.Check, oneOf("k"))
 	}
 	if states[0].Err == nil {
 		t.Error("a server that is down has answered")
 	}
 	must(t, server.Restart())
-	j.await(t, ServerUp, server.Addr())
+	j.await(t, wire.ServerUp, server.Addr())
 	if n := calls(t, server, "evalsha"); n > 0 {
 		t.Errorf("%d requests were sent on trial", n)
 	}
-	if n := len(j.all(ServerDown, server.Addr())); n > 2 {
+	if n := len(j.all(wire.ServerDown, server.Addr())); n > 2 {
 		t.Errorf("the outage was reported %d times", n)
 	}
 }
@@ -362,7 +327,7 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 	must(t, secret.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
 	for _, c := range []struct {
 		*redistest.Server
-		Credentials
+		wire.Credentials
 		words []string
 		hints bool
 	}{
@@ -372,48 +337,12 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 	} {
 		shard := newShard(t, ShardOptions{Primary: c.Addr(), Credentials: c.Credentials})
 		j := keepJournal(shard)
-		shard.start()
+		shard.shard.Await(t.Context())
 		j.awaitProblem(t, c.Addr(), c.words...)
-		for _, e := range j.all(Misconfigured, c.Addr()) {
+		for _, e := range j.all(wire.Misconfigured, c.Addr()) {
 			if strings.Contains(e.Err.Error(), hint) != c.hints {
 				t.Errorf("the event has error %v", e.Err)
 			}
 		}
-	}
-}
-
-// startBusy starts a server that runs a script, and answers nothing else, until release.
-func startBusy(t *testing.T) (server *redistest.Server, release func()) {
-	t.Helper()
-	server = redistest.Start(t, redistest.Args("--busy-reply-threshold", "1"))
-	ended := make(chan error, 1)
-	go func() { ended <- server.Client().Eval(context.Background(), "while true do end", nil).Err() }()
-	eventually(t, "the server is busy", func() error {
-		if err := server.Client().Ping(t.Context()).Err(); err == nil || !strings.Contains(err.Error(), "BUSY") {
-			return fmt.Errorf("ping: %w", err)
-		}
-		return nil
-	})
-	return server, func() {
-		t.Helper()
-		must(t, server.Client().ScriptKill(context.Background()).Err())
-		if err := <-ended; err == nil {
-			t.Error("the script has ended by itself")
-		}
-	}
-}
-
-// TestBusyServerIsNotMisconfigured: a temporary refusal is left to the breaker.
-func TestBusyServerIsNotMisconfigured(t *testing.T) {
-	server, release := startBusy(t)
-	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	j := keepJournal(shard)
-	shard.examineServers(t.Context(), shard.topology.Load().servers[0])
-	release()
-	shard.start()
-	// Events arrive in order.
-	j.await(t, Met, server.Addr())
-	if all := j.all(Misconfigured, server.Addr()); len(all) > 0 {
-		t.Errorf("the event has error %v", all[0].Err)
 	}
 }

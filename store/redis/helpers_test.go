@@ -4,20 +4,30 @@ import (
 	"context"
 	"fmt"
 	"os"
+	"reflect"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
 
-// must is short, as nearly every line of a test has one.
-var must = redistest.Must
+// These are short, as nearly every line of a test has one.
+var (
+	must       = redistest.Must
+	eventually = redistest.Eventually
+	soon       = redistest.Soon
+)
 
-// waitTimeout bounds every wait, and replaces the timeouts that a test does not cover.
-const waitTimeout = time.Minute
+const waitTimeout = redistest.WaitTimeout
 
 // newStore returns a store on one shard with generous timeouts.
 func newStore(t testing.TB, shard *Shard, change func(*Options)) *Store {
@@ -40,15 +50,46 @@ func newShard(t testing.TB, opts ShardOptions) *Shard {
 		opts.DialTimeout = waitTimeout
 	}
 	s := NewShard(opts)
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), waitTimeout)
-		defer cancel()
-		s.Close(ctx)
-	})
+	redistest.CloseAtEnd(t, s)
 	return s
 }
 
-func login(username, password string) Credentials {
+// These are those of package wire: the most calls in a pipeline, and buckets in a bundle.
+const (
+	maxBatch  = 300
+	maxBundle = 100
+)
+
+// hidden returns a field that package wire does not export, at the end of a path of fields
+// from v: a few tests look into the lanes of a store.
+func hidden[T any](v any, path ...string) *T {
+	at := reflect.ValueOf(v)
+	for _, name := range path {
+		at = reflect.Indirect(at).FieldByName(name)
+	}
+	return (*T)(at.Addr().UnsafePointer())
+}
+
+// clientOf returns the connections of a lane.
+func clientOf(l *wire.Lane) *goredis.Client {
+	return hidden[atomic.Pointer[goredis.Client]](l, "client").Load()
+}
+
+// laneAt returns the lane to a server for charges, or nil if there is none yet.
+func laneAt(s *Shard, addr string) *wire.Lane {
+	mu := hidden[sync.Mutex](s.shard.Shard, "mu")
+	mu.Lock()
+	defer mu.Unlock()
+	lanes := reflect.ValueOf(s.shard.Shard).Elem().FieldByName("lanes").MapRange()
+	for lanes.Next() {
+		if key := lanes.Key(); key.FieldByName("addr").String() == addr && key.FieldByName("persistent").Bool() {
+			return (*wire.Lane)(lanes.Value().UnsafePointer())
+		}
+	}
+	return nil
+}
+
+func login(username, password string) wire.Credentials {
 	return func(context.Context) (string, string, error) { return username, password, nil }
 }
 
@@ -68,46 +109,19 @@ const endless = 10_000 * time.Hour
 
 var hourly = &store.Limit{Zone: "hourly", Algorithm: store.FixedWindow, Window: time.Hour}
 
-// ask returns one request with events 10 and cost 1.
-func ask(key string) []store.Request {
+// oneOf returns one request with events 10 and cost 1.
+func oneOf(key string) []store.Request {
 	return []store.Request{{Limit: hourly, ClientKey: key, Events: 10, Cost: 1}}
 }
 
 // stored returns the count of a bucket in Redis, -1 if there is none.
 func stored(t testing.TB, server *redistest.Server, key string) int64 {
 	t.Helper()
-	n, err := server.Client().HGet(t.Context(), bucketKeys{prefix: DefaultKeyPrefix}.key(hourly, key), "c").Int64()
+	n, err := server.Client().HGet(t.Context(), ask.Keys{Prefix: DefaultKeyPrefix}.Key(hourly, key), "c").Int64()
 	if err != nil {
 		return -1
 	}
 	return n
-}
-
-// eventually polls until f returns nil.
-func eventually(t testing.TB, what string, f func() error) {
-	t.Helper()
-	deadline := time.Now().Add(waitTimeout)
-	for err := f(); err != nil; err = f() {
-		if time.Now().After(deadline) {
-			t.Fatalf("waiting until %s: %v", what, err)
-		}
-		time.Sleep(2 * time.Millisecond)
-	}
-}
-
-// soon calls f and fails the test if f does not return within waitTimeout.
-func soon(t testing.TB, what string, f func()) {
-	t.Helper()
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		f()
-	}()
-	select {
-	case <-done:
-	case <-time.After(waitTimeout):
-		t.Fatalf("%s takes more than %v", what, waitTimeout)
-	}
 }
 
 // used ends the test unless an answer has no error and shows that much used.
@@ -127,5 +141,3 @@ func waitForCount(t testing.TB, server *redistest.Server, key string, want int64
 		return nil
 	})
 }
-
-var layoutFixedWindow = layoutOf(store.FixedWindow)

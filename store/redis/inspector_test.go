@@ -11,6 +11,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -28,7 +30,7 @@ func requireDescribedShards(t *testing.T, plain bool) {
 		t.Errorf("before the first call: %+v", got)
 	}
 	s.Warm(t.Context())
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	eventually(t, "all servers are up", func() error {
 		for _, server := range s.Shards()[0].Servers {
 			if server.State != store.ServerUp || server.Role == store.RoleReplica && !server.LagKnown {
@@ -47,7 +49,7 @@ func requireDescribedShards(t *testing.T, plain bool) {
 	}
 	must(t, sh.Replicas[1].Kill())
 	eventually(t, "the replica is left out", func() error {
-		store.Answers(t.Context(), s.Check, ask("k"))
+		store.Answers(t.Context(), s.Check, oneOf("k"))
 		if got := s.Shards()[0].Servers[2]; got.State != store.ServerLeftOut || got.Lanes[0].Breaker == "closed" {
 			return fmt.Errorf("%+v", got)
 		}
@@ -86,17 +88,17 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	s := newStore(t, shard, func(o *Options) { o.Members[0].Observe = observe })
 	other := newStore(t, shard, nil)
 	ctx := t.Context()
-	must(t, store.Answers(ctx, other.Take, ask("k"))[0].Err)
-	must(t, store.Answers(ctx, s.Take, ask("k"))[0].Err)
-	must(t, store.Answers(ctx, s.Charge, append(ask("k"), ask("l")...))[0].Err)
+	must(t, store.Answers(ctx, other.Take, oneOf("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Take, oneOf("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Charge, append(oneOf("k"), oneOf("l")...))[0].Err)
 	must(t, sh.WaitReplicated(ctx))
-	must(t, store.Answers(ctx, s.Check, ask("k"))[0].Err)
-	must(t, store.Answers(ctx, s.Peek, ask("k"))[0].Err)
-	must(t, store.Answers(ctx, s.Refund, ask("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Check, oneOf("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Peek, oneOf("k"))[0].Err)
+	must(t, store.Answers(ctx, s.Refund, oneOf("k"))[0].Err)
 	answered := make(chan store.State)
-	s.ChargeReported(ask("k"), func(_ int, st store.State) { answered <- st })
+	s.ChargeReported(oneOf("k"), func(_ int, st store.State) { answered <- st })
 	must(t, (<-answered).Err)
-	s.RefundReported(ask("k"), nil)
+	s.RefundReported(oneOf("k"), nil)
 	eventually(t, "every command is observed", func() error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -111,17 +113,6 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	_ = store.Answers(ctx, s.Charge, nil)
 }
 
-func TestObserverAllocatesNothing(t *testing.T) {
-	var total time.Duration
-	o := Observer(func(_ store.Role, _ algorithm.Operation, took time.Duration, _ error) { total += took })
-	c := newCall(time.Now())
-	op := operation{Operation: algorithm.Check}
-	c.cmds = append(c.cmds, op.command(bucketKeys{}, &ask("k")[0], new(scriptCommand)))
-	if n := testing.AllocsPerRun(100, func() { o.observeAll(store.RolePrimary, algorithm.Check, c) }); n != 0 {
-		t.Errorf("%v allocations", n)
-	}
-}
-
 // inspected returns an inspection that no server was late for, while none is down.
 func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection) {
 	t.Helper()
@@ -132,7 +123,7 @@ func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection)
 			copies = slices.Concat(copies, found.Previous.Copies)
 		}
 		for _, c := range copies {
-			if kind := KindOf(c.State.Err); kind == KindTimeout || kind == KindBreaker {
+			if kind := wire.KindOf(c.State.Err); kind == wire.KindTimeout || kind == wire.KindBreaker {
 				return c.State.Err
 			}
 		}
@@ -145,11 +136,11 @@ func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection)
 func TestInspectionHasEveryServersCopy(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Replicas[0].PauseReplication())
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
-	r := ask("k")[0]
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
+	r := oneOf("k")[0]
 	r.Cost = 0
 	found := inspected(t, s, r)
 	if found.Shard != "a" || found.Previous != nil || len(found.Copies) != 2 {
@@ -182,7 +173,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	}
 	buckets := func() (n int) {
 		for _, server := range r.servers {
-			found, err := server.Client().Keys(t.Context(), before.keys.prefix+":"+layoutVersion+":*").Result()
+			found, err := server.Client().Keys(t.Context(), before.asker.Keys.Prefix+":"+ask.LayoutVersion+":*").Result()
 			must(t, err)
 			n += len(found)
 		}
@@ -211,10 +202,10 @@ func TestResetReachesEveryCopy(t *testing.T) {
 func TestResetOfAShardThatIsAway(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), DialTimeout: 100 * time.Millisecond}), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, server.Kill())
 	for range 2 {
-		if err := s.Reset(t.Context(), ask("k")[0]); err == nil || errors.Is(err, store.ErrUncertain) {
+		if err := s.Reset(t.Context(), oneOf("k")[0]); err == nil || errors.Is(err, store.ErrUncertain) {
 			t.Errorf("the reset of a dead server's bucket got %v, want an error that is certain", err)
 		}
 	}
@@ -227,8 +218,8 @@ func TestResetInACluster(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Cluster: cluster.Addrs()}), nil)
 	for i := range 8 {
 		client := fmt.Sprint("client-", i)
-		must(t, store.Answers(t.Context(), s.Charge, ask(client))[0].Err)
-		r := ask(client)[0]
+		must(t, store.Answers(t.Context(), s.Charge, oneOf(client))[0].Err)
+		r := oneOf(client)[0]
 		r.Cost = 0
 		if found := inspected(t, s, r); len(found.Copies) != 2 || !found.Copies[0].Exists {
 			t.Errorf("%s: %+v", client, found)

@@ -9,13 +9,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 
 	"go.uber.org/goleak"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // TestConnectionsThatAreAllCutLeaveNoServerOut: the pool has one connection more than
@@ -30,14 +30,14 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	s := newStore(t, shard, nil)
 	waitUntilUp(t, s)
 	// While one connection is in use, the check opens the other.
-	taken := shard.owner(0).checks.client.Load().Conn()
+	taken := clientOf(shard.shard.Owner(0).Checks).Conn()
 	must(t, taken.Ping(t.Context()).Err())
-	must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 	must(t, taken.Close())
 	must(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
 	failures := 0
 	eventually(t, "checks work", func() error {
-		err := store.Answers(t.Context(), s.Check, ask("k"))[0].Err
+		err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err
 		if err != nil {
 			failures++
 		}
@@ -47,7 +47,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	if failures > 2 {
 		t.Errorf("%d checks failed, want at most one for each connection", failures)
 	}
-	if down := j.all(ServerDown, server.Addr()); len(down) > 0 {
+	if down := j.all(wire.ServerDown, server.Addr()); len(down) > 0 {
 		t.Errorf("the server was left out: %+v", down)
 	}
 }
@@ -57,8 +57,8 @@ func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("nobody", "secret")}), nil)
 	eventually(t, "the server is left out", func() error {
-		err := store.Answers(t.Context(), s.Check, ask("k"))[0].Err
-		if !errors.Is(err, ErrShardDown) {
+		err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err
+		if !errors.Is(err, wire.ErrShardDown) {
 			return errors.New("it is still called")
 		}
 		if !strings.Contains(err.Error(), "WRONGPASS") {
@@ -73,17 +73,17 @@ func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
 	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: true, PoolSize: 1}), func(o *Options) { o.CheckTimeout = time.Hour })
 	waitUntilUp(t, s)
-	must(t, store.Answers(t.Context(), s.Check, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 	must(t, proxy.SwallowReplies())
 	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
 	defer cancel()
 	soon(t, "a check whose context ends", func() {
-		if err := store.Answers(ctx, s.Check, ask("k"))[0].Err; err == nil {
+		if err := store.Answers(ctx, s.Check, oneOf("k"))[0].Err; err == nil {
 			t.Error("a check without a reply has no error")
 		}
 	})
 	cancel()
-	if err := store.Answers(ctx, s.Take, ask("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
+	if err := store.Answers(ctx, s.Take, oneOf("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("a take of a context that has ended has error %v", err)
 	}
 	// The connection is in use until check_timeout has passed.
@@ -96,11 +96,16 @@ func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
 	s := newStore(t, shard, nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	// A call that is left to a worker fails.
-	shard.owner(0).replicas[0].queue.close()
-	if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil || !st.Replica {
+	replica := shard.shard.Owner(0).Replicas[0]
+	mu := hidden[sync.Mutex](replica, "queue", "mu")
+	mu.Lock()
+	*hidden[bool](replica, "queue", "closed") = true
+	(*hidden[*sync.Cond](replica, "queue", "filled")).Broadcast()
+	mu.Unlock()
+	if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; st.Err != nil || !st.Replica {
 		t.Errorf("check: %+v, want the replica's answer", st)
 	}
 }
@@ -133,7 +138,7 @@ func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 				refused := 0
 				for round := range 50 {
 					if err := anyError(store.Answers(t.Context(), s.Take, takes(hourly, buckets))); err != nil {
-						if KindOf(err) != KindReadOnly {
+						if wire.KindOf(err) != wire.KindReadOnly {
 							t.Fatalf("take in round %d: %v", round, err)
 						}
 						refused++
@@ -184,17 +189,17 @@ func anyError(states []store.State) error {
 // useAllConnections opens several connections for takes, if each call has its own.
 func useAllConnections(t *testing.T, s *Store, plain bool) {
 	t.Helper()
-	must(t, store.Answers(t.Context(), s.Take, ask("probe"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Take, oneOf("probe"))[0].Err)
 	if !plain {
 		return
 	}
 	eventually(t, "there are several connections", func() error {
 		var wg sync.WaitGroup
 		for range 16 {
-			wg.Go(func() { store.Answers(t.Context(), s.Take, ask("probe")) })
+			wg.Go(func() { store.Answers(t.Context(), s.Take, oneOf("probe")) })
 		}
 		wg.Wait()
-		if n := s.opts.Members[0].Shard.owner(0).checks.figures().Pool.Idle; n < 4 {
+		if n := s.opts.Members[0].Shard.shard.Owner(0).Checks.Figures().Pool.Idle; n < 4 {
 			return fmt.Errorf("there are %d", n)
 		}
 		return nil
@@ -229,8 +234,8 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 				if used {
 					s.Warm(ctx)
-					store.Answers(t.Context(), s.Check, ask("k"))
-					s.ChargeReported(ask("k"), nil)
+					store.Answers(t.Context(), s.Check, oneOf("k"))
+					s.ChargeReported(oneOf("k"), nil)
 				}
 				shard.Close(ctx)
 				cancel()
@@ -241,37 +246,18 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 	}
 }
 
-// TestFullPipelineOfChargesLeavesAtOnce: otherwise a lane could send no more than a pipeline a
-// pause, and its queue would overflow although the server has time.
-func TestFullPipelineOfChargesLeavesAtOnce(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		l := &lane{queue: newQueue(queueLimit), batch: maxBatch, persistent: true, life: t.Context()}
-		for _, step := range []struct {
-			more, calls int
-			after       time.Duration
-		}{{maxBatch + 1, maxBatch, 0}, {maxBatch - 1, maxBatch, 0}, {maxBatch - 1, maxBatch - 1, linger}} {
-			for range step.more {
-				must(t, l.queue.put(new(call)))
-			}
-			start := time.Now()
-			if batch, _ := l.gather(nil); len(batch) != step.calls || time.Since(start) != step.after {
-				t.Errorf("%d calls after %v, want %d after %v", len(batch), time.Since(start), step.calls, step.after)
-			}
-		}
-	})
-}
-
 // TestRefundsThatWaitAreBounded, as charges are: beyond the bound they are given up at once, and
 // reported.
 func TestRefundsThatWaitAreBounded(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
-	waiting := s.ownerOf("k").servers.charges.queue
-	waiting.mu.Lock()
-	waiting.limit = 0
-	waiting.mu.Unlock()
+	lane := s.ownerOf("k").servers.Charges
+	mu := hidden[sync.Mutex](lane, "queue", "mu")
+	mu.Lock()
+	*hidden[int](lane, "queue", "limit") = 0
+	mu.Unlock()
 	var err error
-	s.RefundReported(ask("k"), func(_ int, st store.State) { err = st.Err })
-	if !errors.Is(err, errOverload) || !errors.Is(err, store.ErrNotExecuted) {
+	s.RefundReported(oneOf("k"), func(_ int, st store.State) { err = st.Err })
+	if !errors.Is(err, wire.ErrOverload) || !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("error is %v, want that too many wait", err)
 	}
 }

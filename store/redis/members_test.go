@@ -26,12 +26,12 @@ func TestLogsOfAnyCost(t *testing.T) {
 		if rng.IntN(50) == 0 {
 			r.Cost = rng.Int64N(store.MaxMembers)
 		}
-		ask := map[algorithm.Operation]func() []store.State{
+		run := map[algorithm.Operation]func() []store.State{
 			algorithm.Charge: func() []store.State { return store.Answers(t.Context(), s.Charge, []store.Request{r}) },
 			algorithm.Take:   func() []store.State { return store.Answers(t.Context(), s.Take, []store.Request{r}) },
 			algorithm.Check:  func() []store.State { return store.Answers(t.Context(), s.Check, []store.Request{r}) },
 		}[op]
-		want, got := op.Run(b, &r, clock.Now().UnixMicro()), ask()[0]
+		want, got := op.Run(b, &r, clock.Now().UnixMicro()), run()[0]
 		if got != want {
 			t.Fatalf("%s %d, %+v:\n got %+v\nwant %+v", op, i, r, got, want)
 		}
@@ -63,7 +63,7 @@ func TestExpiredMembersGoInParts(t *testing.T) {
 			if st := store.Answers(t.Context(), s.Take, []store.Request{request(2000 + i)})[0]; st.Err != nil || !st.Allowed || st.Used != int64(3*(i+1)) {
 				t.Errorf("%s: take %d: %+v", a, i, st)
 			}
-			n, err := server.Client().ZCard(t.Context(), s.keys.key(limit, "k")).Result()
+			n, err := server.Client().ZCard(t.Context(), s.asker.Keys.Key(limit, "k")).Result()
 			must(t, err)
 			if n != left {
 				t.Errorf("%s: %d members after take %d, want %d", a, n, i, left)
@@ -85,7 +85,7 @@ func TestRefundedLogExpires(t *testing.T) {
 				must(t, store.Answers(t.Context(), s.Take, []store.Request{r})[0].Err)
 				r.Cost = back
 				used(t, fmt.Sprintf("%s: %d of %d refunded", a, back, cost), store.Answers(t.Context(), s.Refund, []store.Request{r})[0], cost-back)
-				ttl, err := server.Client().PTTL(t.Context(), s.keys.key(limit, r.ClientKey)).Result()
+				ttl, err := server.Client().PTTL(t.Context(), s.asker.Keys.Key(limit, r.ClientKey)).Result()
 				must(t, err)
 				// Nothing is left to expire if all is given back.
 				if left := ttl > 0; left != (back < cost) || left && (ttl < limit.Window-waitTimeout || ttl > limit.Window+algorithm.Grace+2*time.Second) {

@@ -11,8 +11,18 @@ import (
 
 	"github.com/maypok86/otter/v2"
 
+	"github.com/shardlimit/caddy-shardlimit/luascripts"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/operate"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
+)
+
+// A server loads these when the first bucket migrates.
+var (
+	scriptDump    = wire.NewScript(luascripts.Dump, "")
+	scriptRestore = wire.NewScript(luascripts.Restore, "")
 )
 
 // maxMigrated bounds the buckets that are remembered as migrated, at about 110
@@ -74,7 +84,7 @@ func (m *Migrations) join(target string) (running *migration, isNew bool) {
 // joins the queues of checks, so that many migrations share a pipeline.
 type migration struct {
 	store          *Store
-	was, now       *Shard
+	was, now       *operate.Shard
 	clientKey      string
 	source, target string
 	limit          store.Limit
@@ -86,15 +96,15 @@ type migration struct {
 
 // migrate returns the migration of a bucket from its previous owner, or nil if it
 // is done. Other processes may migrate the bucket at the same time.
-func (s *Store) migrate(was *Shard, r *store.Request) *migration {
-	now := s.opts.Members[s.sharder.owner(r.ClientKey)].Shard
-	m, isNew := s.opts.Migrations.join(s.keysIn(now).key(r.Limit, r.ClientKey))
+func (s *Store) migrate(was *operate.Shard, r *store.Request) *migration {
+	now := s.shards[s.sharder.owner(r.ClientKey)].Shard
+	m, isNew := s.opts.Migrations.join(s.asker.Keys.In(now.Shard).Key(r.Limit, r.ClientKey))
 	if !isNew {
 		return m
 	}
 	m.store, m.was, m.now = s, was, now
-	m.clientKey, m.limit, m.source = r.ClientKey, *r.Limit, s.keysIn(was).key(r.Limit, r.ClientKey)
-	if was.isFound() && now.isFound() {
+	m.clientKey, m.limit, m.source = r.ClientKey, *r.Limit, s.asker.Keys.In(was.Shard).Key(r.Limit, r.ClientKey)
+	if was.IsFound() && now.IsFound() {
 		m.dump()
 	} else {
 		go m.find()
@@ -106,22 +116,22 @@ func (s *Store) migrate(was *Shard, r *store.Request) *migration {
 func (m *migration) find() {
 	ctx, cancel := context.WithTimeout(context.Background(), m.store.opts.CheckTimeout)
 	defer cancel()
-	m.was.await(ctx)
-	m.now.await(ctx)
+	m.was.Await(ctx)
+	m.now.Await(ctx)
 	m.dump()
 }
 
 func (m *migration) dump() {
-	m.ask(m.was, newScriptCall(scriptDump, wordEvalSHARO, []any{m.source}), func(reply string, err error) {
+	m.ask(m.was, wire.NewEval(scriptDump, true, []any{m.source}), func(reply string, err error) {
 		if err != nil {
 			m.end(err)
 			return
 		}
 		expiry, content := reply[:min(8, len(reply))], reply[min(8, len(reply)):]
-		at, err := unpack(nil, expiry)
+		at, err := wire.Unpack(nil, expiry)
 		switch {
 		case err != nil || len(at) != 1, at[0] > time.Now().Add(store.MaxWindow).UnixMilli():
-			m.end(errReply)
+			m.end(wire.ErrReply)
 		case content == "" || at[0] < 0:
 			m.end(nil)
 		default:
@@ -134,11 +144,14 @@ func (m *migration) dump() {
 func (m *migration) restore(expiry int64, content string, marked bool) {
 	keys := []any{m.target}
 	if marked {
-		keys = append(keys, m.store.keysIn(m.now).markOf(m.target))
+		keys = append(keys, m.store.asker.Keys.In(m.now.Shard).Mark(m.target))
 	}
-	marks := oneIf(layoutOf(m.limit.Algorithm).endsEarly)
-	m.ask(m.now, newScriptCall(scriptRestore, wordEvalSHA, keys, appendPacked(nil, expiry, marks), content), func(_ string, err error) {
-		if marked && says(err, oneKey) {
+	var marks int64
+	if ask.EndsEarly(m.limit.Algorithm) {
+		marks = 1
+	}
+	m.ask(m.now, wire.NewEval(scriptRestore, false, keys, wire.AppendPacked(nil, expiry, marks), content), func(_ string, err error) {
+		if marked && wire.Says(err, wire.OneKey) {
 			// A node of a Redis Cluster that imports the slot takes one key at a time.
 			m.restore(expiry, content, false)
 			return
@@ -147,29 +160,28 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 	})
 }
 
-func (m *migration) ask(shard *Shard, cmd *command, then func(reply string, err error)) {
-	at := m.store.serversOf(shard, m.clientKey)
+func (m *migration) ask(shard *operate.Shard, cmd *wire.Command, then func(reply string, err error)) {
+	at := m.store.asker.Keys.Servers(shard.Shard, m.clientKey)
 	if at == nil {
-		then("", errNoServers)
+		then("", wire.ErrNoServers)
 		return
 	}
-	if !at.checks.isUp() {
-		then("", at.checks.down())
+	if !at.Checks.IsUp() {
+		then("", at.Checks.Down())
 		return
 	}
-	c := newCall(time.Now().Add(m.store.opts.CheckTimeout))
-	c.fair = m.store.opts.CheckTimeout
-	c.cmds = append(c.cmds, cmd)
-	c.detached = func(c *call) {
-		err := cmd.outcome
-		c.release()
+	c := wire.NewCall(time.Now().Add(m.store.opts.CheckTimeout), m.store.opts.CheckTimeout)
+	c.Cmds = append(c.Cmds, cmd)
+	c.Detached = func(c *wire.Call) {
+		err := cmd.Outcome
+		c.Release()
 		if err != nil {
 			then("", err)
 			return
 		}
-		then(cmd.result())
+		then(cmd.Result())
 	}
-	at.checks.post(c)
+	at.Checks.Post(c)
 }
 
 func (m *migration) end(err error) {
@@ -198,32 +210,26 @@ func (m *migration) wait(ctx context.Context) error {
 	}
 	err := ctx.Err()
 	if errors.Is(err, context.DeadlineExceeded) {
-		err = ErrTimeout
+		err = wire.ErrTimeout
 	}
 	return notMigrated(err)
 }
 
 func notMigrated(err error) error {
-	return notExecuted(fmt.Errorf("migrate a bucket from its previous shard: %w", err))
+	return wire.NotExecuted(fmt.Errorf("migrate a bucket from its previous shard: %w", err))
 }
 
 // previousOwner returns the member that owned a client key, or nil if its shard
 // owns the key now.
-func (s *Store) previousOwner(clientKey string) *Member {
+func (s *Store) previousOwner(clientKey string) *operate.Member {
 	if s.previous == nil {
 		return nil
 	}
-	was := &s.opts.Previous[s.previous.owner(clientKey)]
-	if was.Shard == s.opts.Members[s.sharder.owner(clientKey)].Shard {
+	was := &s.before[s.previous.owner(clientKey)]
+	if was.Shard == s.shards[s.sharder.owner(clientKey)].Shard {
 		return nil
 	}
 	return was
-}
-
-func (s *Store) keysIn(shard *Shard) bucketKeys {
-	keys := s.keys
-	keys.tagged = shard.isCluster()
-	return keys
 }
 
 // runMigrating runs an operation once all buckets have migrated. Leases end one by one,
@@ -301,9 +307,10 @@ func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []
 			continue
 		}
 		wg.Go(func() {
-			st := store.State{Err: notExecuted(errNoServers)}
-			if at := s.awaitServersOf(ctx, was.Shard, reqs[i].ClientKey); at != nil {
-				st = s.askOne(ctx, at.checks, reqs[i], deadline, s.writing(algorithm.Check, at))
+			st := store.State{Err: wire.NotExecuted(wire.ErrNoServers)}
+			was.Shard.Await(ctx)
+			if at := s.asker.Keys.Servers(was.Shard.Shard, reqs[i].ClientKey); at != nil {
+				st = s.asker.AskOne(ctx, at.Checks, reqs[i], deadline, s.asker.Writing(algorithm.Check, at))
 			}
 			if elsewhere[i] = st.Used; op != algorithm.Charge {
 				failed[i] = st.Err
@@ -324,7 +331,7 @@ func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, 
 		failed := make([]error, len(reqs))
 		ready, places := awaitAll(ctx, migrating, reqs, failed)
 		s.detachMigrated(op, ready, reportAt(report, places))
-		after, hasTime := nextTry(tries, deadline)
+		after, hasTime := wire.NextTry(tries, deadline)
 		var again []store.Request
 		var againPlaces []int
 		for i, err := range failed {
@@ -339,7 +346,7 @@ func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, 
 		if len(again) == 0 {
 			return
 		}
-		pause(ctx, after)
+		wire.Pause(ctx, after)
 		migrating, reqs, report = s.migrating(again), again, reportAt(report, againPlaces)
 	}
 }

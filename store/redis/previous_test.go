@@ -10,10 +10,13 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/luascripts"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -120,7 +123,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	moved := 0
 	for i := range 200 {
 		client := fmt.Sprint("client-", i)
-		must(t, store.Answers(t.Context(), after.Charge, ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), after.Charge, oneOf(client))[0].Err)
 		if before.Owner(client) != after.Owner(client) {
 			moved++
 		}
@@ -130,7 +133,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 		t.Errorf("%d buckets were dumped, want the %d that moved", dumps, moved)
 	}
 	for i := range 200 {
-		must(t, store.Answers(t.Context(), after.Charge, ask(fmt.Sprint("client-", i)))[0].Err)
+		must(t, store.Answers(t.Context(), after.Charge, oneOf(fmt.Sprint("client-", i)))[0].Err)
 	}
 	if again := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump"); again != dumps {
 		t.Errorf("%d buckets were dumped again", again-dumps)
@@ -170,17 +173,17 @@ func TestPreviousOwnerThatIsAway(t *testing.T) {
 	before := r.store(r.members[:2], nil)
 	after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 200 * time.Millisecond, ChargeTimeout: 200 * time.Millisecond})
 	client := moving(before, after, 1)[0]
-	must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
+	must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 	was := r.servers[before.Owner(client)]
 	must(t, was.Pause())
 	for range 3 {
-		if st := store.Answers(t.Context(), after.Check, ask(client))[0]; st.Err == nil {
+		if st := store.Answers(t.Context(), after.Check, oneOf(client))[0]; st.Err == nil {
 			t.Errorf("answered without its previous owner: %+v", st)
 		}
 	}
 	must(t, was.Resume())
 	eventually(t, "the previous owner answers", func() error {
-		if st := store.Answers(t.Context(), after.Check, ask(client))[0]; st.Err != nil || st.Used != 1 {
+		if st := store.Answers(t.Context(), after.Check, oneOf(client))[0]; st.Err != nil || st.Used != 1 {
 			return fmt.Errorf("%+v", st)
 		}
 		return nil
@@ -198,9 +201,9 @@ func TestReshardingBetweenKinds(t *testing.T) {
 		before, after := r.store(direction[0], nil), r.store(direction[1], direction[0])
 		client := "client " + name
 		for range 3 {
-			must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
+			must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 		}
-		used(t, name+" a cluster", store.Answers(t.Context(), after.Check, ask(client))[0], 3)
+		used(t, name+" a cluster", store.Answers(t.Context(), after.Check, oneOf(client))[0], 3)
 	}
 }
 
@@ -229,7 +232,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 			var reqs []store.Request
 			for _, silent := range []bool{true, false} {
 				i := slices.IndexFunc(clients, func(client string) bool { return (before.Owner(client) == was) == silent })
-				req := ask(clients[i])[0]
+				req := oneOf(clients[i])[0]
 				clients = slices.Delete(clients, i, i+1)
 				for range 3 {
 					st := store.Answers(t.Context(), before.Charge, []store.Request{req})[0]
@@ -243,7 +246,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 			must(t, r.servers[was].Pause())
 			op.detach(after, reqs, nil)
 			eventually(t, "migrations have failed", func() error {
-				if len(journal.all(ServerDown, r.servers[was].Addr())) == 0 {
+				if len(journal.all(wire.ServerDown, r.servers[was].Addr())) == 0 {
 					return errors.New("the silent server is not left out")
 				}
 				return nil
@@ -285,17 +288,17 @@ func TestDetachedCallsThatAwaitMigrationsAreBounded(t *testing.T) {
 		defer func() { must(t, r.servers[before.Owner(client)].Resume()) }()
 	}
 	after.awaiting.Store(maxAwaiting - 1)
-	after.RefundReported(ask(clients[0]), nil)
-	after.RefundReported(ask(clients[1]), func(_ int, st store.State) {
-		if !errors.Is(st.Err, errOverload) || !errors.Is(st.Err, store.ErrNotExecuted) {
+	after.RefundReported(oneOf(clients[0]), nil)
+	after.RefundReported(oneOf(clients[1]), func(_ int, st store.State) {
+		if !errors.Is(st.Err, wire.ErrOverload) || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("one more: %v", st.Err)
 		}
 	})
-	after.RefundReported(ask(clients[1]), nil)
-	if err := <-lost; !errors.Is(err, errOverload) {
+	after.RefundReported(oneOf(clients[1]), nil)
+	if err := <-lost; !errors.Is(err, wire.ErrOverload) {
 		t.Errorf("one more: %v", err)
 	}
-	if err := <-lost; errors.Is(err, errOverload) || !errors.Is(err, store.ErrNotExecuted) {
+	if err := <-lost; errors.Is(err, wire.ErrOverload) || !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("the one that waits: %v", err)
 	}
 	eventually(t, "none waits", func() error {
@@ -315,7 +318,7 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	charge := func(client string, timeout time.Duration) error {
 		after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
 		reported := make(chan error, 1)
-		after.ChargeReported(ask(client), func(_ int, st store.State) { reported <- st.Err })
+		after.ChargeReported(oneOf(client), func(_ int, st store.State) { reported <- st.Err })
 		return <-reported
 	}
 	was := r.servers[before.Owner(clients[0])]
@@ -361,7 +364,7 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			limit := store.Limit{Zone: name, Algorithm: c.algorithm, Window: endless}
-			key := before.keys.key(&limit, client)
+			key := before.asker.Keys.Key(&limit, client)
 			var reqs []store.Request
 			for i := range 7 {
 				req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: fmt.Sprint(i)}
@@ -399,7 +402,7 @@ func TestBucketMigratesOnce(t *testing.T) {
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 		clients := moving(before, after, 20)
 		for _, client := range clients {
-			must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
+			must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 		}
 		errs := make(chan error, callers*len(clients)*each)
 		for i := range callers {
@@ -407,9 +410,9 @@ func TestBucketMigratesOnce(t *testing.T) {
 				for n := range len(clients) * each {
 					client := clients[(i+n)%len(clients)]
 					if n%2 == 0 {
-						errs <- store.Answers(context.Background(), after.Check, ask(client))[0].Err
+						errs <- store.Answers(context.Background(), after.Check, oneOf(client))[0].Err
 					} else {
-						after.ChargeReported(ask(client), func(_ int, st store.State) { errs <- st.Err })
+						after.ChargeReported(oneOf(client), func(_ int, st store.State) { errs <- st.Err })
 					}
 				}
 			}()
@@ -440,7 +443,7 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain, PoolSize: 2})
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 		client := moving(before, after, 1)[0]
-		must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 		was := r.servers[before.Owner(client)]
 		must(t, was.Pause())
 		for i := range 20 {
@@ -451,21 +454,24 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 			for name, call := range map[string]func(context.Context, []store.Request, []store.State){
 				"check": before.Check, "take": before.Take, "charge": before.Charge, "moved check": after.Check, "moved charge": after.Charge,
 			} {
-				if err := store.Answers(ctx, call, ask(client))[0].Err; err == nil {
+				if err := store.Answers(ctx, call, oneOf(client))[0].Err; err == nil {
 					t.Errorf("%s: a paused server has answered", name)
-				} else if errors.Is(err, ErrShardDown) {
+				} else if errors.Is(err, wire.ErrShardDown) {
 					t.Errorf("%s: %v", name, err)
 				}
 			}
 			cancel()
 		}
 		must(t, was.Resume())
-		must(t, store.Answers(t.Context(), before.Check, ask(client))[0].Err)
-		must(t, store.Answers(t.Context(), after.Check, ask(client))[0].Err)
+		must(t, store.Answers(t.Context(), before.Check, oneOf(client))[0].Err)
+		must(t, store.Answers(t.Context(), after.Check, oneOf(client))[0].Err)
 		for _, m := range r.members {
-			for _, l := range m.Shard.topology.Load().lanes() {
-				if counts := l.breaker.Counts(); counts.TotalFailures > 0 {
-					t.Errorf("%d failures are counted against %s", counts.TotalFailures, l.addr)
+			for _, at := range m.Shard.shard.Servers() {
+				for _, l := range append([]*wire.Lane{at.Checks, at.Charges}, at.Replicas...) {
+					breaker := *hidden[*gobreaker.TwoStepCircuitBreaker[any]](l, "breaker")
+					if counts := breaker.Counts(); counts.TotalFailures > 0 {
+						t.Errorf("%d failures are counted against %s", counts.TotalFailures, l.Addr)
+					}
 				}
 			}
 		}
@@ -478,12 +484,12 @@ func TestMigrationOutlivesItsCaller(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	client := moving(before, after, 1)[0]
-	must(t, store.Answers(t.Context(), before.Charge, ask(client))[0].Err)
+	must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 	was := r.servers[before.Owner(client)]
 	must(t, was.Pause())
 	ctx, leave := context.WithCancel(t.Context())
 	left := make(chan error)
-	go func() { left <- store.Answers(ctx, after.Check, ask(client))[0].Err }()
+	go func() { left <- store.Answers(ctx, after.Check, oneOf(client))[0].Err }()
 	all := after.opts.Migrations
 	eventually(t, "the migration has begun", func() error {
 		all.mu.Lock()
@@ -503,7 +509,8 @@ func TestMigrationOutlivesItsCaller(t *testing.T) {
 
 // pipelineCounter counts the pipelines of a client with calls of a script.
 type pipelineCounter struct {
-	script *script
+	// script is its text.
+	script string
 
 	mu                  sync.Mutex
 	pipelines, commands int
@@ -514,7 +521,7 @@ func (p *pipelineCounter) count(cmds ...goredis.Cmder) {
 	defer p.mu.Unlock()
 	some := 0
 	for _, cmd := range cmds {
-		if c, ok := cmd.(*command); ok && c.script == p.script {
+		if c, ok := cmd.(*wire.Command); ok && c.Source() == p.script {
 			some++
 		}
 	}
@@ -547,19 +554,19 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	after := []Member{r.members[2]}
 	s := r.store(after, before)
 	// The servers load the scripts.
-	must(t, store.Answers(t.Context(), r.store(before, nil).Charge, ask("first"))[0].Err)
-	must(t, store.Answers(t.Context(), s.Check, ask("first"))[0].Err)
+	must(t, store.Answers(t.Context(), r.store(before, nil).Charge, oneOf("first"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, oneOf("first"))[0].Err)
 	reqs := make([]store.Request, clients)
 	for i := range reqs {
-		reqs[i] = ask(fmt.Sprint("client-", i))[0]
+		reqs[i] = oneOf(fmt.Sprint("client-", i))[0]
 	}
 	for _, st := range store.Answers(t.Context(), r.store(before, nil).Charge, reqs) {
 		must(t, st.Err)
 	}
-	dumps, restores := &pipelineCounter{script: scriptDump}, &pipelineCounter{script: scriptRestore}
-	from, to := before[0].Shard.owner(0).checks, after[0].Shard.owner(0).checks
-	from.client.Load().AddHook(dumps)
-	to.client.Load().AddHook(restores)
+	dumps, restores := &pipelineCounter{script: luascripts.Dump}, &pipelineCounter{script: luascripts.Restore}
+	from, to := before[0].Shard.shard.Owner(0).Checks, after[0].Shard.shard.Owner(0).Checks
+	clientOf(from).AddHook(dumps)
+	clientOf(to).AddHook(restores)
 	// Calls wait together while a server is paused.
 	must(t, r.servers["a"].Pause())
 	must(t, r.servers["c"].Pause())
@@ -567,12 +574,12 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	for i := range reqs {
 		go func() { answers <- store.Answers(context.Background(), s.Check, reqs[i:i+1])[0] }()
 	}
-	waiting := func(l *lane, p *pipelineCounter) {
+	waiting := func(l *wire.Lane, p *pipelineCounter) {
 		t.Helper()
 		eventually(t, "all wait", func() error {
 			p.mu.Lock()
 			defer p.mu.Unlock()
-			if n := p.commands + l.queue.len(); n != clients {
+			if n := p.commands + l.Figures().Queued; n != clients {
 				return fmt.Errorf("%d do", n)
 			}
 			return nil
@@ -585,7 +592,7 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 	for range reqs {
 		used(t, "check", <-answers, 1)
 	}
-	most := DefaultPoolSize + (clients+maxBatch-1)/maxBatch
+	most := wire.DefaultPoolSize + (clients+maxBatch-1)/maxBatch
 	for name, p := range map[string]*pipelineCounter{"dumped": dumps, "restored": restores} {
 		if p.commands != clients || p.pipelines > most {
 			t.Errorf("%d buckets were %s in %d pipelines, want %d in at most %d", p.commands, name, p.pipelines, clients, most)
@@ -600,11 +607,11 @@ func TestResetIsNotUndone(t *testing.T) {
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	client := moving(before, after, 1)[0]
 	for _, algorithm := range counting {
-		req := ask(client)[0]
+		req := oneOf(client)[0]
 		req.Limit, req.ID = &store.Limit{Zone: "undone", Algorithm: algorithm, Window: endless}, "id"
 		reqs := []store.Request{req}
 		must(t, store.Answers(t.Context(), before.Charge, reqs)[0].Err)
-		key := before.keys.key(req.Limit, client)
+		key := before.asker.Keys.Key(req.Limit, client)
 		source := r.servers[before.Owner(client)].Client()
 		content, err := source.Dump(t.Context(), key).Result()
 		must(t, err)
@@ -614,7 +621,7 @@ func TestResetIsNotUndone(t *testing.T) {
 		must(t, after.Reset(t.Context(), req))
 		other := r.store(r.members, r.members[:2])
 		late, _ := other.opts.Migrations.join(key)
-		late.store, late.now, late.clientKey = other, r.members[2].Shard, client
+		late.store, late.now, late.clientKey = other, r.members[2].Shard.shard, client
 		late.restore(expiry.Milliseconds(), content, true)
 		must(t, late.wait(t.Context()))
 		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
@@ -632,7 +639,7 @@ func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)
 	before, after := r.store(single, nil), r.store(cluster, single)
-	req := ask("client")[0]
+	req := oneOf("client")[0]
 	req.Limit = &store.Limit{Zone: "moving", Algorithm: store.GCRA, Window: time.Hour}
 	must(t, store.Answers(t.Context(), before.Charge, []store.Request{req})[0].Err)
 	slot := redistest.Keyslot("{client}")

@@ -3,11 +3,13 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -23,11 +25,11 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
 	// This opens the window and reveals the primary's time.
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	opened := calls(t, sh.Primary, "evalsha")
 	for range checks {
-		used(t, "check", store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
+		used(t, "check", store.Answers(t.Context(), s.Check, oneOf("k"))[0], 1)
 	}
 	if n := calls(t, sh.Primary, "evalsha"); n != opened {
 		t.Errorf("the primary was asked %d times", n-opened)
@@ -42,23 +44,23 @@ func TestChecksGoToReplicasInTurn(t *testing.T) {
 func TestPrimaryStandsInForReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 2)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	for _, r := range sh.Replicas {
 		must(t, r.Kill())
 	}
 	for i := range 50 {
-		used(t, fmt.Sprint("check ", i), store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
+		used(t, fmt.Sprint("check ", i), store.Answers(t.Context(), s.Check, oneOf("k"))[0], 1)
 	}
 }
 
 func TestReplicasAnswerWhileThePrimaryIsAway(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	must(t, sh.Primary.Kill())
 	for i := range 20 {
-		used(t, fmt.Sprint("check ", i), store.Answers(t.Context(), s.Check, ask("k"))[0], 1)
+		used(t, fmt.Sprint("check ", i), store.Answers(t.Context(), s.Check, oneOf("k"))[0], 1)
 	}
 }
 
@@ -70,7 +72,7 @@ func TestStaleReplicaIsJudgedByItsReset(t *testing.T) {
 	s := newStore(t, shardOf(t, sh), nil)
 	for refusals, try := 0, 0; refusals == 0; try++ {
 		// On a busy machine the window may end before the first check.
-		full := ask(fmt.Sprint("k", try))
+		full := oneOf(fmt.Sprint("k", try))
 		full[0].Events = 1
 		must(t, store.Answers(t.Context(), s.Charge, full)[0].Err)
 		reset := endsIn(t, s, sh.Primary, full[0], 2*time.Second)
@@ -152,7 +154,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 			}
 			eventually(t, "the replica answers an inspection in time", func() error {
 				copied := after.Inspect(t.Context(), reqs[0]).Copies[1]
-				if KindOf(copied.State.Err) == KindTimeout {
+				if wire.KindOf(copied.State.Err) == wire.KindTimeout {
 					return copied.State.Err
 				}
 				if copied.State.Err != nil || copied.State.Used != 3 {
@@ -164,7 +166,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 			if st := store.Answers(t.Context(), after.Check, full("another")[:1])[0]; st.Err == nil {
 				t.Errorf("check of a window that is not open: %+v", st)
 			}
-			if _, _, ok := after.opts.Members[0].Shard.owner(0).clock.estimate(time.Now()); ok {
+			if _, _, ok := after.opts.Members[0].Shard.shard.Owner(0).Clock.Estimate(time.Now()); ok {
 				t.Error("a replica's clock is taken for the primary's")
 			}
 		})
@@ -197,67 +199,19 @@ func TestEndedWindowRefusesNoRequestBeforeThePrimaryAnswers(t *testing.T) {
 // TestThePrimarysClockReplacesAReplicas with the primary's first reply.
 func TestThePrimarysClockReplacesAReplicas(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
-	must(t, store.Answers(t.Context(), newStore(t, shardOf(t, sh), nil).Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), newStore(t, shardOf(t, sh), nil).Charge, oneOf("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	s := newStore(t, shardOf(t, sh), nil)
 	before := calls(t, sh.Replicas[0], "evalsha_ro")
 	// Before its first reply the primary itself answers.
-	if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil || st.Replica {
+	if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; st.Err != nil || st.Replica {
 		t.Errorf("the first check: %+v", st)
 	}
-	if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil || !st.Replica {
+	if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; st.Err != nil || !st.Replica {
 		t.Errorf("the second check: %+v", st)
 	}
 	if n := calls(t, sh.Replicas[0], "evalsha_ro"); n != before {
 		t.Errorf("the replica was asked %d times by its own clock", n-before)
-	}
-}
-
-func TestClockIsNeverAheadAndNearTheFastestReply(t *testing.T) {
-	c := newPrimaryClock()
-	start := c.start
-	const ahead = int64(7_000_000_000_000)
-	primary := func(at time.Time) int64 { return at.Sub(start).Microseconds() + ahead }
-	last := int64(0)
-	for i := range 10_000 {
-		ran := start.Add(time.Duration(i) * 5 * time.Millisecond)
-		// Replies take 0.1 to 3 ms; one in ten is the fastest.
-		arrived := ran.Add(100*time.Microsecond + time.Duration(i%10)*300*time.Microsecond)
-		c.observe(primary(ran), ran, arrived)
-		at := arrived.Add(time.Millisecond)
-		now, age, ok := c.estimate(at)
-		if !ok || age != time.Millisecond {
-			t.Fatalf("estimate %d: age %v, ok %v", i, age, ok)
-		}
-		if now > primary(at) {
-			t.Fatalf("estimate %d is %d µs ahead", i, now-primary(at))
-		}
-		if i > 20 && primary(at)-now > 150 {
-			t.Fatalf("estimate %d is %d µs behind", i, primary(at)-now)
-		}
-		if now < last {
-			t.Fatalf("estimate %d runs backwards by %d µs", i, last-now)
-		}
-		last = now
-	}
-}
-
-func TestClockFollowsAPrimaryThatIsSetBack(t *testing.T) {
-	c := newPrimaryClock()
-	at := func(s float64) time.Time { return c.start.Add(time.Duration(s * float64(time.Second))) }
-	c.observe(1000e6, at(0), at(0))
-	for s := 0.5; s < 4; s += 0.5 {
-		c.observe(int64(s*1e6), at(s), at(s))
-	}
-	if now, _, _ := c.estimate(at(4)); now != 4e6 {
-		t.Fatalf("estimate is %d µs, want 4 s: the primary was set back 4 s ago", now)
-	}
-}
-
-func TestClockIsUnknownBeforeAnyReply(t *testing.T) {
-	c := newPrimaryClock()
-	if _, _, ok := c.estimate(c.start.Add(time.Hour)); ok {
-		t.Fatal("there is an estimate without an observation")
 	}
 }
 
@@ -288,9 +242,9 @@ func TestPeekChangesNothing(t *testing.T) {
 func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("k"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, sh.Replicas[0].Kill())
-	used(t, "peek", store.Answers(t.Context(), s.Peek, ask("k"))[0], 1)
+	used(t, "peek", store.Answers(t.Context(), s.Peek, oneOf("k"))[0], 1)
 }
 
 // TestPeekOpensNothingForTheClock: a check renews an old estimate of the primary's time
@@ -298,15 +252,16 @@ func TestPeekAsksThePrimaryForAReplica(t *testing.T) {
 func TestPeekOpensNothingForTheClock(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("other"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("other"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
-	clock := s.ownerOf("k").servers.clock
+	clock := s.ownerOf("k").servers.Clock
 	age := func() {
-		clock.mu.Lock()
-		defer clock.mu.Unlock()
-		clock.start = clock.start.Add(-2 * clockTrust)
-		clock.offset -= (2 * clockTrust).Microseconds()
-		clock.previous = clock.offset
+		mu, start, offset := hidden[sync.Mutex](clock, "mu"), hidden[time.Time](clock, "start"), hidden[int64](clock, "offset")
+		mu.Lock()
+		defer mu.Unlock()
+		*start = start.Add(-2 * wire.ClockTrust)
+		*offset -= (2 * wire.ClockTrust).Microseconds()
+		*hidden[int64](clock, "previous") = *offset
 	}
 	keys := func() int64 {
 		n, err := sh.Primary.Client().DBSize(t.Context()).Result()
@@ -315,18 +270,18 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	}
 	before := keys()
 	age()
-	used(t, "peek", store.Answers(t.Context(), s.Peek, ask("k"))[0], 0)
+	used(t, "peek", store.Answers(t.Context(), s.Peek, oneOf("k"))[0], 0)
 	// This is queued behind the calls of the peek.
-	r := ask("other")
+	r := oneOf("other")
 	r[0].Primary = true
 	must(t, store.Answers(t.Context(), s.Check, r)[0].Err)
 	if after := keys(); after != before {
 		t.Errorf("%d keys, were %d", after, before)
 	}
 	age()
-	must(t, store.Answers(t.Context(), s.Check, ask("other"))[0].Err)
+	must(t, store.Answers(t.Context(), s.Check, oneOf("other"))[0].Err)
 	eventually(t, "the clock is renewed", func() error {
-		if _, age, _ := clock.estimate(time.Now()); age > clockTrust {
+		if _, age, _ := clock.Estimate(time.Now()); age > wire.ClockTrust {
 			return fmt.Errorf("it is %v old", age)
 		}
 		return nil

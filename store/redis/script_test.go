@@ -34,45 +34,13 @@ func TestScriptsAgreeWithAlgorithm(t *testing.T) {
 	}
 }
 
-// TestCalendarWindowByTheServersClock opens windows by a clock that is ahead of the
-// caller's, or behind it, around the days on which clocks are changed.
-func TestCalendarWindowByTheServersClock(t *testing.T) {
-	client := redistest.Start(t).Client()
-	limit := storetest.Days
-	for _, day := range []string{"2026-03-28", "2026-03-29", "2026-10-24", "2026-10-25", "2026-12-31"} {
-		midnight, err := time.Parse(time.DateOnly, day)
-		must(t, err)
-		for hour := range 24 {
-			now := midnight.Add(time.Duration(hour) * time.Hour).UnixMicro()
-			for skew := -calendarMargin; skew <= calendarMargin; skew += calendarMargin / 2 {
-				r := store.Request{Limit: &limit, Events: 10, Cost: 1}
-				key := fmt.Sprint(day, hour, skew)
-				op := operation{Operation: algorithm.Take, now: now + skew.Microseconds()}
-				var c scriptCommand
-				c.begin(layoutFixedWindow.script, op.Operation, false, key)
-				c.add(op.now)
-				layoutFixedWindow.arguments(&c, op.Operation, &r)
-				c.ints[placeOfNow] = now
-				text, err := client.Eval(t.Context(), layoutFixedWindow.script.source, []string{key}, "take", appendPacked(nil, c.ints...)).Text()
-				must(t, err)
-				reply, err := unpack(nil, text)
-				must(t, err)
-				if st := op.reply(layoutFixedWindow, &r, reply, 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
-					t.Errorf("%s, hour %d, caller's clock %v ahead: the window ends at %v, want %v", day, hour, skew,
-						time.UnixMicro(st.Reset), time.UnixMicro(limit.Calendar.End(now)))
-				}
-			}
-		}
-	}
-}
-
 // TestCalendarWindowOfAnUnknownClock makes the first call to a primary, whose clock no reply
 // has told yet.
 func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
 	server := redistest.Start(t)
 	for _, zone := range []string{"", "Europe/Berlin", "America/New_York"} {
 		for _, unit := range []store.CalendarUnit{store.Day, store.Week, store.Month, store.Year} {
-			for op, ask := range map[algorithm.Operation]func(*Store, context.Context, []store.Request, []store.State){
+			for op, run := range map[algorithm.Operation]func(*Store, context.Context, []store.Request, []store.State){
 				algorithm.Take: (*Store).Take, algorithm.Charge: (*Store).Charge, algorithm.Check: (*Store).Check,
 			} {
 				c := store.Calendar{Unit: unit, TimeZone: zone}
@@ -81,7 +49,7 @@ func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
 				reqs := []store.Request{{Limit: &limit, ClientKey: op.String(), Events: 10, Cost: 1}}
 				for _, what := range []string{"first", "second"} {
 					states := make([]store.State, 1)
-					ask(s, t.Context(), reqs, states)
+					run(s, t.Context(), reqs, states)
 					if st := states[0]; st.Err != nil || st.Reset != c.End(st.Now) {
 						t.Errorf("%s %v of a %v: %+v, want a reset at %d", what, op, c, st, c.End(st.Now))
 					}
@@ -144,15 +112,15 @@ func TestBucketExpiresAfterItsReset(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	for name, use := range map[string]func(key string) []store.State{
-		"opened":  func(key string) []store.State { return store.Answers(t.Context(), s.Check, ask(key)) },
-		"charged": func(key string) []store.State { return store.Answers(t.Context(), s.Charge, ask(key)) },
+		"opened":  func(key string) []store.State { return store.Answers(t.Context(), s.Check, oneOf(key)) },
+		"charged": func(key string) []store.State { return store.Answers(t.Context(), s.Charge, oneOf(key)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			st := use(name)[0]
 			if st.Err != nil {
 				t.Fatal(st.Err)
 			}
-			at, err := server.Client().PExpireTime(t.Context(), s.keys.key(hourly, name)).Result()
+			at, err := server.Client().PExpireTime(t.Context(), s.asker.Keys.Key(hourly, name)).Result()
 			must(t, err)
 			late := at.Microseconds() - st.Reset
 			if late < 1e6 || late > 2e6 {
@@ -168,14 +136,14 @@ func TestMemoryPerBucket(t *testing.T) {
 	const buckets, limit = 1<<17 - 1, 180
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	store.Answers(t.Context(), s.Charge, ask("first"))
+	store.Answers(t.Context(), s.Charge, oneOf("first"))
 	before := usedMemory(t, server)
 	reqs := make([]store.Request, buckets)
 	for i := range reqs {
 		// "rl:2:hourly:fw3600s:" and 13 more bytes are 33.
 		reqs[i] = store.Request{Limit: hourly, ClientKey: fmt.Sprintf("abc:%09d", i), Events: 5000, Cost: 1}
 	}
-	if n := len(s.keys.key(hourly, reqs[0].ClientKey)); n != 33 {
+	if n := len(s.asker.Keys.Key(hourly, reqs[0].ClientKey)); n != 33 {
 		t.Fatalf("keys have %d bytes, want 33", n)
 	}
 	for some := range slices.Chunk(reqs, 100) {
@@ -212,53 +180,10 @@ func TestScriptFlushIsNotNoticed(t *testing.T) {
 				must(t, server.Client().ScriptFlush(t.Context()).Err())
 			}
 		}
-		if st := store.Answers(t.Context(), s.Check, ask("k"))[0]; st.Err != nil {
+		if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; st.Err != nil {
 			t.Fatalf("check %d: %v", i, st.Err)
 		}
-		used(t, fmt.Sprint("charge ", i), store.Answers(t.Context(), s.Charge, ask("k"))[0], int64(i+1))
-	}
-}
-
-// TestChargeReadsTheClockNearTheReset: a charge with any instant that has passed counts
-// in the window that is open by the server's clock, which it reads unless the window ends
-// more than five seconds after that instant. A take does the same.
-func TestChargeReadsTheClockNearTheReset(t *testing.T) {
-	server := redistest.Start(t)
-	shard := newShard(t, ShardOptions{Primary: server.Addr()})
-	for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take} {
-		for i, c := range []struct {
-			name          string
-			reset, passed time.Duration
-			want          int64
-			reads         bool
-		}{
-			{"over", -time.Second, time.Second, 1, true},
-			{"ended long ago, by an old instant", -2 * time.Second, 6 * time.Second, 1, true},
-			{"at the margin, by an old instant, and over", -time.Second, 6 * time.Second, 1, true},
-			{"open and near its end", 4 * time.Second, 0, 6, true},
-			{"open, just outside the margin", 5*time.Second + time.Microsecond, 0, 6, false},
-			{"in the second second of ten", 9 * time.Second, time.Millisecond, 6, false},
-			{"open for long", time.Hour, time.Second, 6, false},
-			{"of a clock that was ahead", 2 * time.Hour, 0, 1, true},
-		} {
-			key := fmt.Sprintf("clock:%v:%d", op, i)
-			now, err := server.Client().Time(t.Context()).Result()
-			must(t, err)
-			must(t, server.Client().HSet(t.Context(), key, "c", 5, "r", now.Add(c.reset).UnixMicro()).Err())
-			call := newCall(time.Now().Add(waitTimeout))
-			spend := new(scriptCommand)
-			spend.begin(layoutFixedWindow.script, op, false, key)
-			spend.add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0, time.Hour.Microseconds(), 0)
-			spend.renew()
-			call.cmds = append(call.cmds, &spend.command)
-			_, err = shard.owner(0).checks.do(t.Context(), call)
-			must(t, err)
-			must(t, spend.outcome)
-			reply := spend.integers()
-			if reply[2] != c.want || (reply[0] != 0) != c.reads {
-				t.Errorf("%v, %s: reply is %v, want count %d, and the clock read: %v", op, c.name, reply, c.want, c.reads)
-			}
-		}
+		used(t, fmt.Sprint("charge ", i), store.Answers(t.Context(), s.Charge, oneOf("k"))[0], int64(i+1))
 	}
 }
 
@@ -287,7 +212,7 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	reqs := ask("k")
+	reqs := oneOf("k")
 	must(t, store.Answers(t.Context(), s.Charge, reqs)[0].Err)
 	first := endsIn(t, s, server, reqs[0], time.Second)
 	must(t, server.Pause())
@@ -316,18 +241,18 @@ func endsIn(t *testing.T, s *Store, server *redistest.Server, r store.Request, d
 	now, err := server.Client().Time(t.Context()).Result()
 	must(t, err)
 	reset = now.Add(d).UnixMicro()
-	must(t, server.Client().HSet(t.Context(), s.keys.key(r.Limit, r.ClientKey), "r", reset).Err())
+	must(t, server.Client().HSet(t.Context(), s.asker.Keys.Key(r.Limit, r.ClientKey), "r", reset).Err())
 	return reset
 }
 
 func TestSpoiltBucketSpoilsNoOther(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	s := newStore(t, shardOf(t, sh), nil)
-	must(t, store.Answers(t.Context(), s.Charge, ask("good"))[0].Err)
-	must(t, sh.Primary.Client().HSet(t.Context(), s.keys.key(hourly, "bad"), "c", "1.5", "r", "x").Err())
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("good"))[0].Err)
+	must(t, sh.Primary.Client().HSet(t.Context(), s.asker.Keys.Key(hourly, "bad"), "c", "1.5", "r", "x").Err())
 	must(t, sh.WaitReplicated(t.Context()))
 	for range 20 {
-		used(t, "the other bucket", store.Answers(t.Context(), s.Check, []store.Request{ask("bad")[0], ask("good")[0]})[1], 1)
+		used(t, "the other bucket", store.Answers(t.Context(), s.Check, []store.Request{oneOf("bad")[0], oneOf("good")[0]})[1], 1)
 	}
 }
 

@@ -4,8 +4,11 @@
 // connections to one primary and its replicas, which it is given or finds
 // through Sentinel or a Redis Cluster.
 //
-// It requires Redis 7.0. Valkey 7.2 should work but is untested. It imports
-// store, store/algorithm and luascripts, and never Caddy.
+// Package ask knows what is asked of a bucket and what replies mean, package wire brings
+// commands to servers and replies back, and package operate does what operators and upkeep
+// need. This one puts them together, and chooses owners.
+//
+// It requires Redis 7.0. Valkey 7.2 should work but is untested. It never imports Caddy.
 package redis
 
 import (
@@ -18,6 +21,9 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/operate"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 const (
@@ -73,22 +79,21 @@ type Member struct {
 	// Shard holds the connections.
 	Shard *Shard
 	// Observe, if set, receives every command that the store runs there.
-	Observe Observer
+	Observe ask.Observer
 }
 
 // Store keeps buckets on its shards. It is safe for concurrent use.
 type Store struct {
-	opts    Options
-	keys    bucketKeys
-	sharder *rendezvous
+	opts Options
+	// shards are those of Members, and before those of Previous, at the same places.
+	shards, before []operate.Member
+	sharder        *rendezvous
 	// previous chooses among the shards before a resharding, or is nil.
 	previous *rendezvous
-	// newcomers learns where most unknown clients are new.
-	newcomers newcomers
+	asker    *ask.Asker
+	operator *operate.Operator
 	// static is set if the servers of all shards are given.
 	static bool
-	// observers are those of Members and Previous, by shard.
-	observers map[*Shard]Observer
 	// awaiting counts the detached calls that wait for buckets to migrate.
 	awaiting atomic.Int64
 }
@@ -106,34 +111,51 @@ func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
+	observers := map[*wire.Shard]ask.Observer{}
 	s := &Store{
-		keys:      bucketKeys{prefix: opts.KeyPrefix, secret: opts.KeySecret},
-		sharder:   newRendezvous(opts.Members),
-		static:    true,
-		observers: map[*Shard]Observer{},
+		before:  shardsOf(opts.Previous, observers),
+		shards:  shardsOf(opts.Members, observers),
+		sharder: newRendezvous(opts.Members),
+		asker: &ask.Asker{
+			Keys:          ask.Keys{Prefix: opts.KeyPrefix, Secret: opts.KeySecret},
+			CheckTimeout:  opts.CheckTimeout,
+			ChargeTimeout: opts.ChargeTimeout,
+			ReadPrimary:   opts.ReadPrimary,
+			Time:          opts.clock,
+			Observers:     observers,
+		},
 	}
+	s.asker.OnUndelivered = func(clientKey string, op algorithm.Operation, err error) {
+		if s.opts.OnUndelivered != nil {
+			s.opts.OnUndelivered(s.Owner(clientKey), op, err)
+		}
+	}
+	s.operator = &operate.Operator{Members: s.shards, Previous: s.before, Asker: s.asker, Now: opts.Now}
+	s.static = !slices.ContainsFunc(s.shards, func(m operate.Member) bool { return m.Shard.Finds() })
 	if len(opts.Previous) > 0 {
 		s.previous = newRendezvous(opts.Previous)
 		if opts.Migrations == nil {
 			opts.Migrations = NewMigrations()
 		}
 	}
-	for _, m := range opts.Previous {
-		s.observers[m.Shard] = m.Observe
-	}
-	for _, m := range opts.Members {
-		s.observers[m.Shard] = m.Observe
-		s.static = s.static && m.Shard.finder == nil
-	}
 	s.opts = opts
 	return s
+}
+
+// shardsOf returns the shards of members, and adds their observers.
+func shardsOf(members []Member, observers map[*wire.Shard]ask.Observer) (shards []operate.Member) {
+	for _, m := range members {
+		shards = append(shards, operate.Member{Name: m.Name, Shard: m.Shard.shard})
+		observers[m.Shard.shard.Shard] = m.Observe
+	}
+	return shards
 }
 
 // Warm implements [store.Remote].
 func (s *Store) Warm(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, m := range s.opts.Members {
-		wg.Go(func() { m.Shard.warm(ctx) })
+	for _, m := range s.shards {
+		wg.Go(func() { m.Shard.Warm(ctx, ask.Scripts()) })
 	}
 	wg.Wait()
 }
@@ -184,147 +206,10 @@ func (s *Store) run(ctx context.Context, op algorithm.Operation, reqs []store.Re
 func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
 	s.awaitServers(ctx, reqs, deadline)
 	if only, ok := s.onlyOwner(reqs); ok {
-		s.runAt(ctx, op, only.servers, whole(reqs, states), deadline)
+		s.asker.Run(ctx, op, only.servers, ask.Group{Reqs: reqs, States: states}, deadline)
 		return
 	}
-	s.perOwner(reqs, states, func(at owner, g group) { s.runAt(ctx, op, at.servers, g, deadline) })
-}
-
-func (s *Store) runAt(ctx context.Context, op algorithm.Operation, at *servers, g group, deadline time.Time) {
-	if at == nil {
-		g.fail(notExecuted(errNoServers))
-		return
-	}
-	switch op {
-	case algorithm.Check:
-		s.check(ctx, at, g, deadline)
-	case algorithm.Peek:
-		s.peek(ctx, at, g, deadline)
-	case algorithm.Take:
-		s.ask(ctx, at.checks, g, deadline, s.writing(op, at))
-	default:
-		s.ask(ctx, at.charges, g, deadline, s.writing(op, at))
-	}
-}
-
-func (s *Store) check(ctx context.Context, at *servers, g group, deadline time.Time) {
-	start := time.Now()
-	half := start.Add(deadline.Sub(start) / 2)
-	replica := s.replica(at)
-	now, age := s.timeAt(at, start)
-	if replica != nil && age > clockTrust {
-		s.refreshClock(at, start, g)
-	}
-	switch {
-	case replica == nil:
-		s.checkPrimary(ctx, at, g, deadline)
-	case now == 0 || g.wantsPrimary():
-		// A replica that decides by its own clock is only a fallback.
-		s.checkPrimary(ctx, at, g, half)
-		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, store.RoleReplica, now))
-	case s.newcomers.expects(g):
-		// The replica is not expected to know more, so it gets little of the time.
-		s.checkPrimary(ctx, at, g, start.Add(deadline.Sub(start)*7/8))
-		s.fallBack(ctx, replica, g, deadline, reading(algorithm.Check, store.RoleReplica, now))
-	default:
-		// The other half of the time is the primary's.
-		s.ask(ctx, replica, g, half, reading(algorithm.Check, store.RoleReplica, now))
-		s.newcomers.learn(g)
-		if g.members = g.unanswered(at); len(g.members) > 0 && ctx.Err() == nil {
-			s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
-		}
-	}
-}
-
-// checkPrimary reads buckets at a primary if all their windows are known to be open. The
-// script checks others, and what is not there: it opens windows and adopts orphans.
-func (s *Store) checkPrimary(ctx context.Context, at *servers, g group, deadline time.Time) {
-	now, age := s.timeAt(at, time.Now())
-	if now == 0 || age > clockPeriod || at.checks.scripted.Load() || !g.areOpen(now) {
-		s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
-		return
-	}
-	s.ask(ctx, at.checks, g, deadline, reading(algorithm.Check, store.RolePrimary, now))
-	refused := g.where(func(i int) bool { return says(g.states[i].Err, lacking) })
-	g.members = append(g.where(func(i int) bool { return g.states[i].Err == nil && !g.states[i].Holds(g.reqs[i].Limit) }), refused...)
-	if len(g.members) == 0 || ctx.Err() != nil {
-		return
-	}
-	s.ask(ctx, at.checks, g, deadline, s.writing(algorithm.Check, at))
-	if slices.ContainsFunc(refused, func(i int) bool { return g.states[i].Err == nil }) {
-		at.checks.scripted.Store(true)
-	}
-}
-
-// fallBack asks a replica for what the primary did not answer. Where the replica
-// knows no open window either, the error stays.
-func (s *Store) fallBack(ctx context.Context, replica *lane, g group, deadline time.Time, op operation) {
-	if g.members = g.unanswered(nil); len(g.members) == 0 || ctx.Err() != nil {
-		return
-	}
-	s.askAgain(ctx, replica, g, deadline, op, func(i int) bool { return isUnopened(&g.reqs[i], &g.states[i]) })
-}
-
-// askAgain asks another server. A state does not change if that fails or its answer is
-// worthless.
-func (s *Store) askAgain(ctx context.Context, l *lane, g group, deadline time.Time, op operation, isWorthless func(i int) bool) {
-	before := make([]store.State, len(g.members))
-	for n, i := range g.members {
-		before[n] = g.states[i]
-	}
-	s.ask(ctx, l, g, deadline, op)
-	for n, i := range g.members {
-		if g.states[i].Err != nil || isWorthless(i) {
-			g.states[i] = before[n]
-		}
-	}
-}
-
-// refreshClock checks one bucket at the primary, without waiting, to learn its time: no
-// call may have reached it for long, as when all clients of the shard are refused.
-func (s *Store) refreshClock(at *servers, start time.Time, g group) {
-	if at.clock.claimObservation(start) {
-		c := s.call(at.checks.shard, group{g.reqs, nil, g.members[:1]}, start.Add(s.opts.CheckTimeout), s.writing(algorithm.Check, at))
-		c.detached = (*call).release
-		at.checks.post(c)
-	}
-}
-
-// peek reads from a replica, or from the primary if there is none.
-func (s *Store) peek(ctx context.Context, at *servers, g group, deadline time.Time) {
-	start := time.Now()
-	now, _ := s.timeAt(at, start)
-	replica, primary := s.replica(at), reading(algorithm.Peek, store.RolePrimary, now)
-	if replica == nil {
-		s.ask(ctx, at.checks, g, deadline, primary)
-		return
-	}
-	half := start.Add(deadline.Sub(start) / 2)
-	s.ask(ctx, replica, g, half, reading(algorithm.Peek, store.RoleReplica, now))
-	g.members = g.where(func(i int) bool { return g.states[i].Err != nil || at.mayMiss(&g.states[i]) })
-	if len(g.members) > 0 && ctx.Err() == nil {
-		s.askAgain(ctx, at.checks, g, deadline, primary, func(int) bool { return false })
-	}
-}
-
-func (s *Store) replica(at *servers) *lane {
-	if s.opts.ReadPrimary {
-		return nil
-	}
-	return at.replica()
-}
-
-// timeAt returns the time that decides which windows are over at servers, and how
-// long ago their primary reported it; 0 before the primary's first reply.
-func (s *Store) timeAt(at *servers, start time.Time) (now int64, age time.Duration) {
-	if s.opts.clock != nil {
-		return s.opts.clock().UnixMicro(), 0
-	}
-	now, age, ok := at.clock.estimate(start)
-	if !ok {
-		return 0, 0
-	}
-	return now, age
+	s.perOwner(reqs, states, func(at owner, g ask.Group) { s.asker.Run(ctx, op, at.servers, g, deadline) })
 }
 
 // PenalizeDetached implements [store.Remote].
@@ -345,7 +230,7 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if s.previous != nil {
 		if migrations := s.migrating(reqs); migrations != nil {
-			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.report(report, op, &reqs[i], i, st) })
+			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, &reqs[i], i, st) })
 			return
 		}
 	}
@@ -357,7 +242,7 @@ func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation,
 	if s.awaiting.Add(1) > maxAwaiting {
 		s.awaiting.Add(-1)
 		for i := range reqs {
-			report(i, store.State{Err: notExecuted(errOverload)})
+			report(i, store.State{Err: wire.NotExecuted(wire.ErrOverload)})
 		}
 		return
 	}
@@ -367,70 +252,21 @@ func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation,
 	}()
 }
 
-// report passes the state of request i to report or, if that is nil, a failure to
-// OnUndelivered. Most detached operations have no report, and so need no function of
-// their own.
-func (s *Store) report(report func(i int, st store.State), op algorithm.Operation, r *store.Request, i int, st store.State) {
-	switch {
-	case report != nil:
-		report(i, st)
-	case st.Err != nil && s.opts.OnUndelivered != nil:
-		s.opts.OnUndelivered(s.Owner(r.ClientKey), op, st.Err)
-	}
-}
-
+// detachMigrated is detach for buckets that are at their owners.
 func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if only, ok := s.onlyOwner(reqs); ok {
-		s.detachAt(op, only, whole(reqs, nil), report)
+		s.asker.Post(op, only.servers, ask.Group{Reqs: reqs}, s.opts.Members[only.member].Observe, report)
 		return
 	}
-	s.perOwner(reqs, nil, func(at owner, g group) { s.detachAt(op, at, g, report) })
-}
-
-func (s *Store) detachAt(op algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
-	if at.servers == nil {
-		for _, i := range g.members {
-			s.report(report, op, &g.reqs[i], i, store.State{Err: notExecuted(errNoServers)})
-		}
-		return
-	}
-	abandoned := &at.servers.charges.shard.abandoned
-	if ends := abandoned.refundedBy(op, g); len(ends) > 0 {
-		abandoned.after(ends, func() { s.post(op, at, g, report) })
-		return
-	}
-	s.post(op, at, g, report)
-}
-
-func (s *Store) post(what algorithm.Operation, at owner, g group, report func(i int, st store.State)) {
-	op, now := s.writing(what, at.servers), time.Now()
-	if what == algorithm.Charge && !at.servers.charges.scripted.Load() {
-		// Without a recent reading of the primary's clock no instant is sure.
-		if by, age := s.timeAt(at.servers, now); by != 0 && age <= clockPeriod {
-			op.latest = by + (s.opts.ChargeTimeout + replyTimeout).Microseconds()
-		}
-	}
-	c := s.call(at.servers.charges.shard, g, now.Add(s.opts.ChargeTimeout), op)
-	c.detached = func(c *call) {
-		s.opts.Members[at.member].Observe.observeAll(op.role, what, c)
-		for _, cmd := range c.cmds {
-			r := &g.reqs[cmd.place]
-			st := op.state(cmd, r)
-			if left, is := cmd.missedWindow(r.Cost, &st); is {
-				s.mend(at, r, cmd, left, report)
-				continue
-			}
-			s.report(report, what, r, cmd.place, st)
-		}
-		c.release()
-	}
-	at.servers.charges.post(c)
+	s.perOwner(reqs, nil, func(at owner, g ask.Group) {
+		s.asker.Post(op, at.servers, g, s.opts.Members[at.member].Observe, report)
+	})
 }
 
 // Hurry implements [store.Remote]: what waits joins a pipeline.
 func (s *Store) Hurry(clientKey string) {
 	if at := s.ownerOf(clientKey); at.servers != nil {
-		at.servers.charges.hurry()
+		at.servers.Charges.Hurry()
 	}
 }
 

@@ -41,6 +41,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // decide asks for one event of a client key and reports whether it is admitted.
@@ -114,25 +115,25 @@ var refusedBounds = map[int]float64{64: 1.2, 256: 1.8}
 var (
 	takeFixedWindow = &kind{
 		name: "Take, fixed window", ours: true, bounds: takeBounds,
-		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, take),
+		pools: []int{wire.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, take),
 	}
 	// A single goroutine never has two calls for one pipeline.
 	takePlain = &kind{
 		name: "Take, fixed window, pipelining off", ours: true, bounds: map[int]float64{1: 0.9}, goroutines: []int{1},
-		pools: []int{redis.DefaultPlainPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, true, take),
+		pools: []int{wire.DefaultPlainPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, true, take),
 	}
 	takeGCRA = &kind{
 		name: "Take, GCRA", ours: true, bounds: map[int]float64{64: 1.1, 256: 1.5, 1024: 1.3}, extra: true,
-		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.GCRA, false, take),
+		pools: []int{wire.DefaultPoolSize}, commands: scripted, open: openOurs(store.GCRA, false, take),
 	}
 	checkAndCharge = &kind{
 		name: "check + charge, fixed window", ours: true, bounds: map[int]float64{64: 0.75, 256: 1},
-		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, takeInTwo),
+		pools: []int{wire.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, takeInTwo),
 	}
 	// As in the handler, no request waits for the charge.
 	checkAndDetach = &kind{
 		name: "check + detached charge, fixed window", ours: true, bounds: map[int]float64{64: 0.9, 256: 1.2},
-		pools: []int{redis.DefaultPoolSize}, commands: scripted, open: openDetaching,
+		pools: []int{wire.DefaultPoolSize}, commands: scripted, open: openDetaching,
 	}
 	ours = []*kind{takeFixedWindow, takePlain, takeGCRA, checkAndCharge, checkAndDetach}
 

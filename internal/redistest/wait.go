@@ -1,0 +1,46 @@
+package redistest
+
+import (
+	"context"
+	"testing"
+	"time"
+)
+
+// WaitTimeout bounds every wait of a test, and replaces the timeouts that it does not cover.
+const WaitTimeout = time.Minute
+
+// Eventually polls until f returns nil.
+func Eventually(tb testing.TB, what string, f func() error) {
+	tb.Helper()
+	deadline := time.Now().Add(WaitTimeout)
+	for err := f(); err != nil; err = f() {
+		if time.Now().After(deadline) {
+			tb.Fatalf("waiting until %s: %v", what, err)
+		}
+		time.Sleep(2 * time.Millisecond)
+	}
+}
+
+// Soon calls f and fails the test if f does not return within WaitTimeout.
+func Soon(tb testing.TB, what string, f func()) {
+	tb.Helper()
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		f()
+	}()
+	select {
+	case <-done:
+	case <-time.After(WaitTimeout):
+		tb.Fatalf("%s takes more than %v", what, WaitTimeout)
+	}
+}
+
+// CloseAtEnd closes what a test uses when the test ends.
+func CloseAtEnd(tb testing.TB, c interface{ Close(ctx context.Context) }) {
+	tb.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(context.Background(), WaitTimeout)
+		defer cancel()
+		c.Close(ctx)
+	})
+}

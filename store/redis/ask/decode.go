@@ -1,0 +1,174 @@
+package ask
+
+import (
+	"fmt"
+	"strconv"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
+)
+
+// State returns what the outcome of cmd, a command of op, means to r.
+func (op Op) State(cmd *wire.Command, r *store.Request) store.State {
+	st, _ := op.outcome(cmd, r)
+	return st
+}
+
+// outcome is State, and what a plain charge has missed.
+func (op Op) outcome(cmd *wire.Command, r *store.Request) (st store.State, missed missing) {
+	if cmd.Outcome != nil {
+		return store.State{Err: cmd.Outcome}, missing{}
+	}
+	l := &layouts[r.Limit.Algorithm]
+	if reply, is := cmd.Charged(); is {
+		st = l.charged(r, &reply)
+		missed = missedWindow(r, &reply, st.Err)
+	} else if cmd.IsScript() {
+		// A script that did without the clock was given an instant that has passed.
+		st = op.replied(l, r, cmd.Numbers(), cmd.Passed())
+	} else {
+		st = l.read(r, cmd.Texts(), op.Now)
+	}
+	st.Replica = op.Role == store.RoleReplica
+	if st.Err != nil && !op.reads() {
+		// It ran, with an unknown effect.
+		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
+	}
+	return st, missed
+}
+
+// A charge of a fixed window that the caller knows to be open calls no script: it is
+// HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
+// caller thought; what it was not, Post repairs.
+
+// charged is what the reply to a plain charge means to r.
+func (l *layout) charged(r *store.Request, reply *wire.ChargeReply) store.State {
+	if reply.Err != nil {
+		return store.State{Err: reply.Err}
+	}
+	window, err := parseNumbers(reply.Window)
+	if err != nil || len(window) != 2 {
+		return store.State{Err: fmt.Errorf("%w: %q", wire.ErrReply, reply.Window)}
+	}
+	return l.state(r, reply.Now, true, []int64{reply.Count, window[0], window[1]})
+}
+
+// missing says what is left of a plain charge that did not count in an open window.
+type missing struct {
+	// is is set if the script has to charge what is left.
+	is   bool
+	left int64
+	// isHidden is set if the server refuses to show the window.
+	isHidden bool
+}
+
+// missedWindow returns what a plain charge of r has missed, as far as its reply shows, which
+// is decoded or has the error: nothing is left of an orphan, which the charge made if there
+// was no bucket, or if the server has counted it and does not show the window; all if the
+// window was over, as on a promoted server with an old copy, or is not believed.
+func missedWindow(r *store.Request, reply *wire.ChargeReply, err error) missing {
+	if err != nil {
+		isHidden := wire.Says(reply.Err, wire.Lacking)
+		return missing{is: isHidden, isHidden: isHidden}
+	}
+	if reply.Window[0] == "" {
+		return missing{is: true}
+	}
+	// The state has shown that it is a number.
+	end, _ := strconv.ParseInt(reply.Window[0], 10, 64)
+	return missing{is: end <= reply.Now || !algorithm.Believes(end, reply.Now, r.Limit.Window), left: r.Cost}
+}
+
+// replied is what a script's reply means to r. fallback is the instant of a script
+// that did not need to know it.
+func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64) store.State {
+	if len(reply) < 2 {
+		return store.State{Err: fmt.Errorf("%w: a reply of %d numbers", wire.ErrReply, len(reply))}
+	}
+	now := reply[0]
+	switch {
+	case op.ReadOnly && op.Now != 0:
+		// The reply can only repeat it.
+		now = op.Now
+	case now == 0:
+		now = fallback
+	}
+	st := l.state(r, now, reply[1] == 1, reply[2:])
+	switch op.Operation {
+	case algorithm.Check, algorithm.Charge, algorithm.Take:
+		if st.Err == nil && !op.ReadOnly && isUnopened(r, &st) {
+			st = store.State{Err: fmt.Errorf("%w: no window is open in %d", wire.ErrReply, reply)}
+		}
+	}
+	return st
+}
+
+// isUnopened reports whether st shows no open window where one is needed.
+func isUnopened(r *store.Request, st *store.State) bool {
+	return st.Reset == 0 && algorithm.Of(r.Limit.Algorithm).Windowed
+}
+
+// read is what a bucket that was read without a script means to r at now.
+func (l *layout) read(r *store.Request, texts []string, now int64) store.State {
+	numbers, err := l.numbers(texts)
+	if err != nil {
+		return store.State{Err: err}
+	}
+	return l.state(r, now, false, numbers)
+}
+
+func (l *layout) numbers(texts []string) ([]int64, error) {
+	if l.isHash {
+		return parseNumbers(texts)
+	}
+	return unpackNumbers(texts, l.count)
+}
+
+// parseNumbers reads the fields of a hash. A missing field is 0.
+func parseNumbers(texts []string) ([]int64, error) {
+	numbers := make([]int64, len(texts))
+	for i, text := range texts {
+		if text == "" {
+			continue
+		}
+		n, err := strconv.ParseInt(text, 10, 64)
+		if err != nil {
+			return nil, fmt.Errorf("%w: %q", wire.ErrReply, text)
+		}
+		numbers[i] = n
+	}
+	return numbers, nil
+}
+
+// unpackNumbers reads a string of count packed doubles. A missing key is all
+// zeros.
+func unpackNumbers(texts []string, count int) ([]int64, error) {
+	if len(texts) == 1 && texts[0] == "" {
+		return make([]int64, count), nil
+	}
+	if len(texts) != 1 || len(texts[0]) != 8*count {
+		return nil, fmt.Errorf("%w: %q, want %d packed numbers", wire.ErrReply, texts, count)
+	}
+	return wire.Unpack(nil, texts[0])
+}
+
+// state is what the numbers of a bucket mean to r; an error unless they can be
+// those of a bucket at now.
+func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64) store.State {
+	if len(numbers) != l.count {
+		return store.State{Err: fmt.Errorf("%w: %d numbers, want %d", wire.ErrReply, len(numbers), l.count)}
+	}
+	sane := isSane(now)
+	for _, n := range numbers {
+		sane = sane && isSane(n)
+	}
+	if !sane {
+		return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, numbers, now)}
+	}
+	var content store.Content
+	copy(content[:], numbers)
+	return algorithm.View(&content, r, now, spent)
+}
+
+func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }

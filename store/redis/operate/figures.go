@@ -1,0 +1,91 @@
+package operate
+
+import (
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
+)
+
+// Shards describes the shards of the store, those that own nothing any more at the end.
+func (p *Operator) Shards() []store.Shard {
+	var all []store.Shard
+	for _, m := range p.Members {
+		all = append(all, m.Shard.figures(m.Name))
+	}
+	for _, m := range p.retired() {
+		retired := m.Shard.figures(m.Name)
+		retired.Retired = true
+		all = append(all, retired)
+	}
+	return all
+}
+
+// figures describes the shard, which a store knows by this name.
+func (s *Shard) figures(name string) store.Shard {
+	f := store.Shard{Name: name, Kind: s.Kind, Found: s.IsFound()}
+	for _, at := range s.Servers() {
+		primary := s.serverFigures(store.RolePrimary, at.Checks, at.Charges)
+		primary.Jump, primary.JumpedAt = at.Clock.LastJump()
+		f.Servers = append(f.Servers, primary)
+		for _, replica := range at.Replicas {
+			f.Servers = append(f.Servers, s.serverFigures(store.RoleReplica, replica))
+		}
+	}
+	return f
+}
+
+func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.Server {
+	addr := lanes[0].Addr
+	s.mu.Lock()
+	_, met := s.met[addr]
+	s.mu.Unlock()
+	f := store.Server{Address: addr, Role: role, State: store.ServerUp}
+	if !met {
+		f.State = store.ServerUnmet
+	}
+	if role == store.RoleReplica {
+		switch lag := time.Duration(lanes[0].Lag.Load()); {
+		case lag == foreign:
+			f.State = store.ServerForeign
+		case lag == unsynced:
+			f.State = store.ServerLagging
+		case lag != wire.UnknownLag:
+			f.Lag, f.LagKnown = lag, true
+			if s.lags(lag) {
+				f.State = store.ServerLagging
+			}
+		}
+	}
+	for _, l := range lanes {
+		if !l.IsUp() {
+			f.State = store.ServerLeftOut
+		}
+		f.Lanes = append(f.Lanes, l.Figures())
+	}
+	return f
+}
+
+// Twins returns the addresses of two servers of different shards that are the same
+// server; empty if there are none.
+func (p *Operator) Twins() (first, second string) {
+	owners := map[string]string{}
+	seen := map[*Shard]bool{}
+	for _, m := range p.Members {
+		if seen[m.Shard] {
+			continue
+		}
+		seen[m.Shard] = true
+		m.Shard.mu.Lock()
+		for addr, sight := range m.Shard.met {
+			if other, ok := owners[sight.id]; ok && sight.id != "" && first == "" {
+				first, second = other, addr
+			}
+		}
+		for addr, sight := range m.Shard.met {
+			owners[sight.id] = addr
+		}
+		m.Shard.mu.Unlock()
+	}
+	return first, second
+}

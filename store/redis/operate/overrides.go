@@ -1,0 +1,265 @@
+package operate
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+	"unicode/utf8"
+
+	"github.com/shardlimit/caddy-shardlimit/luascripts"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
+)
+
+// overrideTimeout bounds a reading of the overrides of a shard, and a change of them.
+const overrideTimeout = time.Second
+
+// A server loads this when overrides are first asked for.
+var scriptOverride = wire.NewScript(luascripts.Override, "")
+
+// lastOverrides are those that were last read of a shard, by key. Reading overrides that
+// have not changed costs a short reply, and a reload while the shard is down ends none.
+type lastOverrides struct {
+	mu   sync.Mutex
+	read map[string]readOverrides
+}
+
+type readOverrides struct {
+	version string
+	all     []store.Override
+	// isHandedOver is set if another shard has them too.
+	isHandedOver bool
+}
+
+func nameOfOverride(kind store.OverrideKind, zone, keptKey string) string {
+	return string(kind) + ":" + zone + ":" + keptKey
+}
+
+// SetOverride keeps an override on a shard, and on the one before a resharding, which may
+// be nil: Caddys with the config before this one read that one only.
+func (p *Operator) SetOverride(ctx context.Context, o store.Override, shard, before *Shard) error {
+	if len(p.Asker.Keys.Secret) > 0 || !utf8.ValidString(o.ClientKey) {
+		o.ClientKey = p.Asker.Keys.Client(o.ClientKey)
+	}
+	err := p.keep(ctx, shard, "set", &o)
+	if err == nil && before != nil && before != shard {
+		err = p.keep(ctx, before, "set", &o)
+	}
+	if err != nil {
+		return err
+	}
+	// Another shard may have owned the client. What cannot be removed there is older.
+	name := nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey))
+	_ = p.atAllShards(func(other *Shard) (err error) {
+		if other != shard && other != before {
+			_, err = p.override(ctx, other, "remove", name)
+		}
+		return err
+	})
+	return nil
+}
+
+// keep writes an override to a shard: op is set or keep.
+func (p *Operator) keep(ctx context.Context, shard *Shard, op string, o *store.Override) error {
+	content, err := json.Marshal(o)
+	if err != nil {
+		return fmt.Errorf("encode an override: %w", err)
+	}
+	ends := (o.Until + 999) / 1000
+	reply, err := p.override(ctx, shard, op, nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey)), wire.AppendPacked(nil, ends, store.MaxOverrides), content)
+	if err == nil && reply != "SET" {
+		err = fmt.Errorf("there are %d overrides on this shard, which is the most: remove some", store.MaxOverrides)
+	}
+	return err
+}
+
+// RemoveOverride removes an override, and reports whether there was one. It asks all shards, because the shard of a kept
+// key is not known.
+func (p *Operator) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
+	name := nameOfOverride(kind, zone, p.Asker.Keys.Client(clientKey))
+	var removed atomic.Bool
+	err := p.atAllShards(func(shard *Shard) error {
+		reply, err := p.override(ctx, shard, "remove", name)
+		if reply == "REMOVED" {
+			removed.Store(true)
+		}
+		return err
+	})
+	return removed.Load(), err
+}
+
+// Overrides returns those of all shards; of two that contradict each other the later one.
+func (p *Operator) Overrides(ctx context.Context) ([]store.Override, error) {
+	var mu sync.Mutex
+	latest := map[string]store.Override{}
+	err := p.atAllShards(func(shard *Shard) error {
+		some, err := p.overridesOf(ctx, shard)
+		mu.Lock()
+		defer mu.Unlock()
+		for _, o := range some {
+			name := nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey))
+			if other, ok := latest[name]; !ok || o.Since > other.Since {
+				latest[name] = o
+			}
+		}
+		return err
+	})
+	return slices.Collect(maps.Values(latest)), err
+}
+
+// overridesOf asks for the version first: reading overrides that have not changed costs
+// no script, and needs no right of its own.
+func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Override, error) {
+	last, key := &shard.overrides, p.Asker.Keys.Overrides()
+	last.mu.Lock()
+	known := last.read[key]
+	last.mu.Unlock()
+	// While a shard is down, what was known stays: that ends no block.
+	cmd, err := p.askOwner(ctx, shard, true, func(key string) *wire.Command { return wire.NewCommand("hget", key, "v") })
+	if err != nil {
+		return known.all, err
+	}
+	read := known
+	if version, _ := cmd.Result(); version == "" {
+		read = readOverrides{}
+	} else if version != known.version {
+		if read, err = p.readOverrides(ctx, shard); err != nil {
+			return known.all, err
+		}
+	}
+	isRetired := !slices.ContainsFunc(p.Members, func(m Member) bool { return m.Shard == shard })
+	if isRetired && !read.isHandedOver {
+		if err := p.handOver(ctx, shard, read.all); err != nil {
+			return read.all, err
+		}
+		read.isHandedOver = true
+	}
+	last.mu.Lock()
+	defer last.mu.Unlock()
+	if last.read == nil {
+		last.read = map[string]readOverrides{}
+	}
+	last.read[key] = read
+	return read.all, nil
+}
+
+func (p *Operator) readOverrides(ctx context.Context, shard *Shard) (read readOverrides, err error) {
+	reply, err := p.override(ctx, shard, "read")
+	if err != nil {
+		return read, err
+	}
+	lines := strings.Split(reply, "\n")
+	read.version = lines[0]
+	for _, line := range lines[1:] {
+		var o store.Override
+		if err := json.Unmarshal([]byte(line), &o); err != nil {
+			return read, fmt.Errorf("decode an override: %w", err)
+		}
+		read.all = append(read.all, o)
+	}
+	return read, nil
+}
+
+// handOver copies overrides of a shard that the store gives up to one that it keeps. Any
+// will do: all are read.
+func (p *Operator) handOver(ctx context.Context, shard *Shard, all []store.Override) error {
+	to := p.Members[0].Shard
+	for i := range all {
+		if err := p.keep(ctx, to, "keep", &all[i]); err != nil {
+			return err
+		}
+	}
+	if len(all) == 0 {
+		return nil
+	}
+	// What was ended meanwhile must not come back.
+	now, err := p.readOverrides(ctx, shard)
+	if err != nil {
+		return err
+	}
+	for _, o := range all {
+		if !slices.ContainsFunc(now.all, func(other store.Override) bool {
+			return other.Kind == o.Kind && other.Zone == o.Zone && other.ClientKey == o.ClientKey
+		}) {
+			if _, err := p.override(ctx, to, "remove", nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey))); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// atAllShards calls f for each shard of the store, and for those before a resharding, at
+// the same time.
+func (p *Operator) atAllShards(f func(shard *Shard) error) error {
+	var mu sync.Mutex
+	var wg sync.WaitGroup
+	var errs []error
+	seen := map[*Shard]bool{}
+	for _, m := range slices.Concat(p.Members, p.Previous) {
+		if seen[m.Shard] {
+			continue
+		}
+		seen[m.Shard] = true
+		wg.Go(func() {
+			if err := f(m.Shard); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs = append(errs, fmt.Errorf("shard %s: %w", m.Name, err))
+			}
+		})
+	}
+	wg.Wait()
+	return errors.Join(errs...)
+}
+
+// override runs the script of overrides in a shard.
+func (p *Operator) override(ctx context.Context, shard *Shard, op string, args ...any) (reply string, err error) {
+	cmd, err := p.askOwner(ctx, shard, op == "read", func(key string) *wire.Command {
+		return wire.NewEval(scriptOverride, op == "read", []any{key}, append([]any{op}, args...)...)
+	})
+	if err != nil {
+		return "", err
+	}
+	return cmd.Result()
+}
+
+// askOwner sends a command about the overrides of a shard to the primary or, to read while
+// that is away, to a replica.
+func (p *Operator) askOwner(ctx context.Context, shard *Shard, reads bool, about func(key string) *wire.Command) (cmd *wire.Command, err error) {
+	ctx, cancel := context.WithTimeout(ctx, overrideTimeout)
+	defer cancel()
+	shard.Await(ctx)
+	key := p.Asker.Keys.Overrides()
+	at := shard.Owner(wire.SlotOf([]byte(key)))
+	if at == nil {
+		return nil, wire.NotExecuted(wire.ErrNoServers)
+	}
+	lanes := []*wire.Lane{at.Checks}
+	if replica := at.Replica(); reads && replica != nil {
+		lanes = append(lanes, replica)
+	}
+	for i, l := range lanes {
+		cmd = about(key)
+		if err = doWithin(ctx, l, cmd, len(lanes)-i); err == nil {
+			break
+		}
+	}
+	return cmd, err
+}
+
+// doWithin runs a command in a part of the time that ctx leaves, of which there are so
+// many.
+func doWithin(ctx context.Context, l *wire.Lane, cmd *wire.Command, parts int) error {
+	end, _ := ctx.Deadline()
+	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/time.Duration(parts))
+	defer cancel()
+	return l.DoAll(ctx, cmd)
+}

@@ -1,0 +1,152 @@
+package wire
+
+import (
+	"context"
+	"crypto/tls"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/logging"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+func init() {
+	// go-redis prints a line to stderr for each connection that fails: many a second
+	// for a server that is down. The errors are returned as well.
+	goredis.SetLogger(logging.NewBlacklistLogger([]string{"failed to dial"}))
+}
+
+// clientOptions returns the options of a client that connects at its first use,
+// never repeats a command, and bounds every wait.
+func clientOptions(addr string, opts *Options) *goredis.Options {
+	o := &goredis.Options{
+		Network: "tcp",
+		Addr:    addr,
+		// RESP2 avoids the push machinery of RESP3, which is not needed.
+		Protocol:                   2,
+		CredentialsProviderContext: opts.Credentials,
+		TLSConfig:                  opts.TLS,
+		Dialer:                     opts.connect,
+		DB:                         opts.DB,
+		MaxRetries:                 -1,
+		// The dialler has a bound of its own, which changes.
+		DialTimeout:   max(opts.DialTimeout, maxDialTimeout),
+		DialerRetries: 1,
+		// Every call has a deadline, which may be a long one.
+		ReadTimeout:           -1,
+		WriteTimeout:          -1,
+		ContextTimeoutEnabled: true,
+		PoolTimeout:           poolTimeout,
+		ConnMaxLifetime:       opts.ConnMaxLifetime,
+		PoolSize:              opts.connections(),
+		MaxActiveConns:        opts.connections(),
+		PipelinePoolSize:      -1,
+		DisableIdentity:       true,
+		MaintNotificationsConfig: &maintnotifications.Config{
+			Mode: maintnotifications.ModeDisabled,
+		},
+	}
+	if path, ok := strings.CutPrefix(addr, "unix/"); ok {
+		o.Network, o.Addr = "unix", path
+	}
+	return o
+}
+
+// NewClient returns a client of one server, for charges if persistent is set. It connects
+// at its first use.
+func NewClient(addr string, opts *Options, persistent bool) *goredis.Client {
+	o := clientOptions(addr, opts)
+	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {
+		// A server that requires a password closes a connection on which a bundle
+		// arrives without it, and then the outcome is unknown. Other refusals of this
+		// ping do not matter.
+		if err := cn.Ping(ctx).Err(); err != nil && (!IsReply(err) || Says(err, Shut)) {
+			return fmt.Errorf("ping at connecting: %w", err)
+		}
+		if len(opts.Cluster) > 0 && !persistent {
+			// A replica in a Redis Cluster answers only after READONLY.
+			return cn.ReadOnly(ctx).Err()
+		}
+		return nil
+	}
+	return goredis.NewClient(o)
+}
+
+const (
+	// DefaultDialTimeout is the least time for which a connection may be dialled.
+	DefaultDialTimeout = 200 * time.Millisecond
+	// dialRoundTrips is how many round trips connecting takes, where a check takes one:
+	// TCP, TLS, the login, and the ping.
+	dialRoundTrips = 4
+	// longDial bounds the dialling that takes longer than a check: a connection that is
+	// dialled to a server that drops packets keeps its place in the pool.
+	longDial = 5 * time.Second
+	// maxDialTimeout bounds all dialling.
+	maxDialTimeout = time.Minute
+)
+
+// DialTimeout returns how long connecting may take for a store with this check timeout:
+// four times as long, from 200 ms to 5 s; a longer check timeout counts itself, up to a
+// minute.
+func DialTimeout(checkTimeout time.Duration) time.Duration {
+	return max(DefaultDialTimeout, min(dialRoundTrips*min(checkTimeout, longDial), longDial), min(checkTimeout, maxDialTimeout))
+}
+
+// Use notes that a store with this check timeout uses the shard, until done is called.
+// The most patient store decides how long connecting may take.
+func (s *Shard) Use(checkTimeout time.Duration) (done func()) {
+	return s.Options.patience.add(DialTimeout(checkTimeout))
+}
+
+// ConnectTimeout is how long connecting may take at present.
+func (o *Options) ConnectTimeout() time.Duration {
+	return max(o.DialTimeout, o.patience.longest())
+}
+
+// patience holds the dial timeouts of the stores that use a shard.
+type patience struct {
+	mu    sync.Mutex
+	users map[*time.Duration]bool
+}
+
+func (p *patience) add(timeout time.Duration) (remove func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	user := &timeout
+	p.users[user] = true
+	return func() {
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		delete(p.users, user)
+	}
+}
+
+func (p *patience) longest() (timeout time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for user := range p.users {
+		timeout = max(timeout, *user)
+	}
+	return timeout
+}
+
+// keepAlive finds out within a minute that a peer is gone.
+var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interval: 5 * time.Second, Count: 3}
+
+// connect dials an address, and shakes hands if TLS is in use.
+func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, error) {
+	ctx, cancel := context.WithTimeout(ctx, o.ConnectTimeout())
+	defer cancel()
+	if o.Dial != nil {
+		return o.Dial(ctx, network, addr)
+	}
+	dialer := &net.Dialer{KeepAliveConfig: keepAlive}
+	if o.TLS == nil {
+		return dialer.DialContext(ctx, network, addr)
+	}
+	return (&tls.Dialer{NetDialer: dialer, Config: o.TLS}).DialContext(ctx, network, addr)
+}

@@ -1,0 +1,363 @@
+package wire
+
+import (
+	"context"
+	"crypto/sha1"
+	"encoding/binary"
+	"encoding/hex"
+	"fmt"
+	"math"
+	"slices"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Script is one Lua script. Its name is boxed once, because every request builds
+// a command.
+type Script struct {
+	source string
+	sha    any
+	// bundle does the same for several buckets; nil if there is no such script.
+	bundle *Script
+}
+
+// NewScript returns the script with that source. bundle does the same for several buckets;
+// empty for none.
+func NewScript(source, bundle string) *Script {
+	sum := sha1.Sum([]byte(source)) // Redis names scripts by their SHA-1.
+	s := &Script{source: source, sha: hex.EncodeToString(sum[:])}
+	if bundle != "" {
+		s.bundle = NewScript(bundle, "")
+	}
+	return s
+}
+
+// load adds to a pipeline what loads the script, for one bucket and for several.
+func (s *Script) load(ctx context.Context, pipe goredis.Pipeliner) {
+	pipe.ScriptLoad(ctx, s.source)
+	if s.bundle != nil {
+		s.bundle.load(ctx, pipe)
+	}
+}
+
+// Command is one command in a pipeline: a call of a script, a read, or a charge without a
+// script, which takes two commands of Redis.
+type Command struct {
+	// Cmder is nil for a call of a script that was not sent by itself.
+	goredis.Cmder
+	// script is nil for a command that calls none.
+	script *Script
+	// reply and failure are what a bundle got for its member.
+	reply   string
+	failure error
+	// charge is what a charge that calls no script charges, or nil; byScript encodes the
+	// same charge as a call of the script. window reads the window that was charged, and
+	// follows in the same pipeline.
+	charge   *store.Request
+	byScript EncodeCharge
+	window   *goredis.StringSliceCmd
+	// Clock, if not nil, is the clock that decides, which is the server's. It
+	// learns the time from replies.
+	Clock *Clock
+	// Outcome is nil once the reply has arrived, and otherwise an error.
+	Outcome error
+	// Place is that of its request in the caller's slice.
+	Place int
+	// Reads is set if it may run twice, because it neither spends nor gives back.
+	Reads bool
+	// MayGuess is set if the script may do without reading the clock.
+	MayGuess bool
+	// anyReply is set if the reply is not that of a bucket.
+	anyReply bool
+	// asking is set if the node of a Redis Cluster runs it only after ASKING.
+	asking bool
+	// sent is set once a connection got the command: it may have run.
+	sent bool
+
+	// args are its words. Those that differ from command to command are pointers,
+	// so that they are not boxed one by one.
+	args []any
+	key  string
+	// ints are a script's numbers, packed into one argument. A charge that calls no
+	// script has only the instant.
+	ints   []int64
+	packed packed
+	// numbers has the room of the reply's numbers.
+	numbers []int64
+}
+
+// packed is numbers as one argument. go-redis gets its pointer, because boxing a
+// slice allocates.
+type packed []byte
+
+func (p *packed) MarshalBinary() ([]byte, error) { return *p, nil }
+
+type (
+	// readCommand is a command that calls no script, with the room that it needs.
+	readCommand struct {
+		Command
+		argsRoom [5]any
+	}
+	// ScriptCall is a call of a script on one key, with the room that it needs: Begin, then
+	// Add the numbers, then Ready.
+	ScriptCall struct {
+		Command
+		id          string
+		intsRoom    [10]int64
+		packedRoom  [80]byte
+		argsRoom    [7]any
+		numbersRoom [9]int64
+	}
+)
+
+// The words of commands, boxed.
+var (
+	wordEvalSHA   any = "evalsha"
+	wordEvalSHARO any = "evalsha_ro"
+	wordAsking    any = "asking"
+	wordOneKey    any = 1
+	wordHMGet     any = "hmget"
+	wordMGet      any = "mget"
+	wordHIncrBy   any = "hincrby"
+	wordCount     any = "c"
+	wordReset     any = "r"
+	wordPenalty   any = "p"
+	wordEach      any = "each"
+)
+
+// The places of the command's name and of the operation among a script's words.
+const (
+	placeOfWord      = 0
+	placeOfOperation = 4
+)
+
+// placeOfNow is that of the instant among a script's numbers, and in its reply.
+const placeOfNow = 0
+
+// NewHashRead returns a command that reads a hash with the fields c, r and p.
+func NewHashRead(key string) *Command {
+	return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
+}
+
+// NewStringRead returns a command that reads a string.
+func NewStringRead(key string) *Command { return newRead(wordMGet, key) }
+
+func newRead(word any, key string, rest ...any) *Command {
+	c := &readCommand{Command: Command{key: key, Reads: true}}
+	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
+	c.Ready()
+	return &c.Command
+}
+
+// NewPlainCharge returns a charge of an open window in a hash at an instant: HINCRBY, and
+// HMGET of the window. Where the window may be over before it runs, or the server refuses
+// these commands, it becomes a call of the script that byScript encodes.
+func NewPlainCharge(key string, r *store.Request, now int64, clock *Clock, byScript EncodeCharge) *Command {
+	c := &readCommand{Command: Command{key: key, Clock: clock, charge: r, byScript: byScript}}
+	c.ints = []int64{-now}
+	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
+	c.Ready()
+	return &c.Command
+}
+
+// EncodeCharge makes call a call of the script that charges r by that clock.
+type EncodeCharge func(call *ScriptCall, key string, r *store.Request, clock *Clock)
+
+// Begin makes c a call of s on one key, to which arguments are added.
+func (c *ScriptCall) Begin(s *Script, op any, readOnly bool, key string) {
+	*c = ScriptCall{Command: Command{script: s, key: key}}
+	word := wordEvalSHA
+	if readOnly {
+		word = wordEvalSHARO
+	}
+	c.args = append(c.argsRoom[:0], word, s.sha, wordOneKey, &c.key, op, &c.packed)
+	c.ints, c.packed, c.numbers = c.intsRoom[:0], c.packedRoom[:0], c.numbersRoom[:0]
+}
+
+// Add adds numbers. They are packed into one argument, because Redis spends more
+// time on the conversion of arguments and replies than on the script.
+func (c *ScriptCall) Add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
+
+// AddID adds the ID of the request, after all numbers.
+func (c *ScriptCall) AddID(id string) {
+	c.id = id
+	c.args = append(c.args, &c.id)
+}
+
+// NewEval returns a call of a script, with any keys and arguments, that may run twice.
+func NewEval(s *Script, readOnly bool, keys []any, args ...any) *Command {
+	word := wordEvalSHA
+	if readOnly {
+		word = wordEvalSHARO
+	}
+	c := &Command{script: s, Reads: true, args: slices.Concat([]any{word, s.sha, len(keys)}, keys, args)}
+	c.Ready()
+	return c
+}
+
+// NewCommand returns a command with these words, and any reply, that may run twice.
+func NewCommand(word, key string, rest ...any) *Command {
+	c := &Command{key: key, anyReply: true, Reads: true}
+	c.args = append([]any{word, &c.key}, rest...)
+	c.Ready()
+	return c
+}
+
+// Source returns the text of the script that c calls, or an empty one.
+func (c *Command) Source() string {
+	if c.script == nil {
+		return ""
+	}
+	return c.script.source
+}
+
+// Words returns the words of the Redis commands that c consists of, as they are sent: two
+// commands for a charge without a script, otherwise one.
+func (c *Command) Words() [][]any {
+	words := make([]any, len(c.args))
+	for i, arg := range c.args {
+		switch arg := arg.(type) {
+		case *string:
+			words[i] = *arg
+		case *packed:
+			words[i] = []byte(*arg)
+		default:
+			words[i] = arg
+		}
+	}
+	if c.charge != nil {
+		return [][]any{words, {wordHMGet, c.key, wordReset, wordPenalty}}
+	}
+	return [][]any{words}
+}
+
+// Answer gives c the replies to its Words in place of a server: a string of a script, an
+// integer and a list of a charge without one, a list of a reading, or an error, which is a
+// server's reply if it is a [goredis.Error]. Missing values of a list are nil.
+func (c *Command) Answer(replies ...any) {
+	c.single()
+	c.sent = true
+	for i, reply := range replies {
+		cmd := c.Cmder
+		if i > 0 {
+			cmd = c.window
+		}
+		switch reply := reply.(type) {
+		case error:
+			cmd.SetErr(reply)
+		case string:
+			cmd.(*goredis.StringCmd).SetVal(reply)
+		case int64:
+			cmd.(*goredis.IntCmd).SetVal(reply)
+		case []any:
+			texts := make([]string, len(reply))
+			for n, text := range reply {
+				texts[n], _ = text.(string)
+			}
+			cmd.(*goredis.StringSliceCmd).SetVal(texts)
+		}
+	}
+	c.settleOutcome(nil)
+}
+
+// Ready makes c ready to be sent, again.
+func (c *Command) Ready() {
+	switch {
+	case c.script != nil:
+		if c.MayGuess {
+			// The guess of an earlier try is too old.
+			c.ints[placeOfNow] = 0
+		}
+		c.packed = AppendPacked(c.packed[:0], c.ints...)
+		c.Cmder, c.reply, c.failure = nil, "", nil
+	case c.charge != nil:
+		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
+		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
+	case c.anyReply:
+		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
+	default:
+		// With texts, a bucket with foreign content spoils only its own answer, and
+		// none that follow on the connection.
+		c.Cmder = goredis.NewStringSliceCmd(context.Background(), c.args...)
+	}
+	c.sent, c.Outcome = false, nil
+}
+
+// becomeScript makes a plain charge a call of the script, which decides by the clock of
+// the server that runs it.
+func (c *Command) becomeScript() {
+	room := new(ScriptCall)
+	c.byScript(room, c.key, c.charge, c.Clock)
+	c.charge, c.script, c.ints = nil, room.script, room.ints
+	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, room.args[placeOfOperation], &c.packed}
+	c.Ready()
+}
+
+// IsScript reports whether c calls a script.
+func (c *Command) IsScript() bool { return c.script != nil }
+
+// Passed is the instant that the script was told has passed; 0 if it was told none.
+func (c *Command) Passed() int64 { return -c.ints[placeOfNow] }
+
+// forgetClock makes c use the clock of whichever server runs it: c goes to another
+// server than that of c.Clock.
+func (c *Command) forgetClock() {
+	c.Clock = nil
+	if c.charge != nil {
+		c.becomeScript()
+	}
+	if c.MayGuess {
+		c.MayGuess = false
+		c.ints[placeOfNow] = 0
+	}
+}
+
+// ChargeReply is the reply to a charge without a script.
+type ChargeReply struct {
+	Count int64
+	// Window has the fields r and p of the window, or Err is the error of their reading.
+	Window []string
+	Err    error
+	// Now is the instant that decided whether the charge could be plain.
+	Now int64
+}
+
+// Charged returns the reply to a charge without a script, and whether c is one.
+func (c *Command) Charged() (reply ChargeReply, is bool) {
+	if c.charge == nil {
+		return ChargeReply{}, false
+	}
+	return ChargeReply{c.Cmder.(*goredis.IntCmd).Val(), c.window.Val(), c.window.Err(), -c.ints[placeOfNow]}, true
+}
+
+// Texts is the reply to a reading.
+func (c *Command) Texts() []string { return c.Cmder.(*goredis.StringSliceCmd).Val() }
+
+// Unpack appends packed doubles that are integers.
+func Unpack(numbers []int64, packed string) ([]int64, error) {
+	if len(packed)%8 != 0 {
+		return nil, fmt.Errorf("%w: %q", ErrReply, packed)
+	}
+	numbers = slices.Grow(numbers, len(packed)/8)
+	for ; packed != ""; packed = packed[8:] {
+		var b [8]byte
+		copy(b[:], packed)
+		f := math.Float64frombits(binary.LittleEndian.Uint64(b[:]))
+		n := int64(f)
+		if float64(n) != f {
+			return nil, fmt.Errorf("%w: %v", ErrReply, f)
+		}
+		numbers = append(numbers, n)
+	}
+	return numbers, nil
+}
+
+// AppendPacked appends numbers as the scripts read them: doubles, little-endian.
+func AppendPacked(b []byte, numbers ...int64) []byte {
+	for _, n := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(float64(n)))
+	}
+	return b
+}

@@ -1,0 +1,239 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"net"
+	"strings"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// ErrTimeout is the error, possibly wrapped, of a call without an answer before its
+// deadline.
+var ErrTimeout = errors.New("no answer in time")
+
+// ErrShardDown is the error, possibly wrapped, of a call that was not made because
+// the previous calls failed.
+var ErrShardDown = errors.New("server is left out after repeated failures")
+
+// Errors, possibly wrapped, of calls that were not made or had no reply.
+var (
+	// ErrOverload: the queue is full.
+	ErrOverload = errors.New("too many calls are waiting")
+	// ErrClosed: the shard is closed.
+	ErrClosed  = errors.New("connections are closed")
+	errNoReply = errors.New("connection gave no reply")
+	// ErrNoServers is the error of calls while no primary is known.
+	ErrNoServers = errors.New("no primary is known")
+	// ErrReply is the error of a reply, or a key, with other content than a bucket's.
+	ErrReply = errors.New("this is not a bucket of ours")
+)
+
+// The kinds of errors, as labels of a metric.
+const (
+	KindTimeout     = "timeout"
+	KindConnection  = "connection"
+	KindBreaker     = "breaker"
+	KindOverload    = "overload"
+	KindLoading     = "loading"
+	KindBusy        = "busy"
+	KindReadOnly    = "readonly"
+	KindMemory      = "memory"
+	KindMisconf     = "misconf"
+	KindAuth        = "auth"
+	KindForeignData = "foreign_data"
+	KindUnfound     = "unfound"
+	KindOther       = "other"
+)
+
+// Fate is what an error reply says of its command.
+type Fate uint8
+
+const (
+	// Uncertain says that it may have run in part, so it is never repeated.
+	Uncertain Fate = iota
+	// Final says that it did not run, and would be refused again.
+	Final
+	// Later says that it did not run, and may run at another time.
+	Later
+)
+
+// Hint is what an error reply says of the server.
+type Hint uint8
+
+const (
+	// elsewhere: another server may be the primary by now.
+	elsewhere Hint = 1 << iota
+	// demoted: this server is not the primary. Its address may be a name or a
+	// virtual IP that leads to the primary by now; the connection does not.
+	demoted
+	// unfit: the server can run no command.
+	unfit
+	// Shut says that the server can run no command on this connection.
+	Shut
+	// scriptless: the server lacks the script.
+	scriptless
+	// splitting: a call may have only one key, or keys of one slot.
+	splitting
+	// OneKey says that a call may have only one key while the node imports the slot.
+	OneKey
+	// Lacking says that the server does not know the command, or the user may not call it. A script
+	// may.
+	Lacking
+)
+
+// Meaning is what an error reply says: its kind in metrics, and of command and server.
+type Meaning struct {
+	Kind string
+	Fate Fate
+	Hint Hint
+}
+
+// replies are the error replies of servers, by their first words. Any other reply is
+// a proxy's, or that of an untested server: whether the command ran is unknown.
+var replies = []struct {
+	text string
+	Meaning
+}{
+	// The server, or its successor, will be ready later.
+	{"READONLY", Meaning{KindReadOnly, Later, elsewhere | demoted}},
+	{"MASTERDOWN", Meaning{KindUnfound, Later, elsewhere | demoted | unfit}},
+	{"LOADING", Meaning{KindLoading, Later, unfit}},
+	// The cluster elects, or moves a slot.
+	{"CLUSTERDOWN", Meaning{KindUnfound, Later, elsewhere}},
+	{"MOVED ", Meaning{KindOther, Later, 0}},
+	{"ASK ", Meaning{KindOther, Later, 0}},
+	{"TRYAGAIN", Meaning{KindOther, Later, OneKey}},
+	// The server refuses writes for now.
+	{"OOM", Meaning{KindMemory, Later, 0}},
+	{"MISCONF", Meaning{KindMisconf, Later, 0}},
+	{"NOREPLICAS", Meaning{KindMisconf, Later, 0}},
+	// A script takes long.
+	{"BUSY ", Meaning{KindBusy, Later, 0}},
+	// The next try loads the script, or has one key in each call.
+	{"NOSCRIPT", Meaning{KindOther, Later, scriptless}},
+	{"CROSSSLOT", Meaning{KindOther, Later, splitting}},
+	// The server accepts no client, or not this password, which operators change at
+	// run time.
+	{"max number of clients", Meaning{KindConnection, Later, Shut}},
+	{"NOAUTH", Meaning{KindAuth, Later, unfit | Shut}},
+	{"WRONGPASS", Meaning{KindAuth, Later, unfit | Shut}},
+	{"unauthenticated", Meaning{KindAuth, Later, unfit | Shut}},
+	{"DENIED", Meaning{KindAuth, Later, unfit | Shut}},
+	// The user lacks a right. In scripts the words depend on the version of Redis.
+	{"NOPERM this user has no permissions to access one of the keys", Meaning{KindAuth, Final, 0}},
+	{"NOPERM No permissions to access a key", Meaning{KindAuth, Final, 0}},
+	{"NOPERM", Meaning{KindAuth, Final, Lacking}},
+	{"The user executing the script", Meaning{KindAuth, Final, 0}},
+	{"ACL failure in script", Meaning{KindAuth, Final, 0}},
+	// The key does not hold a bucket.
+	{"WRONGTYPE", Meaning{KindForeignData, Final, 0}},
+	{"hash value is not an integer", Meaning{KindForeignData, Final, 0}},
+	// The server, or a proxy, lacks the command.
+	{"unknown command", Meaning{KindOther, Final, Lacking}},
+	{"unsupported command '", Meaning{KindOther, Final, Lacking}},
+	{"Unknown Redis command", Meaning{KindOther, Final, 0}},
+}
+
+// The first words of a script's error before, or after, its first write.
+const (
+	wordRefused = "REFUSED "
+	wordPartial = "PARTIAL "
+)
+
+// MeaningOf returns the meaning of err, and whether it is, or wraps, an error reply.
+func MeaningOf(err error) (m Meaning, ok bool) {
+	if err == nil {
+		return Meaning{}, false
+	}
+	var e goredis.Error
+	if !errors.As(err, &e) {
+		return Meaning{}, false
+	}
+	text, partial := strings.CutPrefix(e.Error(), wordPartial)
+	text, refused := strings.CutPrefix(text, wordRefused)
+	text = strings.TrimPrefix(text, "ERR ")
+	m = Meaning{Kind: KindOther}
+	if refused {
+		// The script failed on the content of the key.
+		m.Fate = Final
+	}
+	for i := range replies {
+		if strings.HasPrefix(text, replies[i].text) {
+			m = replies[i].Meaning
+			break
+		}
+	}
+	if partial {
+		m.Fate = Uncertain
+	}
+	return m, true
+}
+
+// Says reports whether err is an error reply that says that of the server.
+func Says(err error, h Hint) bool {
+	m, ok := MeaningOf(err)
+	return ok && m.Hint&h != 0
+}
+
+// KindOf returns the kind of an error of a store.
+func KindOf(err error) string {
+	// These may wrap a server's reply.
+	switch {
+	case errors.Is(err, ErrShardDown):
+		return KindBreaker
+	case errors.Is(err, ErrOverload):
+		return KindOverload
+	case errors.Is(err, ErrNoServers):
+		return KindUnfound
+	case errors.Is(err, ErrReply):
+		return KindForeignData
+	}
+	if m, ok := MeaningOf(err); ok {
+		return m.Kind
+	}
+	var netErr net.Error
+	isNetErr := errors.As(err, &netErr)
+	switch {
+	case IsDialError(err):
+		return KindConnection
+	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded), isNetErr && netErr.Timeout():
+		return KindTimeout
+	case isNetErr, errors.Is(err, ErrClosed), errors.Is(err, errNoReply), errors.Is(err, io.EOF),
+		errors.Is(err, net.ErrClosed), errors.Is(err, goredis.ErrClosed):
+		return KindConnection
+	default:
+		return KindOther
+	}
+}
+
+// IsDialError reports whether err is the failure of a connection attempt.
+func IsDialError(err error) bool {
+	var op *net.OpError
+	return errors.As(err, &op) && op.Op == "dial"
+}
+
+// IsReply reports whether err is a server's error reply.
+func IsReply(err error) bool {
+	_, ok := MeaningOf(err)
+	return ok
+}
+
+// pointsElsewhere reports whether err suggests that the shard has another primary.
+func pointsElsewhere(err error) bool { return isServerFault(err) || Says(err, elsewhere) }
+
+// NotExecuted wraps err as the error of a command that did not run.
+func NotExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExecuted, err) }
+
+// refused is the error of a command that did not run because of err.
+func refused(err error) error {
+	if m, ok := MeaningOf(err); ok && m.Fate == Final {
+		return fmt.Errorf("%w: %w", store.ErrFinal, err)
+	}
+	return NotExecuted(err)
+}

@@ -1,0 +1,256 @@
+package wire
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+	"github.com/sony/gobreaker/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// maxBatch bounds the calls in one pipeline, so that the next one does not
+	// wait for long.
+	maxBatch = 300
+	// queueLimit bounds the calls that wait for one server. They are about a
+	// second's worth; waiting longer does not help.
+	queueLimit = 1 << 17
+	// linger is how long a charge waits for others to join its pipeline, unless that is
+	// full: no response waits for it, and a pipeline costs as much as several charges.
+	linger = 2 * time.Millisecond
+	// nearby is the round trip below which it pays to have one pipeline in flight
+	// at a time and let it carry more.
+	nearby = 300 * time.Microsecond
+	// ReplyTimeout bounds the wait for the reply to a charge beyond its deadline.
+	// No request waits for it, and without it the outcome is unknown.
+	ReplyTimeout = 2 * time.Second
+	// retryPause is the pause before the first retry of a refused call. It doubles
+	// with each refusal, maxDoublings times.
+	retryPause   = 10 * time.Millisecond
+	maxDoublings = 4
+	// retirePause is how long retired connections stay open for calls that have
+	// already chosen them.
+	retirePause = time.Second
+	// reconnectPause is the least time between replacements of connections.
+	reconnectPause = 100 * time.Millisecond
+	// breakerPause is how long a server is left out whose pipelines fail in a row:
+	// one more than there are connections, because these can all be cut at once
+	// while the server is well.
+	breakerPause = time.Second
+	// poolTimeout is never reached: there are as many connections as workers, and
+	// one for health.
+	poolTimeout = 5 * time.Second
+)
+
+// Lane leads to one server for one purpose: a client, a queue, and the workers
+// that turn queued calls into pipelines.
+type Lane struct {
+	Shard *Shard
+	// Addr is the server's address.
+	Addr string
+	// client holds the connections. It is replaced when they lead to a server that
+	// is no longer the primary; reconnected is when, in nanoseconds since 1970.
+	client      atomic.Pointer[goredis.Client]
+	reconnected atomic.Int64
+	breaker     *gobreaker.TwoStepCircuitBreaker[any]
+	queue       *queue
+	batch       int
+	// persistent makes workers retry commands that did not run, until the deadline:
+	// the lane is for charges.
+	persistent bool
+	workers    sync.WaitGroup
+	// gathering is held by the worker that waits for the next batch.
+	gathering sync.Mutex
+	// flight is full while a pipeline to a nearby server is in flight.
+	flight chan struct{}
+	// tokens, without pipelining, is full while all connections are in use; nil if
+	// callers leave their calls to workers.
+	tokens chan struct{}
+	// awaiting counts the calls that workers have taken and that wait for a token.
+	awaiting atomic.Int64
+	// watched counts the callers that wait.
+	watched atomic.Int32
+	// hurried is full if somebody waits for what is queued, or sent by now.
+	hurried chan struct{}
+	// splits is set once the server has refused several keys in one call.
+	splits atomic.Bool
+	// Scripted is set once the server has refused a plain command and has run the script
+	// in its place, as a proxy may that does not know the command.
+	Scripted atomic.Bool
+	// fault is the last error that spoke against the server.
+	fault lastFault
+	// Lag is the least age of a replica's data, in nanoseconds.
+	Lag atomic.Int64
+	// pace is the recent average time of a pipeline.
+	pace atomic.Int64
+	// life ends when nothing more may be sent.
+	life context.Context
+	end  context.CancelFunc
+}
+
+func newLane(s *Shard, addr string, persistent bool) *Lane {
+	opts := &s.Options
+	l := &Lane{
+		Shard:      s,
+		Addr:       addr,
+		queue:      newQueue(queueLimit),
+		flight:     make(chan struct{}, 1),
+		hurried:    make(chan struct{}, 1),
+		batch:      1,
+		persistent: persistent,
+	}
+	l.client.Store(NewClient(addr, opts, persistent))
+	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
+		Timeout:       breakerPause,
+		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
+		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
+		OnStateChange: l.emitState,
+	})
+	switch {
+	case !opts.NoPipelining:
+		l.batch = maxBatch
+	case !persistent:
+		// Callers stop waiting at the deadline, so they cannot make persistent calls
+		// themselves: these are retried and their replies awaited beyond it.
+		l.tokens = make(chan struct{}, opts.PoolSize)
+	}
+	l.Lag.Store(int64(UnknownLag))
+	l.life, l.end = context.WithCancel(context.Background())
+	for range opts.PoolSize {
+		l.workers.Go(l.work)
+	}
+	return l
+}
+
+// isUsable reports whether a replica can answer checks.
+func (l *Lane) isUsable() bool {
+	return l.IsUp() && time.Duration(l.Lag.Load()) <= l.Shard.Options.MaxReplicaLag
+}
+
+// close lets the workers finish the queued calls, until ctx ends.
+func (l *Lane) close(ctx context.Context) {
+	l.queue.close()
+	// Closing the client ends all waiting for replies.
+	end := sync.OnceFunc(func() {
+		l.end()
+		_ = l.client.Load().Close()
+	})
+	defer context.AfterFunc(ctx, end)()
+	l.workers.Wait()
+	for range cap(l.tokens) {
+		select {
+		case l.tokens <- struct{}{}:
+		case <-l.life.Done():
+		}
+	}
+	end()
+}
+
+// UnknownLag is the lag of a replica that was not inspected yet.
+const UnknownLag = time.Duration(-1)
+
+const (
+	// probePeriod is the time between pings of servers that are left out.
+	probePeriod = 250 * time.Millisecond
+	// probeTimeout bounds a ping, apart from connecting.
+	probeTimeout = 500 * time.Millisecond
+)
+
+// probe pings the servers that are left out, until the shard is closed, so that no
+// request waits to find out whether a server is back.
+func (s *Shard) probe() {
+	for Pause(s.life, probePeriod) {
+		var pings sync.WaitGroup
+		s.mu.Lock()
+		// Also those of redirections only.
+		lanes := slices.Collect(maps.Values(s.lanes))
+		s.mu.Unlock()
+		for _, l := range lanes {
+			if !l.IsUp() {
+				pings.Go(func() { l.ping(s.life) })
+			}
+		}
+		pings.Wait()
+	}
+}
+
+// ping lets the breaker close if it allows a try and the server answers.
+func (l *Lane) ping(ctx context.Context) {
+	reported, err := l.breaker.Allow()
+	if err != nil {
+		return
+	}
+	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	defer cancel()
+	err = l.client.Load().Ping(ctx).Err()
+	l.fault.note(err)
+	reported(err)
+}
+
+// Info asks the server for INFO.
+func (l *Lane) Info(ctx context.Context) (string, error) { return l.client.Load().Info(ctx).Result() }
+
+// Figures describes the lane for operators.
+func (l *Lane) Figures() store.Lane {
+	pool := l.client.Load().PoolStats()
+	return store.Lane{
+		Purpose: string(l.purpose()),
+		Breaker: l.breaker.State().String(),
+		Latency: time.Duration(l.pace.Load()),
+		Queued:  l.queue.len() + int(l.awaiting.Load()),
+		Pool: store.Pool{
+			Connections: int64(pool.TotalConns), Idle: int64(pool.IdleConns),
+			Hits: int64(pool.Hits), Misses: int64(pool.Misses), Timeouts: int64(pool.Timeouts), Stale: int64(pool.StaleConns),
+		},
+	}
+}
+
+// warm connects and loads the scripts ahead of the first call, which reports any
+// failure.
+func (l *Lane) warm(ctx context.Context, scripts []*Script) {
+	pipe := l.client.Load().Pipeline()
+	for _, s := range scripts {
+		s.load(ctx, pipe)
+	}
+	_, _ = pipe.Exec(ctx)
+}
+
+// reconnect makes calls use new connections, because a name or a virtual IP may
+// lead to another server by now. Calls in flight end on the old ones.
+func (l *Lane) reconnect() {
+	last, now := l.reconnected.Load(), time.Now().UnixNano()
+	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
+		return
+	}
+	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
+	l.Shard.retired.Go(func() {
+		for Pause(l.life, retirePause) {
+			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
+				break
+			}
+		}
+		_ = old.Close()
+	})
+}
+
+func (l *Lane) purpose() Purpose {
+	if l.persistent {
+		return PurposeCharges
+	}
+	return PurposeChecks
+}
+
+func (l *Lane) emitState(_ string, from, to gobreaker.State) {
+	switch {
+	case from == gobreaker.StateClosed:
+		l.Shard.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
+	case to == gobreaker.StateClosed:
+		l.Shard.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
+	}
+}
