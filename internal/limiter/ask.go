@@ -87,7 +87,7 @@ func (e *evaluation) learn(i int, st store.State) {
 type answering interface {
 	Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []stores.Overflow
 	RefuseKnown(reqs []store.Request, states []store.State) (refused bool)
-	IsFull(r *store.Request, now time.Time) bool
+	IsFull(r *store.Request) bool
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	Take(ctx context.Context, reqs []store.Request, states []store.State)
 	AdmitAlone(known, local *store.Request, takes bool) store.State
@@ -288,10 +288,9 @@ func (e *evaluation) refuseKnown(some []int) (refused bool) {
 // has waited, go first: if they refuse again, the others are not touched.
 func (e *evaluation) take(r *http.Request, takes []int, first int) error {
 	if len(takes) > 1 {
-		now := e.limiter.Now()
 		var full, others []int
 		for _, i := range takes {
-			if open := e.zones[i].open; open != nil && (i == first || e.limiter.answering(open).IsFull(&e.reqs[i], now)) {
+			if open := e.zones[i].open; open != nil && (i == first || e.limiter.answering(open).IsFull(&e.reqs[i])) {
 				full = append(full, i)
 			} else {
 				others = append(others, i)
@@ -532,8 +531,6 @@ func (e *evaluation) noteTaken(takes []int) {
 			}
 		case z.answer == hasRoom:
 			e.noteTake(i)
-		case z.answer == hasNoRoom && !z.isLocal():
-			z.open.NoteFull(&e.reqs[i], &e.states[i], e.limiter.Now())
 		}
 	}
 }

@@ -190,9 +190,12 @@ type acquaintances struct {
 	pages [acquaintancePages]acquaintancePage
 }
 
+// client is a client of one zone.
+type client struct{ zone, key string }
+
 type acquaintancePage struct {
 	mu sync.Mutex
-	// until maps the hash of a client's bucketID to the time since began at which
+	// until maps the hash of a client to the time since began at which
 	// the client is forgotten. The seed is secret: the chance that a new client
 	// passes for one of a million others is one in 10^13, and costs a bucket.
 	until map[uint64]time.Duration
@@ -207,7 +210,7 @@ func newAcquaintances(most int, now time.Time) *acquaintances {
 }
 
 func (a *acquaintances) pageOf(r *store.Request) (*acquaintancePage, uint64) {
-	hash := maphash.Comparable(a.seed, bucketOf(r))
+	hash := maphash.Comparable(a.seed, client{r.Limit.Zone, r.ClientKey})
 	return &a.pages[hash%acquaintancePages], hash
 }
 

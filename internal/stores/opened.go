@@ -6,7 +6,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/maypok86/otter/v2"
 	"go.opentelemetry.io/otel/attribute"
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
@@ -36,10 +35,6 @@ type Opened struct {
 	forgiving atomic.Int64
 	// newcomers is nil if new buckets are not bounded.
 	newcomers *newcomers
-	// full remembers, for a bounded number of buckets, which takes they refuse and until
-	// when: the ledger refuses such takes only while it trusts the primary's answer, and
-	// the memory store has none.
-	full *otter.Cache[bucketID, refusedTake]
 }
 
 // Accounts are a store with an account of what its buckets are about to spend: a
@@ -51,6 +46,7 @@ type Accounts interface {
 	Admit(ctx context.Context, reqs []store.Request, states []store.State)
 	RefuseKnown(reqs []store.Request, states []store.State) bool
 	ForeseeKnown(reqs []store.Request, states []store.State) bool
+	IsFull(r *store.Request) bool
 	CheckAhead(ctx context.Context, r store.Request, timeout time.Duration) store.State
 	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
 	AdmitAlone(r *store.Request) store.State
@@ -85,10 +81,7 @@ func (h *Handle) newOpened() (*Opened, error) {
 	}
 	operable, _ := s.(store.Operable)
 	remote, isRemote := s.(store.Remote)
-	open := &Opened{
-		Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote,
-		full: otter.Must(&otter.Options[bucketID, refusedTake]{MaximumSize: maxFullBuckets}),
-	}
+	open := &Opened{Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
 	open.newcomers = h.newNewcomers(s)
 	h.keepAccounts(open, remote)
 	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
@@ -124,19 +117,9 @@ func (o *Opened) Take(ctx context.Context, reqs []store.Request, states []store.
 	endSpan(span, states)
 }
 
-// IsFull reports whether a take of r is known to be refused. A request that takes from
+// IsFull reports whether a take of r is expected to be refused. A request that takes from
 // several buckets asks the full ones first, so that it touches no other if they refuse.
-func (o *Opened) IsFull(r *store.Request, now time.Time) bool {
-	refused, ok := o.full.GetIfPresent(bucketOf(r))
-	return ok && now.Before(refused.until) && r.Cost >= refused.cost && r.Reserved >= refused.reserved
-}
-
-// NoteFull notes that a take of r was refused with the state st.
-func (o *Opened) NoteFull(r *store.Request, st *store.State, now time.Time) {
-	if st.RetryAfter != store.Never {
-		o.full.Set(bucketOf(r), refusedTake{now.Add(st.RetryAfter), r.Cost, r.Reserved})
-	}
-}
+func (o *Opened) IsFull(r *store.Request) bool { return o.Accounts.IsFull(r) }
 
 // Peek returns what the module's store says about a bucket. The primary is asked first if
 // the store shows all copies.
@@ -232,20 +215,6 @@ func endSpan(span trace.Span, states []store.State) {
 	span.SetAttributes(attribute.Bool("rate_limit.allowed", allowed))
 	span.End()
 }
-
-type bucketID struct{ zone, clientKey string }
-
-func bucketOf(r *store.Request) bucketID { return bucketID{r.Limit.Zone, r.ClientKey} }
-
-// refusedTake stands for all takes of as much or more.
-type refusedTake struct {
-	until          time.Time
-	cost, reserved int64
-}
-
-// maxFullBuckets bounds the memory. A bucket beyond it costs a take and its
-// refund.
-const maxFullBuckets = 100_000
 
 // LedgerConfig is a [Module] with settings for its ledger.
 type LedgerConfig interface {

@@ -207,6 +207,11 @@ func (l *Local) Figures() Figures { return l.flights.Figures() }
 // RefuseKnown is [Ledger.RefuseKnown]. It refuses nothing: the store is as quick.
 func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 
+// IsFull is [Ledger.IsFull]. The store is as quick.
+func (l *Local) IsFull(r *store.Request) bool {
+	return !store.Answers(context.Background(), l.Peek, []store.Request{*r})[0].Allowed
+}
+
 // ForeseeKnown is [Ledger.ForeseeKnown].
 func (*Local) ForeseeKnown([]store.Request, []store.State) bool { return false }
 

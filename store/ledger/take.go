@@ -26,6 +26,18 @@ func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.
 	}
 }
 
+// IsFull reports whether the bucket of a request to take is known to refuse it, however old
+// that knowledge is.
+func (l *Ledger) IsFull(r *store.Request) bool {
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	m := l.moment()
+	defer e.page.mu.Unlock()
+	return e.IsFull(r, &m)
+}
+
 // taking is one call of Take.
 type taking struct {
 	call

@@ -26,6 +26,13 @@ func (b *Bucket) AskTake(r *store.Request, st *store.State, m *Moment) (do Do, a
 	return Nothing, false
 }
 
+// IsFull reports whether the bucket is known to refuse a request to take, however old that
+// knowledge is.
+func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
+	rest, isServed := b.Rest(r, m)
+	return !isServed && b.refuses(&rest, new(store.State), m)
+}
+
 // AskNot undoes AskTake of a request that was let through to ask and does not, so that the
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
