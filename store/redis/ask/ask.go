@@ -359,9 +359,7 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
 func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed missing, observe Observer, report func(i int, st store.State)) {
-	again := *r
-	again.Cost, again.Until = missed.left, 0
-	a.post(algorithm.Charge, at, whole([]store.Request{again}, nil), observe, func(_ int, st store.State) {
+	a.post(algorithm.Charge, at, whole([]store.Request{missed.rest(r)}, nil), observe, func(_ int, st store.State) {
 		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}

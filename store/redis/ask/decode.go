@@ -38,6 +38,13 @@ func (op Op) outcome(cmd *wire.Command, r *store.Request) (st store.State, misse
 	return st, missed
 }
 
+// Rest returns the charge that is left for the script, and whether one is, because cmd, a
+// charge of r without a script, did not count in an open window.
+func (op Op) Rest(cmd *wire.Command, r *store.Request) (again store.Request, is bool) {
+	_, missed := op.outcome(cmd, r)
+	return missed.rest(r), missed.is
+}
+
 // A charge of a fixed window that the caller knows to be open calls no script: it is
 // HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
 // caller thought; what it was not, Post repairs.
@@ -61,6 +68,13 @@ type missing struct {
 	left int64
 	// isHidden is set if the server refuses to show the window.
 	isHidden bool
+}
+
+// rest returns what is left of r.
+func (m missing) rest(r *store.Request) store.Request {
+	again := *r
+	again.Cost, again.Until = m.left, 0
+	return again
 }
 
 // missedWindow returns what a plain charge of r has missed, as far as its reply shows, which

@@ -138,6 +138,24 @@ func (k Keys) Key(limit *store.Limit, clientKey string) string {
 	return string(b)
 }
 
+// Like returns the keys of a client's buckets of the same zone and window under all
+// algorithms, which other processes may have in an older or newer configuration.
+func (k Keys) Like(limit *store.Limit, clientKey string) (all []string) {
+	if limit.Calendar.Unit != "" {
+		return []string{k.Key(limit, clientKey)}
+	}
+	like := *limit
+	for like.Algorithm = range store.Algorithms {
+		if like.Align = false; algorithm.Of(like.Algorithm).Windowed {
+			aligned := like
+			aligned.Align = true
+			all = append(all, k.Key(&aligned, clientKey))
+		}
+		all = append(all, k.Key(&like, clientKey))
+	}
+	return all
+}
+
 // appendRule appends the algorithm, and the window in the largest unit that holds
 // it exactly.
 func appendRule(b []byte, limit *store.Limit) []byte {

@@ -55,8 +55,7 @@ func (p *Operator) Remove(ctx context.Context, shard *Shard, r *store.Request, m
 	// One command for each key: while a slot moves, its keys can be on either node.
 	var marks, dels []*wire.Command
 	keys := p.Asker.Keys.In(shard.Shard)
-	for _, limit := range rulesLike(r.Limit) {
-		key := keys.Key(&limit, r.ClientKey)
+	for _, key := range keys.Like(r.Limit, r.ClientKey) {
 		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
 		del := wire.NewCommand("del", key)
 		del.Reads = false
@@ -69,24 +68,6 @@ func (p *Operator) Remove(ctx context.Context, shard *Shard, r *store.Request, m
 		}
 	}
 	return at.Checks.DoAll(ctx, dels...)
-}
-
-// rulesLike returns the limit and those of the same zone and window under other
-// algorithms, which other processes may have in an older or newer configuration.
-func rulesLike(limit *store.Limit) (all []store.Limit) {
-	if limit.Calendar.Unit != "" {
-		return []store.Limit{*limit}
-	}
-	like := *limit
-	for like.Algorithm = range store.Algorithms {
-		if like.Align = false; algorithm.Of(like.Algorithm).Windowed {
-			aligned := like
-			aligned.Align = true
-			all = append(all, aligned)
-		}
-		all = append(all, like)
-	}
-	return all
 }
 
 // await returns the servers in a shard that hold a client key's buckets, after waiting for

@@ -216,8 +216,17 @@ func (c *Command) Source() string {
 // Words returns the words of the Redis commands that c consists of, as they are sent: two
 // commands for a charge without a script, otherwise one.
 func (c *Command) Words() [][]any {
-	words := make([]any, len(c.args))
-	for i, arg := range c.args {
+	words := plainWords(c.args)
+	if c.charge != nil {
+		return [][]any{words, {wordHMGet, c.key, wordReset, wordPenalty}}
+	}
+	return [][]any{words}
+}
+
+// plainWords returns args without pointers.
+func plainWords(args []any) []any {
+	words := make([]any, len(args))
+	for i, arg := range args {
 		switch arg := arg.(type) {
 		case *string:
 			words[i] = *arg
@@ -227,10 +236,7 @@ func (c *Command) Words() [][]any {
 			words[i] = arg
 		}
 	}
-	if c.charge != nil {
-		return [][]any{words, {wordHMGet, c.key, wordReset, wordPenalty}}
-	}
-	return [][]any{words}
+	return words
 }
 
 // Answer gives c the replies to its Words in place of a server: a string of a script, an

@@ -186,7 +186,7 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 			if now == 0 || nowBy != cmd.Clock {
 				now, nowBy = cmd.Clock.Now(), cmd.Clock
 			}
-			cmd.checkWindow(now)
+			cmd.CheckWindow(now)
 		}
 	}
 	sent := time.Now()
@@ -213,9 +213,9 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 	return fault
 }
 
-// checkWindow makes a plain charge a script call if its window may be over before it
-// runs: the charge may have waited for long.
-func (c *Command) checkWindow(now int64) {
+// CheckWindow makes a plain charge a script call if its window may be over before it
+// runs, by the time now: the charge may have waited for long.
+func (c *Command) CheckWindow(now int64) {
 	if c.ints[placeOfNow] = -now; c.charge.Until <= now+ReplyTimeout.Microseconds() {
 		c.becomeScript()
 	}

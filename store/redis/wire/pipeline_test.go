@@ -14,10 +14,10 @@ func TestPlainChargeNearItsEndBecomesAScript(t *testing.T) {
 	cmd := NewPlainCharge("key", &r, 0, nil, func(call *ScriptCall, key string, _ *store.Request, _ *Clock) {
 		call.Begin(script, "charge", false, key)
 	})
-	if cmd.checkWindow(r.Until - time.Minute.Microseconds()); cmd.IsScript() {
+	if cmd.CheckWindow(r.Until - time.Minute.Microseconds()); cmd.IsScript() {
 		t.Error("a charge is not plain a minute before its window ends")
 	}
-	if cmd.checkWindow(r.Until - time.Second.Microseconds()); !cmd.IsScript() || cmd.Source() != "text" {
+	if cmd.CheckWindow(r.Until - time.Second.Microseconds()); !cmd.IsScript() || cmd.Source() != "text" {
 		t.Error("a charge is plain a second before its window ends")
 	}
 }
