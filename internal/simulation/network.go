@@ -30,6 +30,9 @@ type servers interface {
 	replicate(until int64)
 }
 
+// Servers makes the servers of a history, whose clock is so many microseconds ahead.
+type Servers func(w *world, skew int64) servers
+
 // network is the way of a process to the servers. Each message takes a random time; some are
 // lost, and in an outage none arrives.
 type network struct {
@@ -150,6 +153,9 @@ func (n *network) empty(r store.Request, reply func(err error)) {
 		n.after(n.travel(), func() { reply(nil) })
 	})
 }
+
+// Arithmetic makes servers that run package algorithm, which is quicker than scripts.
+func Arithmetic(*world, int64) servers { return newArithmetic() }
 
 // arithmetic are servers that run package algorithm.
 type arithmetic struct {

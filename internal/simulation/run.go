@@ -86,8 +86,8 @@ func kinds() (all []store.Limit) {
 // windows is about how many windows a history lasts.
 const windows = 20
 
-// NewRun returns the history of a seed.
-func NewRun(seed uint64) *Run {
+// NewRun returns the history of a seed, on servers of that kind.
+func NewRun(seed uint64, at Servers) *Run {
 	w := newWorld(seed)
 	s := &Run{world: w, seed: seed, limit: oneOf(w, kinds()...)}
 	s.limit.Zone = "zone"
@@ -100,8 +100,8 @@ func NewRun(seed uint64) *Run {
 	s.takes = w.chance(0.4)
 	s.batched = s.takes && algorithm.Of(s.limit.Algorithm).Unbatched == "" && w.chance(0.5)
 	s.onError, s.differ = oneOf(w, allow, deny, local, local), w.chance(0.3)
-	s.net = &network{world: w, servers: newArithmetic(), skew: w.between(-7200e6, 7200e6), lag: oneOf[int64](w, 0, 0, 1000, 50_000, 3_000_000)}
-	s.net.ran = s.ran
+	s.net = &network{world: w, skew: w.between(-7200e6, 7200e6), lag: oneOf[int64](w, 0, 0, 1000, 50_000, 3_000_000)}
+	s.net.servers, s.net.ran = at(w, s.net.skew), s.ran
 	s.faults, s.resets = w.chance(0.5), w.chance(0.2)
 	trust := oneOf[int64](w, -1, 500_000, 1_000_000, 1_000_000, 1_000_000)
 	delay := oneOf[int64](w, 0, 25_000, 50_000)

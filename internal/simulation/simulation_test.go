@@ -6,6 +6,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/simredis"
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
@@ -15,17 +16,23 @@ var (
 	trace = flag.Bool("simulation.trace", false, "print each step")
 )
 
-// TestSimulation goes through a history for each seed. To repeat one that fails:
+// TestSimulation goes through a history for each seed, by the store's scripts. To repeat one that
+// fails:
 //
-//	go test ./internal/simulation -simulation.seed N -simulation.seeds 1 -simulation.trace
-func TestSimulation(t *testing.T) {
+//	go test ./internal/simulation -run TestSimulation -simulation.seed N -simulation.seeds 1 -simulation.trace
+func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 300) }
+
+// TestSimulationOfArithmetic goes through more histories, without scripts.
+func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic, 1000) }
+
+func simulate(t *testing.T, at Servers, sample int) {
 	n := *seeds
 	if n == 0 {
-		n = sweep.Size(1000, 100_000)
+		n = sweep.Size(sample, 100*sample)
 	}
 	requests, length := 0, time.Duration(0)
 	for i := range n {
-		run := NewRun(*first + uint64(i))
+		run := NewRun(*first+uint64(i), at)
 		if *trace {
 			run.Trace = os.Stderr
 		}
@@ -39,9 +46,9 @@ func TestSimulation(t *testing.T) {
 
 // BenchmarkSimulation reports how many hours are simulated in a minute.
 func BenchmarkSimulation(b *testing.B) {
-	length := time.Duration(0)
+	length, at := time.Duration(0), Scripts(simredis.NewInterpreter())
 	for seed := uint64(1); b.Loop(); seed++ {
-		run := NewRun(seed)
+		run := NewRun(seed, at)
 		if _, failure := run.Do(); failure != "" {
 			b.Fatal(failure)
 		}
