@@ -10,8 +10,8 @@ TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME) ./...
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
-# How many interleavings of the ledger make soak goes through: about ten minutes' worth.
-SOAK              ?= 1000000
+# How many simulated histories make soak goes through: about twenty minutes' worth.
+SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
 .PHONY: help build run test test-product test-lab check check-all contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
@@ -69,10 +69,10 @@ model: ## check the protocol of charges between processes with Spin
 	scripts/install-needed.sh spin cc
 	SWEEP=all scripts/model.sh
 
-soak: ## ten minutes of faults under load, then the ledger's model in many more interleavings
+soak: ## ten minutes of faults under load, then many more simulated histories
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . soak
-	$(GO) test -run TestModel -timeout 3h ./store/ledger -ledger.seeds $(SOAK) -ledger.seed $$(date +%s)
+	$(GO) test -run TestSimulation -timeout 3h ./internal/simulation -simulation.seeds $(SOAK) -simulation.seed $$(date +%s)
 
 # golangci-lint does what go vet does, for the system that it runs on.
 lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golangci-lint, go.mod and the modules

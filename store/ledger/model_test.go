@@ -13,24 +13,26 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 var (
-	seeds     = flag.Int("ledger.seeds", 10_000, "how many interleavings TestModel goes through")
+	seeds     = flag.Int("ledger.seeds", 0, "how many interleavings TestModel goes through; 0 for a sample")
 	firstSeed = flag.Uint64("ledger.seed", 1, "the first of them")
 )
 
 // TestModel runs one process against a simulated store, in random interleavings
 // of requests, settlements, lagging replicas, lost replies, outages, windows
 // that end and buckets that an operator resets, so that plain charges stray. At
-// every step it holds the ledger to the truth, which only the test knows.
+// every step it holds the ledger to the truth, which only the test knows. Package simulation
+// does the same to the core, in more histories; this test covers the goroutines that drive it.
 func TestModel(t *testing.T) {
 	const groups = 4
 	n := *seeds
-	if testing.Short() {
-		n /= 20
+	if n == 0 {
+		n = sweep.Size(2000, 100_000)
 	}
 	for group := range groups {
 		t.Run(fmt.Sprint(group), func(t *testing.T) {
