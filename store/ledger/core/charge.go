@@ -105,7 +105,8 @@ func (p *pending) withCharge(r *store.Request, cost int64, known algorithm.Known
 // note remembers an answer that comes while a charge is in flight.
 func (p *pending) note(limit *store.Limit, answer algorithm.Known, storeNow int64) {
 	if p.heard == nil {
-		p.heard = &answer
+		// The parameter's own address would put every answer on the heap.
+		p.heard = &algorithm.Known{Content: answer.Content}
 		return
 	}
 	p.heard.Raise(limit, answer, storeNow)
