@@ -68,9 +68,10 @@ type command struct {
 	// plain is set if the reply is not that of a bucket.
 	plain bool
 	// charge is what a charge that calls no script charges, or nil; window reads the
-	// window that was charged, and follows in the same pipeline.
-	charge *store.Request
-	window *goredis.StringSliceCmd
+	// window that was charged, and follows in the same pipeline; windowArgs are its words.
+	charge     *store.Request
+	window     *goredis.StringSliceCmd
+	windowArgs []any
 	// reads is set if it may run twice, because it neither spends nor gives back.
 	reads bool
 	// mayGuess is set if the script may do without reading the clock.
@@ -105,11 +106,18 @@ type packed []byte
 
 func (p *packed) MarshalBinary() ([]byte, error) { return *p, nil }
 
-// readCommand and scriptCommand have the room that a command needs.
+// readCommand, plainCharge and scriptCommand have the room that a command needs.
 type (
 	readCommand struct {
 		command
 		argsRoom [5]any
+	}
+	plainCharge struct {
+		command
+		nowRoom     [1]int64
+		numbersRoom [3]int64
+		argsRoom    [4]any
+		windowRoom  [4]any
 	}
 	scriptCommand struct {
 		command
@@ -150,9 +158,11 @@ func newRead(word any, key string, rest ...any) *command {
 
 // newPlainCharge returns a charge of an open window: HINCRBY, and HMGET of the window.
 func newPlainCharge(key string, r *store.Request, now int64, clock *primaryClock) *command {
-	c := &readCommand{command: command{key: key, clock: clock, charge: r}}
-	c.ints = []int64{-now}
+	c := &plainCharge{command: command{key: key, clock: clock, charge: r}}
+	c.nowRoom[placeOfNow] = -now
+	c.ints, c.numbers = c.nowRoom[:], c.numbersRoom[:0]
 	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
+	c.windowArgs = append(c.windowRoom[:0], wordHMGet, &c.key, wordReset, wordPenalty)
 	c.renew()
 	return &c.command
 }
@@ -226,7 +236,7 @@ func (c *command) renew() {
 		c.Cmder, c.reply, c.failure = nil, "", nil
 	case c.charge != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
-		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
+		c.window = goredis.NewStringSliceCmd(context.Background(), c.windowArgs...)
 	case c.plain:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:

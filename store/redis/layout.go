@@ -141,7 +141,7 @@ func (l *layout) read(key string) *command {
 // numbers decodes the reply to read.
 func (l *layout) numbers(texts []string) ([]int64, error) {
 	if l.isHash {
-		return parseNumbers(texts)
+		return parseNumbers(make([]int64, 0, len(texts)), texts)
 	}
 	return unpackNumbers(texts, l.count)
 }
@@ -168,18 +168,17 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 
 func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }
 
-// parseNumbers reads the fields of a hash. A missing field is 0.
-func parseNumbers(texts []string) ([]int64, error) {
-	numbers := make([]int64, len(texts))
-	for i, text := range texts {
-		if text == "" {
-			continue
+// parseNumbers appends the fields of a hash. A missing field is 0.
+func parseNumbers(numbers []int64, texts []string) ([]int64, error) {
+	for _, text := range texts {
+		n := int64(0)
+		if text != "" {
+			var err error
+			if n, err = strconv.ParseInt(text, 10, 64); err != nil {
+				return nil, fmt.Errorf("%w: %q", errReply, text)
+			}
 		}
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %q", errReply, text)
-		}
-		numbers[i] = n
+		numbers = append(numbers, n)
 	}
 	return numbers, nil
 }

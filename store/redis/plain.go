@@ -17,14 +17,15 @@ import (
 
 // charged is what the replies to a plain charge mean to r.
 func (op operation) charged(l *layout, r *store.Request, cmd *command) store.State {
-	window, err := parseNumbers(cmd.window.Val())
+	count := cmd.Cmder.(*goredis.IntCmd).Val()
+	numbers, err := parseNumbers(append(cmd.numbers[:0], count), cmd.window.Val())
 	switch {
 	case cmd.window.Err() != nil:
 		return store.State{Err: cmd.window.Err()}
-	case err != nil || len(window) != 2:
-		return store.State{Err: fmt.Errorf("%w: %q", errReply, cmd.window.Val())}
+	case err != nil:
+		return store.State{Err: err}
 	}
-	return l.state(r, -cmd.ints[placeOfNow], true, []int64{cmd.Cmder.(*goredis.IntCmd).Val(), window[0], window[1]})
+	return l.state(r, -cmd.ints[placeOfNow], true, numbers)
 }
 
 // missedWindow reports whether c is a plain charge that did not count in an open window, as
