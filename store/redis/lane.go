@@ -27,8 +27,9 @@ const (
 	// full: no response waits for it, and a pipeline costs as much as several charges.
 	linger = 2 * time.Millisecond
 	// nearby is the round trip below which it pays to have one pipeline in flight
-	// at a time and let it carry more.
-	nearby = 300 * time.Microsecond
+	// at a time and let it carry more, and flightWait how long the next one waits for it.
+	nearby     = 300 * time.Microsecond
+	flightWait = time.Millisecond
 	// replyTimeout bounds the wait for the reply to a charge beyond its deadline.
 	// No request waits for it, and without it the outcome is unknown.
 	replyTimeout = 2 * time.Second
@@ -88,8 +89,9 @@ type lane struct {
 	fault lastFault
 	// lag is the least age of a replica's data, in nanoseconds.
 	lag atomic.Int64
-	// pace is the recent average time of a pipeline.
+	// pace is the recent average time of a pipeline, and way that of the quickest.
 	pace atomic.Int64
+	way  quickest
 	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc
@@ -286,7 +288,7 @@ func (l *lane) gather(batch []*call) (_ []*call, inFlight bool) {
 		if l.watched.Load() == 0 && waiting < l.batch {
 			l.linger()
 		}
-	case l.pace.Load() < int64(nearby):
+	case l.way.least() < nearby:
 		inFlight = l.takeOff()
 		// Requests that are ready to run add their calls first.
 		runtime.Gosched()
@@ -323,7 +325,7 @@ func (l *lane) takeOff() bool {
 	}
 	timer := timerPool.Get().(*time.Timer)
 	defer timerPool.Put(timer)
-	timer.Reset(nearby)
+	timer.Reset(flightWait)
 	select {
 	case l.flight <- struct{}{}:
 		return true
@@ -380,7 +382,9 @@ func (l *lane) run(batch []*call, cmds []*command) {
 	ctx, cancel := context.WithDeadline(l.life, end)
 	defer cancel()
 	l.send(ctx, cmds)
-	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
+	took := time.Since(now)
+	l.pace.Add((int64(took) - l.pace.Load()) / 8)
+	l.way.note(took, now)
 	for _, c := range live {
 		l.conclude(c)
 	}
@@ -453,6 +457,37 @@ func (l *lane) reconnect() {
 		}
 		_ = old.Close()
 	})
+}
+
+// quickest is the least time of a pipeline in this period and in the one before: on a busy
+// machine the others wait for processors, which says nothing about how far a server is.
+type quickest struct {
+	mu             sync.Mutex
+	began          time.Time
+	this, previous time.Duration
+}
+
+// quickestPeriod is the length of a period.
+const quickestPeriod = time.Second
+
+func (q *quickest) note(took time.Duration, at time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch age := at.Sub(q.began); {
+	case age < quickestPeriod:
+		q.this = min(q.this, took)
+	case age < 2*quickestPeriod:
+		q.this, q.previous, q.began = took, q.this, at
+	default:
+		q.this, q.previous, q.began = took, took, at
+	}
+}
+
+// least is 0 at first.
+func (q *quickest) least() time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return min(q.this, q.previous)
 }
 
 // lastFault is the last error that spoke against a server.
