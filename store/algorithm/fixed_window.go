@@ -31,7 +31,7 @@ var fixedWindow = Traits{
 			b.Believe(&r, now)
 			return b.copy()
 		},
-		expiry: func(c *store.Content, limit *store.Limit) int64 { return fixedWindowOf(*c).Expiry(limit) },
+		expiry: func(c store.Content, limit *store.Limit) int64 { return fixedWindowOf(c).Expiry(limit) },
 		raise:  raiseFixedWindow,
 	},
 }

@@ -44,7 +44,7 @@ var gcra = Traits{
 			b.Believe(&r, now)
 			return b.copy()
 		},
-		expiry: func(c *store.Content, limit *store.Limit) int64 { return gcraOf(*c).Expiry(limit) },
+		expiry: func(c store.Content, limit *store.Limit) int64 { return gcraOf(c).Expiry(limit) },
 		raise:  raiseGCRA,
 	},
 }

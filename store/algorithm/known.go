@@ -65,7 +65,7 @@ func (k *Known) KeepPenalty(limit *store.Limit, other Known) {
 
 // Expiry is [Bucket.Expiry].
 func (k *Known) Expiry(limit *store.Limit) int64 {
-	return Of(limit.Algorithm).copies.expiry(&k.Content, limit)
+	return Of(limit.Algorithm).copies.expiry(k.Content, limit)
 }
 
 // ChargeExpiry is the instant from which nothing of a cost counts that is charged at now.

@@ -31,7 +31,7 @@ var slidingWindow = Traits{
 			b.Believe(&r, now)
 			return b.copy()
 		},
-		expiry: func(c *store.Content, limit *store.Limit) int64 { return slidingWindowOf(*c).Expiry(limit) },
+		expiry: func(c store.Content, limit *store.Limit) int64 { return slidingWindowOf(c).Expiry(limit) },
 		raise:  raiseSlidingWindow,
 	},
 }

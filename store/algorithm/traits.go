@@ -45,7 +45,7 @@ type copies struct {
 	charge func(c store.Content, r store.Request, cost, now int64) store.Content
 	// believe is [Bucket.Believe].
 	believe func(c store.Content, r store.Request, now int64) store.Content
-	expiry  func(c *store.Content, limit *store.Limit) int64
+	expiry  func(c store.Content, limit *store.Limit) int64
 	// raise merges another copy into c, without the penalty.
 	raise func(c, other store.Content, limit *store.Limit, now int64) (merged store.Content, less bool)
 }

@@ -2,6 +2,7 @@ package algorithm_test
 
 import (
 	"testing"
+	"time"
 
 	"pgregory.net/rapid"
 
@@ -113,5 +114,33 @@ func TestNamesOfAlgorithms(t *testing.T) {
 		if got := algorithm.Names(which); got != want {
 			t.Errorf("names are %q, want %q", got, want)
 		}
+	}
+}
+
+// TestCopiesStayOnTheStack requires that no method of a copy allocates: each request uses
+// several.
+func TestCopiesStayOnTheStack(t *testing.T) {
+	for _, kind := range kinds {
+		if !algorithm.Of(kind.Algorithm).Copies() {
+			continue
+		}
+		t.Run(kind.Zone, func(t *testing.T) {
+			kind.Window = time.Minute
+			r := &store.Request{Limit: &kind, Events: 5, Cost: 1}
+			allocs := testing.AllocsPerRun(100, func() {
+				var known, other algorithm.Known
+				known.Charge(r, 1, origin)
+				known.View(r, 1, origin)
+				other.Raise(&kind, known, origin)
+				other.KeepPenalty(&kind, known)
+				other.Penalize(r, origin)
+				if other.IsOpen(&kind, origin) && other.Expiry(&kind) > other.ChargeExpiry(r, 1, origin) {
+					t.Error("a charge shortens what counts")
+				}
+			})
+			if allocs > 0 {
+				t.Errorf("%v allocations", allocs)
+			}
+		})
 	}
 }

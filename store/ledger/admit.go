@@ -93,6 +93,7 @@ type admission struct {
 
 	askingRoom [2]asking
 	placeRoom  [8]int
+	answerRoom [1]store.State
 }
 
 // run checks all requests: those without a check in flight in one call, the
@@ -188,7 +189,12 @@ func (a *admission) answers(what []asking) []store.State {
 			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
 		}
 	}
-	return store.Answers(ctx, a.ledger.store.Check, reqs)
+	answers := a.answerRoom[:]
+	if len(reqs) > 1 {
+		answers = make([]store.State, len(reqs))
+	}
+	a.ledger.store.Check(ctx, reqs, answers)
+	return answers
 }
 
 // awaitCharges waits for the charges in flight that decide, and returns the

@@ -69,6 +69,8 @@ func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64) {
 
 // outgoing are charges that are noted as sent, each of an entry. Most are one.
 type outgoing struct {
+	// most is how many there are at most, or 0 if that is not known.
+	most  int
 	reqs  []store.Request
 	first *entry
 	// entries are all, unless the first is the only one.
@@ -90,7 +92,8 @@ func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
 		out.reqs, out.first = n.Charge, e
 		return
 	case 1:
-		out.entries = append(out.entries, out.first)
+		out.reqs = append(make([]store.Request, 0, out.most), out.reqs...)
+		out.entries = append(make([]*entry, 0, out.most), out.first)
 	}
 	out.reqs, out.entries = append(out.reqs, n.Charge...), append(out.entries, e)
 }
@@ -199,6 +202,7 @@ func (b *Books) sendHeld() {
 // collect notes the waiting charges of entries as sent, and gives up expired ones.
 func (l *Ledger) collect(entries []*entry) (out outgoing) {
 	m := l.moment()
+	out.most = len(entries)
 	for _, e := range entries {
 		e.acquire()
 		n := e.Send(&m)

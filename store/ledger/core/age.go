@@ -19,8 +19,8 @@ type age struct {
 
 // newAge begins an age with a request that was to be charged at now, on top of what is known. What
 // drains in order has to wait for what was before it.
-func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) *age {
-	a := &age{clock: b.clock, least: r.Events}
+func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age {
+	a := age{clock: b.clock, least: r.Events}
 	if r.Limit.Algorithm.HasBurst() {
 		a.known = known
 	}

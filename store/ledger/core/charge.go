@@ -59,7 +59,7 @@ type mergedCharge struct {
 	req      [1]store.Request
 	requests int64
 	expires  int64
-	age      *age
+	age      age
 }
 
 // Next is what has to be done with the charges of a bucket.
@@ -105,7 +105,8 @@ func (p *pending) withCharge(r *store.Request, cost int64, known algorithm.Known
 // note remembers an answer that comes while a charge is in flight.
 func (p *pending) note(limit *store.Limit, answer algorithm.Known, storeNow int64) {
 	if p.heard == nil {
-		p.heard = &answer
+		// The parameter's own address would put every answer on the heap.
+		p.heard = &algorithm.Known{Content: answer.Content}
 		return
 	}
 	p.heard.Raise(limit, answer, storeNow)
@@ -317,10 +318,11 @@ func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
 // came later.
 func (b *Bucket) waitAgain(r *store.Request, requests int64, m *Moment) {
 	p := b.pending
-	age := p.age
-	if age == nil {
-		age = b.newAge(r, p.base, p.at)
+	if p.age == nil {
+		begun := b.newAge(r, p.base, p.at)
+		p.age = &begun
 	}
+	age := *p.age
 	w := p.waiting
 	if w == nil {
 		p.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: p.expires, age: age}
@@ -344,7 +346,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 	}
 	w.shrink(m.Now)
 	r := &w.req[0]
-	p.phase, p.waiting, p.age = sent, nil, w.age
+	p.phase, p.waiting, p.age = sent, nil, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
 	r.Until = b.openUntil(r, m)
 	n.Do, n.Charge = Send, w.req[:]

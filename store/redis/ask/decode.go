@@ -54,11 +54,11 @@ func (l *layout) charged(r *store.Request, reply *wire.ChargeReply) store.State 
 	if reply.Err != nil {
 		return store.State{Err: reply.Err}
 	}
-	window, err := parseNumbers(reply.Window)
-	if err != nil || len(window) != 2 {
-		return store.State{Err: fmt.Errorf("%w: %q", wire.ErrReply, reply.Window)}
+	numbers, err := parseNumbers(append(reply.Room, reply.Count), reply.Window)
+	if err != nil {
+		return store.State{Err: err}
 	}
-	return l.state(r, reply.Now, true, []int64{reply.Count, window[0], window[1]})
+	return l.state(r, reply.Now, true, numbers)
 }
 
 // missing says what is left of a plain charge that did not count in an open window.
@@ -134,23 +134,22 @@ func (l *layout) read(r *store.Request, texts []string, now int64) store.State {
 
 func (l *layout) numbers(texts []string) ([]int64, error) {
 	if l.isHash {
-		return parseNumbers(texts)
+		return parseNumbers(make([]int64, 0, len(texts)), texts)
 	}
 	return unpackNumbers(texts, l.count)
 }
 
-// parseNumbers reads the fields of a hash. A missing field is 0.
-func parseNumbers(texts []string) ([]int64, error) {
-	numbers := make([]int64, len(texts))
-	for i, text := range texts {
-		if text == "" {
-			continue
+// parseNumbers appends the fields of a hash. A missing field is 0.
+func parseNumbers(numbers []int64, texts []string) ([]int64, error) {
+	for _, text := range texts {
+		n := int64(0)
+		if text != "" {
+			var err error
+			if n, err = strconv.ParseInt(text, 10, 64); err != nil {
+				return nil, fmt.Errorf("%w: %q", wire.ErrReply, text)
+			}
 		}
-		n, err := strconv.ParseInt(text, 10, 64)
-		if err != nil {
-			return nil, fmt.Errorf("%w: %q", wire.ErrReply, text)
-		}
-		numbers[i] = n
+		numbers = append(numbers, n)
 	}
 	return numbers, nil
 }

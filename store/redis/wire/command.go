@@ -54,10 +54,11 @@ type Command struct {
 	failure error
 	// charge is what a charge that calls no script charges, or nil; byScript encodes the
 	// same charge as a call of the script. window reads the window that was charged, and
-	// follows in the same pipeline.
-	charge   *store.Request
-	byScript EncodeCharge
-	window   *goredis.StringSliceCmd
+	// follows in the same pipeline; windowArgs are its words.
+	charge     *store.Request
+	byScript   EncodeCharge
+	window     *goredis.StringSliceCmd
+	windowArgs []any
 	// Clock, if not nil, is the clock that decides, which is the server's. It
 	// learns the time from replies.
 	Clock *Clock
@@ -99,6 +100,14 @@ type (
 	readCommand struct {
 		Command
 		argsRoom [5]any
+	}
+	// plainCharge is a charge without a script, with the room that it needs.
+	plainCharge struct {
+		Command
+		nowRoom     [1]int64
+		numbersRoom [3]int64
+		argsRoom    [4]any
+		windowRoom  [4]any
 	}
 	// ScriptCall is a call of a script on one key, with the room that it needs: Begin, then
 	// Add the numbers, then Ready.
@@ -155,9 +164,11 @@ func newRead(word any, key string, rest ...any) *Command {
 // HMGET of the window. Where the window may be over before it runs, or the server refuses
 // these commands, it becomes a call of the script that byScript encodes.
 func NewPlainCharge(key string, r *store.Request, now int64, clock *Clock, byScript EncodeCharge) *Command {
-	c := &readCommand{Command: Command{key: key, Clock: clock, charge: r, byScript: byScript}}
-	c.ints = []int64{-now}
+	c := &plainCharge{Command: Command{key: key, Clock: clock, charge: r, byScript: byScript}}
+	c.nowRoom[placeOfNow] = -now
+	c.ints, c.numbers = c.nowRoom[:], c.numbersRoom[:0]
 	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
+	c.windowArgs = append(c.windowRoom[:0], wordHMGet, &c.key, wordReset, wordPenalty)
 	c.Ready()
 	return &c.Command
 }
@@ -280,7 +291,7 @@ func (c *Command) Ready() {
 		c.Cmder, c.reply, c.failure = nil, "", nil
 	case c.charge != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
-		c.window = goredis.NewStringSliceCmd(context.Background(), wordHMGet, &c.key, wordReset, wordPenalty)
+		c.window = goredis.NewStringSliceCmd(context.Background(), c.windowArgs...)
 	case c.anyReply:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:
@@ -328,6 +339,8 @@ type ChargeReply struct {
 	Err    error
 	// Now is the instant that decided whether the charge could be plain.
 	Now int64
+	// Room has room for the numbers of a bucket.
+	Room []int64
 }
 
 // Charged returns the reply to a charge without a script, and whether c is one.
@@ -335,7 +348,7 @@ func (c *Command) Charged() (reply ChargeReply, is bool) {
 	if c.charge == nil {
 		return ChargeReply{}, false
 	}
-	return ChargeReply{c.Cmder.(*goredis.IntCmd).Val(), c.window.Val(), c.window.Err(), -c.ints[placeOfNow]}, true
+	return ChargeReply{c.Cmder.(*goredis.IntCmd).Val(), c.window.Val(), c.window.Err(), -c.ints[placeOfNow], c.numbers[:0]}, true
 }
 
 // Texts is the reply to a reading.

@@ -25,8 +25,9 @@ const (
 	// full: no response waits for it, and a pipeline costs as much as several charges.
 	linger = 2 * time.Millisecond
 	// nearby is the round trip below which it pays to have one pipeline in flight
-	// at a time and let it carry more.
-	nearby = 300 * time.Microsecond
+	// at a time and let it carry more, and flightWait how long the next one waits for it.
+	nearby     = 300 * time.Microsecond
+	flightWait = time.Millisecond
 	// ReplyTimeout bounds the wait for the reply to a charge beyond its deadline.
 	// No request waits for it, and without it the outcome is unknown.
 	ReplyTimeout = 2 * time.Second
@@ -87,8 +88,9 @@ type Lane struct {
 	fault lastFault
 	// Lag is the least age of a replica's data, in nanoseconds.
 	Lag atomic.Int64
-	// pace is the recent average time of a pipeline.
+	// pace is the recent average time of a pipeline, and way that of the quickest.
 	pace atomic.Int64
+	way  quickest
 	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc

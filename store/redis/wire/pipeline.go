@@ -62,7 +62,9 @@ func (l *Lane) run(batch []*Call, cmds []*Command) {
 	ctx, cancel := context.WithDeadline(l.life, end)
 	defer cancel()
 	l.send(ctx, cmds)
-	l.pace.Add((int64(time.Since(now)) - l.pace.Load()) / 8)
+	took := time.Since(now)
+	l.pace.Add((int64(took) - l.pace.Load()) / 8)
+	l.way.note(took, now)
 	for _, c := range live {
 		l.conclude(c)
 	}

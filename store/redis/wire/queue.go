@@ -98,7 +98,7 @@ func (l *Lane) gather(batch []*Call) (_ []*Call, inFlight bool) {
 		if l.watched.Load() == 0 && waiting < l.batch {
 			l.linger()
 		}
-	case l.pace.Load() < int64(nearby):
+	case l.way.least() < nearby:
 		inFlight = l.takeOff()
 		// Requests that are ready to run add their calls first.
 		runtime.Gosched()
@@ -153,7 +153,7 @@ func (l *Lane) takeOff() bool {
 	}
 	timer := timerPool.Get().(*time.Timer)
 	defer timerPool.Put(timer)
-	timer.Reset(nearby)
+	timer.Reset(flightWait)
 	select {
 	case l.flight <- struct{}{}:
 		return true
@@ -209,4 +209,35 @@ func (q *queue) close() {
 	defer q.mu.Unlock()
 	q.closed = true
 	q.filled.Broadcast()
+}
+
+// quickest is the least time of a pipeline in this period and in the one before: on a busy
+// machine the others wait for processors, which says nothing about how far a server is.
+type quickest struct {
+	mu             sync.Mutex
+	began          time.Time
+	this, previous time.Duration
+}
+
+// quickestPeriod is the length of a period.
+const quickestPeriod = time.Second
+
+func (q *quickest) note(took time.Duration, at time.Time) {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	switch age := at.Sub(q.began); {
+	case age < quickestPeriod:
+		q.this = min(q.this, took)
+	case age < 2*quickestPeriod:
+		q.this, q.previous, q.began = took, q.this, at
+	default:
+		q.this, q.previous, q.began = took, took, at
+	}
+}
+
+// least is 0 at first.
+func (q *quickest) least() time.Duration {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return min(q.this, q.previous)
 }

@@ -27,3 +27,27 @@ func TestFullPipelineOfChargesLeavesAtOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestQuickestOutlastsABusyPeriod: what counts is the least time of this period and of the one
+// before, not of an earlier one.
+func TestQuickestOutlastsABusyPeriod(t *testing.T) {
+	var q quickest
+	at := time.Now()
+	for i, step := range []struct {
+		after, took, least time.Duration
+	}{
+		{0, 5 * time.Millisecond, 5 * time.Millisecond},
+		{quickestPeriod / 2, time.Millisecond, time.Millisecond},
+		{0, 9 * time.Millisecond, time.Millisecond},
+		{quickestPeriod / 2, 8 * time.Millisecond, time.Millisecond},
+		{quickestPeriod / 2, 7 * time.Millisecond, time.Millisecond},
+		{quickestPeriod / 2, 9 * time.Millisecond, 7 * time.Millisecond},
+		{2 * quickestPeriod, 20 * time.Millisecond, 20 * time.Millisecond},
+	} {
+		at = at.Add(step.after)
+		q.note(step.took, at)
+		if least := q.least(); least != step.least {
+			t.Errorf("step %d: %v, want %v", i, least, step.least)
+		}
+	}
+}
