@@ -116,15 +116,13 @@ func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shard
 
 	before := scriptsRun(t, servers)
 	must(t, "first request too many", ask().Refuses("second"))
-	// Checks come first and prevent takes. If both zones take, they do so together, and the first
-	// one is refunded.
+	// Checks come first and prevent takes. If both zones take, the one that is known to be full
+	// does so alone.
 	asked := both
 	switch {
 	case trust == trusted:
 		// The reply to its last charge, or take, reported a full bucket.
 		asked = 0
-	case first == "before" && second == "before":
-		asked = both + 1
 	case first == "before":
 		asked = 1
 	}

@@ -377,13 +377,13 @@ func (s *Run) Length() time.Duration { return time.Duration(s.end) * time.Micros
 // Do runs the history, and returns what was broken, or nothing. The failure names the seed.
 func (s *Run) Do() (requests int, failure string) {
 	for s.failure == "" && len(s.queue) > 0 && s.queue[0].at <= s.end {
-		s.world.run(s.queue[0].at)
+		s.run(s.queue[0].at)
 	}
 	if s.failure != "" {
 		return s.requests, s.failure
 	}
 	s.net.down, s.net.away, s.net.lossy, s.net.slow = false, false, 0, 0
-	s.world.run(s.end + 30e6)
+	s.run(s.end + 30e6)
 	s.atEnd()
 	return s.requests, s.failure
 }

@@ -107,7 +107,7 @@ func End(logger *zap.Logger) {
 	flushes.ledgers.Wait()
 	// Requests of older configs still use these.
 	for _, pooled := range inPool[pooledLedger]() {
-		pooled.books.End(flushLife)
+		pooled.registry.End(flushLife)
 	}
 	flushes.mu.Lock()
 	for _, c := range inPool[closer]() {

@@ -299,7 +299,7 @@ func (h *Handle) close(open *Opened) {
 		open.overrides.stop()
 	}
 	if open.newcomers != nil {
-		_, _ = Pool.Delete(acquaintancesKey(h.Name))
+		_, _ = Pool.Delete(knownClientsKey(h.Name))
 	}
 	h.leaveAccounts(open.Accounts)
 }

@@ -40,9 +40,9 @@ type newcomers struct {
 	most   int
 	base   store.Store
 	logger *zap.Logger
-	// acquainted are the clients that have been let in.
-	acquainted *acquaintances
-	reports    telemetry.LogThrottle
+	// known are the clients that have been let in.
+	known   *knownClients
+	reports telemetry.LogThrottle
 	// zones has a *newcomerRate for each zone, by name.
 	zones sync.Map
 }
@@ -53,10 +53,10 @@ func (h *Handle) newNewcomers(s store.Store) *newcomers {
 	if !ok || m.NewBuckets() == 0 {
 		return nil
 	}
-	pooled, _ := Pool.LoadOrStore(acquaintancesKey(h.Name), newAcquaintances(maxAcquaintances, time.Now()))
+	pooled, _ := Pool.LoadOrStore(knownClientsKey(h.Name), newKnownClients(maxKnownClients, time.Now()))
 	return &newcomers{
 		store: h.Name, most: m.NewBuckets(), base: s, logger: h.Logger,
-		acquainted: pooled.(*acquaintances),
+		known: pooled.(*knownClients),
 	}
 }
 
@@ -95,7 +95,7 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 		switch {
 		case isForeseen, st.Err != nil:
 		case hasBucket:
-			n.acquainted.add(r, now)
+			n.known.add(r, now)
 		default:
 			n.report(r.Limit.Zone, now)
 		}
@@ -104,18 +104,18 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 }
 
 func (n *newcomers) letIn(r *store.Request, now time.Time) bool {
-	if n.acquainted.renew(r, now) {
+	if n.known.renew(r, now) {
 		return true
 	}
 	isLetIn := n.rateOf(r.Limit.Zone).allow(now)
 	if isLetIn {
-		n.acquainted.add(r, now)
+		n.known.add(r, now)
 	}
 	return isLetIn
 }
 
 func (n *newcomers) wouldLetIn(r *store.Request, now time.Time) bool {
-	return n.acquainted.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
+	return n.known.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
 }
 
 func (n *newcomers) rateOf(zone string) *newcomerRate {
@@ -165,35 +165,35 @@ func (n *newcomers) report(zone string, now time.Time) {
 
 const (
 	// A client is remembered for that many windows after its last request, and for
-	// at least leastAcquaintance. One that comes regularly has no bucket between two
+	// at least leastKnown. One that comes regularly has no bucket between two
 	// windows, and must not be new each time.
-	acquaintanceWindows = 3
-	leastAcquaintance   = time.Minute
+	knownWindows = 3
+	leastKnown   = time.Minute
 
-	// maxAcquaintances bounds the clients of one store that are remembered. Each
+	// maxKnownClients bounds the clients of one store that are remembered. Each
 	// takes less than 50 bytes, whatever its key.
-	maxAcquaintances = 1_000_000
+	maxKnownClients = 1_000_000
 
-	acquaintancePages = 64
-	// acquaintanceSweep is how many entries are examined for expiry when one is
+	knownPages = 64
+	// knownSweep is how many entries are examined for expiry when one is
 	// added.
-	acquaintanceSweep = 4
+	knownSweep = 4
 )
 
-// acquaintances remembers which clients of a store this process has let in. No
+// knownClients remembers which clients of a store this process has let in. No
 // client is forgotten to make room for another: without room, new clients are not
 // remembered, so made-up keys cannot push out regular clients.
-type acquaintances struct {
+type knownClients struct {
 	began time.Time
 	seed  maphash.Seed
 	most  int // in each page
-	pages [acquaintancePages]acquaintancePage
+	pages [knownPages]knownPage
 }
 
 // client is a client of one zone.
 type client struct{ zone, key string }
 
-type acquaintancePage struct {
+type knownPage struct {
 	mu sync.Mutex
 	// until maps the hash of a client to the time since began at which
 	// the client is forgotten. The seed is secret: the chance that a new client
@@ -201,27 +201,27 @@ type acquaintancePage struct {
 	until map[uint64]time.Duration
 }
 
-func newAcquaintances(most int, now time.Time) *acquaintances {
-	a := &acquaintances{began: now, seed: maphash.MakeSeed(), most: most / acquaintancePages}
+func newKnownClients(most int, now time.Time) *knownClients {
+	a := &knownClients{began: now, seed: maphash.MakeSeed(), most: most / knownPages}
 	for i := range a.pages {
 		a.pages[i].until = map[uint64]time.Duration{}
 	}
 	return a
 }
 
-func (a *acquaintances) pageOf(r *store.Request) (*acquaintancePage, uint64) {
+func (a *knownClients) pageOf(r *store.Request) (*knownPage, uint64) {
 	hash := maphash.Comparable(a.seed, client{r.Limit.Zone, r.ClientKey})
-	return &a.pages[hash%acquaintancePages], hash
+	return &a.pages[hash%knownPages], hash
 }
 
 // until returns when the client of r is forgotten unless it comes again.
-func (a *acquaintances) until(r *store.Request, now time.Time) time.Duration {
+func (a *knownClients) until(r *store.Request, now time.Time) time.Duration {
 	// A window lasts a century at most.
-	return now.Sub(a.began) + max(min(r.Limit.Window, store.MaxWindow/acquaintanceWindows)*acquaintanceWindows, leastAcquaintance)
+	return now.Sub(a.began) + max(min(r.Limit.Window, store.MaxWindow/knownWindows)*knownWindows, leastKnown)
 }
 
 // renew reports whether the client of r is remembered, and extends that if so.
-func (a *acquaintances) renew(r *store.Request, now time.Time) bool {
+func (a *knownClients) renew(r *store.Request, now time.Time) bool {
 	p, hash := a.pageOf(r)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -238,7 +238,7 @@ func (a *acquaintances) renew(r *store.Request, now time.Time) bool {
 }
 
 // has reports whether the client of r is remembered.
-func (a *acquaintances) has(r *store.Request, now time.Time) bool {
+func (a *knownClients) has(r *store.Request, now time.Time) bool {
 	p, hash := a.pageOf(r)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -247,7 +247,7 @@ func (a *acquaintances) has(r *store.Request, now time.Time) bool {
 }
 
 // add remembers the client of r, if there is room.
-func (a *acquaintances) add(r *store.Request, now time.Time) {
+func (a *knownClients) add(r *store.Request, now time.Time) {
 	p, hash := a.pageOf(r)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -257,7 +257,7 @@ func (a *acquaintances) add(r *store.Request, now time.Time) {
 		if until <= now.Sub(a.began) {
 			delete(p.until, other)
 		}
-		if looked++; looked == acquaintanceSweep {
+		if looked++; looked == knownSweep {
 			break
 		}
 	}
@@ -266,6 +266,6 @@ func (a *acquaintances) add(r *store.Request, now time.Time) {
 	}
 }
 
-// acquaintancesKey is the key in the pool of the acquaintances of the store with
+// knownClientsKey is the key in the pool of the knownClients of the store with
 // that name.
-type acquaintancesKey string
+type knownClientsKey string

@@ -17,19 +17,19 @@ func acquaintance(client string) *store.Request {
 	return &store.Request{Limit: &store.Limit{Zone: "test", Window: time.Hour}, ClientKey: client}
 }
 
-// TestAcquaintancesLastWhileTheyAreUsed, and end three windows after that.
-func TestAcquaintancesLastWhileTheyAreUsed(t *testing.T) {
+// TestKnownClientsLastWhileTheyAreUsed, and end three windows after that.
+func TestKnownClientsLastWhileTheyAreUsed(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
-	a := newAcquaintances(1000, now)
+	a := newKnownClients(1000, now)
 	alice := acquaintance("alice")
 	a.add(alice, now)
 	for range 10 {
-		now = now.Add(acquaintanceWindows*time.Hour - 1)
+		now = now.Add(knownWindows*time.Hour - 1)
 		if !a.renew(alice, now) {
 			t.Fatal("a client that comes is forgotten")
 		}
 	}
-	if a.renew(alice, now.Add(acquaintanceWindows*time.Hour)) {
+	if a.renew(alice, now.Add(knownWindows*time.Hour)) {
 		t.Error("a client that has not come for three windows is remembered")
 	}
 	// Zones remember their clients separately.
@@ -81,7 +81,7 @@ func TestMadeUpKeysEvictNoClient(t *testing.T) {
 		return m.HeapAlloc
 	}
 	before := heap()
-	a := newAcquaintances(most, now)
+	a := newKnownClients(most, now)
 	for n := range regulars {
 		a.add(acquaintance(strconv.Itoa(n)), now)
 	}
@@ -130,8 +130,8 @@ type boundedModule struct{ countingModule }
 
 func (*boundedModule) NewBuckets() int { return 1 }
 
-// TestAcquaintancesEndWithTheirStore, and not before its last config does.
-func TestAcquaintancesEndWithTheirStore(t *testing.T) {
+// TestKnownClientsEndWithTheirStore, and not before its last config does.
+func TestKnownClientsEndWithTheirStore(t *testing.T) {
 	load := func() *Handle {
 		h := &Handle{Name: t.Name(), Module: new(boundedModule), Logger: zap.NewNop()}
 		if _, err := h.Enter(); err != nil {
@@ -141,11 +141,11 @@ func TestAcquaintancesEndWithTheirStore(t *testing.T) {
 	}
 	before, next := load(), load()
 	before.Unload()
-	if refs, ok := Pool.References(acquaintancesKey(t.Name())); !ok || refs != 1 {
+	if refs, ok := Pool.References(knownClientsKey(t.Name())); !ok || refs != 1 {
 		t.Errorf("after a reload %d configs use them, want 1", refs)
 	}
 	next.Unload()
-	if refs, ok := Pool.References(acquaintancesKey(t.Name())); ok {
+	if refs, ok := Pool.References(knownClientsKey(t.Name())); ok {
 		t.Errorf("after the last config %d use them", refs)
 	}
 }

@@ -236,11 +236,11 @@ type ledgerKey struct {
 
 func (h *Handle) ledgerKey() ledgerKey { return ledgerKey{h.Name, reflect.TypeOf(h.Module)} }
 
-// pooledLedger is what the configs with a store share: its books, and the local
+// pooledLedger is what the configs with a store share: its registry, and the local
 // counts.
 type pooledLedger struct {
-	books   *ledger.Books
-	flights *ledger.Flights
+	registry *ledger.Registry
+	flights  *ledger.Flights
 
 	local        *memory.Buckets
 	localFlights *ledger.Flights
@@ -249,7 +249,7 @@ type pooledLedger struct {
 // keepAccounts opens the accounts of the store of o, which is remote unless that is nil, and
 // local counts beside it.
 func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
-	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewBooks(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
+	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewRegistry(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
 	shared := pooled.(pooledLedger)
 	buckets := memory.New(shared.local, MemoryOptions(h.Name, h.Logger, 0))
 	o.Local = localCounts{&Opened{
@@ -263,12 +263,12 @@ func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 	if m, ok := h.Module.(LedgerConfig); ok {
 		opts = m.LedgerOptions(h.Name)
 	}
-	o.Accounts = ledger.New(shared.books, remote, opts)
+	o.Accounts = ledger.New(shared.registry, remote, opts)
 }
 
 // leaveAccounts leaves the accounts, and closes the module's store. While something
 // waits that is delivered through that store, both happen later: once it is delivered, another
-// config delivers it, or there is no more time. Until then a new config finds the books, and
+// config delivers it, or there is no more time. Until then a new config finds the registry, and
 // what waits.
 func (h *Handle) leaveAccounts(a Accounts) {
 	leave := func() {

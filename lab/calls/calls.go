@@ -150,7 +150,7 @@ const patient = 5 * time.Second
 // otherwise.
 var usual = ledger.Options{ChargeDelay: ledger.UsualChargeDelay, Trust: ledger.DefaultTrust}
 
-// process is what one Caddy has of a store: books, a ledger, and connections of its own.
+// process is what one Caddy has of a store: registry, a ledger, and connections of its own.
 type process struct {
 	shard  *redis.Shard
 	ledger *ledger.Ledger
@@ -170,7 +170,7 @@ func newProcess(servers *redistest.Shard, opts ledger.Options) *process {
 		OnUndelivered: func(string, algorithm.Operation, error) { p.lost.Add(1) },
 	})
 	opts.OnUndelivered = func(_ string, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) }
-	p.ledger = ledger.New(ledger.NewBooks(nil), s, opts)
+	p.ledger = ledger.New(ledger.NewRegistry(nil), s, opts)
 	p.ledger.Warm(context.Background())
 	return p
 }

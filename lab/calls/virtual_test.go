@@ -186,7 +186,7 @@ func (v virtual) perRequest(t *testing.T, rate float64, counted time.Duration) (
 		opts := usual
 		opts.OnUndelivered = func(_ string, _ algorithm.Operation, requests int64, _ error) { expired.Add(requests) }
 		for i := range ledgers {
-			ledgers[i] = ledger.New(ledger.NewBooks(nil), servers, opts)
+			ledgers[i] = ledger.New(ledger.NewRegistry(nil), servers, opts)
 		}
 		r := store.Request{
 			Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: virtualWindow},

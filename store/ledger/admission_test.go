@@ -29,7 +29,7 @@ func newSteady(t *testing.T, limit store.Limit, events int64) *steady {
 func newClient(t *testing.T, limit store.Limit, window time.Duration, events int64, opts Options) *steady {
 	limit.Zone, limit.Window = "zone", window
 	s := newSimulation(1)
-	return &steady{t, s, New(NewBooks(nil), s, opts), store.Request{Limit: &limit, ClientKey: "client", Events: events, Cost: 1}}
+	return &steady{t, s, New(NewRegistry(nil), s, opts), store.Request{Limit: &limit, ClientKey: "client", Events: events, Cost: 1}}
 }
 
 // come makes n requests, charges them, and returns the number of checks.
@@ -251,7 +251,7 @@ func newLine(limit store.Limit) (*simulation, *Ledger, store.Request) {
 	full := r
 	full.Cost, full.ID = 5, "other"
 	s.others(algorithm.Charge, full)
-	return s, New(NewBooks(nil), s, Options{}), r
+	return s, New(NewRegistry(nil), s, Options{}), r
 }
 
 // TestLineIsCheckedOnceASecond, however many requests wait, and every answer equals the
@@ -354,7 +354,7 @@ func TestSoleWriterCostsOnlyCharges(t *testing.T) {
 	for _, shared := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(1)
-			ledgers := []*Ledger{New(NewBooks(nil), s, Options{}), New(NewBooks(nil), s, Options{})}
+			ledgers := []*Ledger{New(NewRegistry(nil), s, Options{}), New(NewRegistry(nil), s, Options{})}
 			var wg sync.WaitGroup
 			// come makes n requests; shared clients alternate between two processes.
 			come := func(n int) {

@@ -202,7 +202,7 @@ func (a *admission) answers(what []asking) []store.State {
 func (a *admission) awaitCharges(unclear []int) (pending []int) {
 	l := a.ledger
 	if len(unclear) > 0 && a.until.IsZero() {
-		a.until = l.books.clock().Add(l.opts.Timeout)
+		a.until = l.registry.clock().Add(l.opts.Timeout)
 	}
 	for _, i := range unclear {
 		if l.awaitCharge(&a.reqs[i], a.until) {
@@ -268,10 +268,10 @@ func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 // copyOf returns a copy of what is known of a bucket.
 func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
 	if e := l.find(r); e != nil {
-		defer e.page.mu.Unlock()
+		defer e.stripe.mu.Unlock()
 		return e.Copy()
 	}
-	return core.New(l.books.start.UnixMicro()-1, m)
+	return core.New(l.registry.start.UnixMicro()-1, m)
 }
 
 // PeekFunc reads a bucket from the store without changing it.

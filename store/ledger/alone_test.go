@@ -87,7 +87,7 @@ func TestProcessAdmitsNoMoreThanTheLimit(t *testing.T) {
 			s.skew %= time.Second
 			s.lossy = []float64{0, 0.1}[seed%2]
 			limit.Zone, limit.Window = fmt.Sprint("zone-", seed), 100*time.Hour
-			p := alone{New(NewBooks(nil), s, Options{}), takes, new(atomic.Int64)}
+			p := alone{New(NewRegistry(nil), s, Options{}), takes, new(atomic.Int64)}
 			p.Run()
 			stop := make(chan struct{})
 			var storms, all sync.WaitGroup
@@ -147,7 +147,7 @@ func TestOutageLongerThanTheWindow(t *testing.T) {
 	forEachWay(t, func(t *testing.T, limit store.Limit, takes bool) {
 		s := newSimulation(1)
 		limit.Zone, limit.Window = "zone", time.Minute
-		p := alone{New(NewBooks(nil), s, Options{}), takes, new(atomic.Int64)}
+		p := alone{New(NewRegistry(nil), s, Options{}), takes, new(atomic.Int64)}
 		p.Run()
 		id := 0
 		serve := func() bool {
@@ -216,7 +216,7 @@ func TestResetEmptiesWhatIsCountedAlone(t *testing.T) {
 	for _, limit := range kinds {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(1)
-			l := New(NewBooks(nil), slowCharges{s, time.Hour}, Options{})
+			l := New(NewRegistry(nil), slowCharges{s, time.Hour}, Options{})
 			limit.Zone, limit.Window = "zone", 100*time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 4, Cost: 1, ID: "1"}
 			for range 2 {
@@ -242,7 +242,7 @@ func TestNoCostPassesAlone(t *testing.T) {
 	forEachWay(t, func(t *testing.T, limit store.Limit, takes bool) {
 		s := newSimulation(1)
 		limit.Zone, limit.Window = "zone", time.Hour
-		p := alone{New(NewBooks(nil), s, Options{}), takes, new(atomic.Int64)}
+		p := alone{New(NewRegistry(nil), s, Options{}), takes, new(atomic.Int64)}
 		p.Run()
 		s.setDown(true, false)
 		request := func(events, cost int64) store.Request {
@@ -280,7 +280,7 @@ func TestRefusedTakesOffsetWaitingCharges(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) {
 			const events = 4
 			s := newSimulation(1)
-			l := New(NewBooks(nil), noRefunds{s}, Options{})
+			l := New(NewRegistry(nil), noRefunds{s}, Options{})
 			limit.Zone, limit.Window = "zone", 100*time.Hour
 			what := fmt.Sprintf("%s, align %t", limit.Algorithm, limit.Align)
 			request := func(id int) store.Request {
@@ -313,7 +313,7 @@ func TestRefusedTakesOffsetWaitingCharges(t *testing.T) {
 // for as long as it counts.
 func TestCountedAloneIsKept(t *testing.T) {
 	forEachWay(t, func(t *testing.T, limit store.Limit, _ bool) {
-		l := New(NewBooks(nil), newSimulation(1), Options{MaxBuckets: 4000})
+		l := New(NewRegistry(nil), newSimulation(1), Options{MaxBuckets: 4000})
 		limit.Zone, limit.Window = "zone", time.Hour
 		request := func(client string) store.Request {
 			return store.Request{Limit: &limit, ClientKey: client, Events: 1, Cost: 1, ID: client}
@@ -337,7 +337,7 @@ func TestCountedAloneIsKept(t *testing.T) {
 		time.Sleep(2*limit.Window + time.Second)
 		flood()
 		if e := l.find(&r); e != nil {
-			e.page.mu.Unlock()
+			e.stripe.mu.Unlock()
 			t.Error("what counts no more is kept")
 		}
 		l.Leave()

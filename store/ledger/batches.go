@@ -28,8 +28,8 @@ const (
 	membershipLease  = 5 * time.Second
 )
 
-// noteReserved has unused tokens of the entry, whose page is locked, given back.
-func (b *Books) noteReserved(e *entry) {
+// noteReserved has unused tokens of the entry, whose stripe is locked, given back.
+func (b *Registry) noteReserved(e *entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.reserved) == 0 {
@@ -38,7 +38,7 @@ func (b *Books) noteReserved(e *entry) {
 	b.reserved[e] = true
 }
 
-func (b *Books) reap() {
+func (b *Registry) reap() {
 	for {
 		time.Sleep(reapPause)
 		if b.giveBack(idleBatch) {
@@ -49,7 +49,7 @@ func (b *Books) reap() {
 
 // giveBack gives back the tokens that were unused for idle, and those beyond the
 // rations, which shrink as processes join. It reports whether none is left.
-func (b *Books) giveBack(idle int64) bool {
+func (b *Registry) giveBack(idle int64) bool {
 	b.mu.Lock()
 	entries := slices.Collect(maps.Keys(b.reserved))
 	b.mu.Unlock()
@@ -67,7 +67,7 @@ func (b *Books) giveBack(idle int64) bool {
 }
 
 // surplusOf returns the refund of tokens that an entry gives back through the view l, or none.
-func (b *Books) surplusOf(e *entry, l *Ledger, idle int64) (refund store.Request) {
+func (b *Registry) surplusOf(e *entry, l *Ledger, idle int64) (refund store.Request) {
 	e.acquire()
 	m := core.Moment{Now: b.now()}
 	if l == nil {

@@ -72,7 +72,7 @@ func BenchmarkLedger(b *testing.B) {
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
-			l := New(NewBooks(nil), new(instant), Options{})
+			l := New(NewRegistry(nil), new(instant), Options{})
 			defer l.Leave()
 			b.ReportAllocs()
 			// Callers reuse their states.
@@ -92,7 +92,7 @@ func BenchmarkRedis(b *testing.B) {
 	shard := redis.NewShard(redis.ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}})
 	b.Cleanup(func() { shard.Close(context.Background()) })
 	s := redis.New(redis.Options{Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: 5 * time.Second, ChargeTimeout: 5 * time.Second})
-	l := New(NewBooks(nil), s, Options{})
+	l := New(NewRegistry(nil), s, Options{})
 	b.Cleanup(l.Leave)
 	limit := store.Limit{Zone: "bench", Algorithm: store.FixedWindow, Window: time.Hour}
 	reqs := make([][]store.Request, 500)
@@ -139,11 +139,11 @@ func cpu() time.Duration {
 	return used
 }
 
-// BenchmarkWalk visits a million buckets; µs/chunk is how long a page is locked for
+// BenchmarkWalk visits a million buckets; µs/chunk is how long a stripe is locked for
 // [walkSize] entries, on average.
 func BenchmarkWalk(b *testing.B) {
 	const clients = 1_000_000
-	l := New(NewBooks(nil), new(instant), Options{})
+	l := New(NewRegistry(nil), new(instant), Options{})
 	defer l.Leave()
 	limit := store.Limit{Zone: "bench", Algorithm: store.FixedWindow, Window: time.Hour}
 	states := make([]store.State, 1)

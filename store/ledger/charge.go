@@ -112,7 +112,7 @@ func (l *Ledger) lose(n *core.Next) {
 	}
 }
 
-// send sends charges through the view. No page is locked.
+// send sends charges through the view. No stripe is locked.
 func (l *Ledger) send(out *outgoing) {
 	switch reqs, first, entries := out.reqs, out.first, out.entries; len(reqs) {
 	case 0:
@@ -135,13 +135,13 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 		close(t.Arrived)
 	}
 	if st.Err == nil {
-		l.books.noteDelivery(e.ChargeAge(&m))
+		l.registry.noteDelivery(e.ChargeAge(&m))
 	}
 	n := e.Delivered(r, st, &m)
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
-	case n.Do == core.Retry && !l.books.enqueue(l.store.Owner(r.ClientKey), e):
+	case n.Do == core.Retry && !l.registry.enqueue(l.store.Owner(r.ClientKey), e):
 		n = e.GiveUp(errEnded)
 	}
 	if n.Lost > 0 {
@@ -154,7 +154,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 }
 
 // noteDelivery notes how long a charge took.
-func (b *Books) noteDelivery(took int64) {
+func (b *Registry) noteDelivery(took int64) {
 	took = max(took, 1)
 	was := b.delivery.Load()
 	if was > 0 {
@@ -165,8 +165,8 @@ func (b *Books) noteDelivery(took int64) {
 
 // awaitTick makes the held charges of an entry leave at the next tick, with all others.
 func (l *Ledger) awaitTick(e *entry) {
-	b := l.books
-	e.page.held = append(e.page.held, e)
+	b := l.registry
+	e.stripe.held = append(e.stripe.held, e)
 	due := b.now() + l.opts.ChargeDelay.Microseconds()
 	if tick := b.tick.Load(); (tick == 0 || due < tick) && b.tick.CompareAndSwap(tick, due) {
 		time.AfterFunc(l.opts.ChargeDelay, func() {
@@ -176,15 +176,15 @@ func (l *Ledger) awaitTick(e *entry) {
 	}
 }
 
-func (b *Books) sendHeld() {
+func (b *Registry) sendHeld() {
 	through := b.current()
 	if through == nil {
 		// The last view gave them up.
 		return
 	}
 	var held []*entry
-	for i := range b.pages {
-		p := &b.pages[i]
+	for i := range b.stripes {
+		p := &b.stripes[i]
 		p.mu.Lock()
 		held = append(held, p.held...)
 		clear(p.held)
@@ -213,8 +213,8 @@ func (l *Ledger) collect(entries []*entry) (out outgoing) {
 }
 
 // enqueue puts an entry into the retry queue of a shard, and reports whether a
-// view is left to deliver its charges. The entry's page is locked.
-func (b *Books) enqueue(owner string, e *entry) bool {
+// view is left to deliver its charges. The entry's stripe is locked.
+func (b *Registry) enqueue(owner string, e *entry) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
@@ -230,7 +230,7 @@ func (b *Books) enqueue(owner string, e *entry) bool {
 
 // dequeue returns the first entries of a queue and the view that delivers their
 // charges. Without entries it removes the queue, and its goroutine ends.
-func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
+func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	queue := b.retryQueues[owner]
@@ -243,7 +243,7 @@ func (b *Books) dequeue(owner string) (through *Ledger, batch []*entry) {
 	return b.currentLocked(), queue[:n:n]
 }
 
-func (b *Books) work(owner string) {
+func (b *Registry) work(owner string) {
 	pause := retryPause
 	time.Sleep(pause)
 	for {
@@ -286,7 +286,7 @@ func (l *Ledger) retry(batch []*entry) bool {
 // awaitCharge waits until the bucket's charge in flight is answered, and reports
 // whether that happened in time.
 func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
-	left := until.Sub(l.books.clock())
+	left := until.Sub(l.registry.clock())
 	if left <= 0 {
 		return false
 	}
@@ -309,7 +309,7 @@ var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", st
 // awaitMoves waits until no charge of the requests' buckets is in flight to another
 // owner: the call that follows may copy a bucket from there, which would lack it.
 func (l *Ledger) awaitMoves(reqs []store.Request) error {
-	until := l.books.clock().Add(l.opts.Timeout)
+	until := l.registry.clock().Add(l.opts.Timeout)
 	for i := range reqs {
 		for l.arrival(&reqs[i], true) != nil {
 			if !l.awaitCharge(&reqs[i], until) {
@@ -327,7 +327,7 @@ func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
 	if e == nil {
 		return nil
 	}
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	t := e.Transit()
 	if t == nil || moving && !l.moves(e, r) {
 		return nil
@@ -350,26 +350,26 @@ func (l *Ledger) moves(e *entry, r *store.Request) bool {
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
 // back, and this view does that. A later view that runs does it instead.
 func (l *Ledger) IsNeeded() bool {
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
-	return (l.books.owing.Load() > 0 || len(l.books.reserved) > 0) && l.books.currentLocked() == l
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
+	return (l.registry.owing.Load() > 0 || len(l.registry.reserved) > 0) && l.registry.currentLocked() == l
 }
 
 // Flush gives tokens back, and waits until all charges and refunds are
-// delivered, another view delivers them, or ctx ends. Books that began before a
+// delivered, another view delivers them, or ctx ends. Registry that began before a
 // refund arrived would trust an answer that lacks it.
 func (l *Ledger) Flush(ctx context.Context) {
 	if !l.IsNeeded() {
 		return
 	}
-	l.books.giveBack(0)
-	l.books.sendHeld()
+	l.registry.giveBack(0)
+	l.registry.sendHeld()
 	tick := time.NewTicker(flushTick)
 	defer tick.Stop()
-	for l.books.owing.Load() > 0 && l.books.current() == l {
+	for l.registry.owing.Load() > 0 && l.registry.current() == l {
 		select {
 		case <-tick.C:
-			l.books.sendHeld()
+			l.registry.sendHeld()
 		case <-ctx.Done():
 			return
 		}

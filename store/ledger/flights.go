@@ -15,12 +15,12 @@ import (
 // Flights are the costs in flight by bucket: all that a store without other
 // writers needs of a ledger. Views share them, and they outlive views.
 type Flights struct {
-	seed   maphash.Seed
-	limits identity.Limits
-	pages  [pageCount]flightPage
+	seed    maphash.Seed
+	limits  identity.Limits
+	stripes [stripeCount]flightStripe
 }
 
-type flightPage struct {
+type flightStripe struct {
 	mu      sync.Mutex
 	flights map[identity.ID]*flight
 	// inFlight is the cost of all flights.
@@ -33,7 +33,7 @@ type flight struct {
 	mu sync.Mutex
 	// cost was admitted and is not settled.
 	cost int64
-	// users hold some of the cost or look at it. The page's lock guards the
+	// users hold some of the cost or look at it. The stripe's lock guards the
 	// number.
 	users int
 	// asked has room for the request to check.
@@ -45,8 +45,8 @@ var idleFlights = sync.Pool{New: func() any { return new(flight) }}
 // NewFlights returns flights of no bucket.
 func NewFlights() *Flights {
 	f := &Flights{seed: maphash.MakeSeed()}
-	for i := range f.pages {
-		f.pages[i].flights = map[identity.ID]*flight{}
+	for i := range f.stripes {
+		f.stripes[i].flights = map[identity.ID]*flight{}
 	}
 	return f
 }
@@ -54,8 +54,8 @@ func NewFlights() *Flights {
 // Figures returns the number of buckets with requests in flight, and their cost.
 // The other figures are 0.
 func (f *Flights) Figures() (sum Figures) {
-	for i := range f.pages {
-		p := &f.pages[i]
+	for i := range f.stripes {
+		p := &f.stripes[i]
 		p.mu.Lock()
 		sum.Buckets += int64(len(p.flights))
 		sum.InFlight += p.inFlight
@@ -65,9 +65,9 @@ func (f *Flights) Figures() (sum Figures) {
 }
 
 // use returns the bucket's flight, locked.
-func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
+func (f *Flights) use(r *store.Request) (*flightStripe, identity.ID, *flight) {
 	id := identity.ID{Limit: f.limits.Number(r.Limit), Key: r.ClientKey}
-	p := &f.pages[pageOf(id.Hash(f.seed))]
+	p := &f.stripes[stripeOf(id.Hash(f.seed))]
 	p.mu.Lock()
 	fl, ok := p.flights[id]
 	if !ok {
@@ -81,7 +81,7 @@ func (f *Flights) use(r *store.Request) (*flightPage, identity.ID, *flight) {
 }
 
 // leave unlocks a flight, drops users references and adds cost.
-func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
+func (p *flightStripe) leave(id identity.ID, fl *flight, users int, cost int64) {
 	fl.mu.Unlock()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -94,9 +94,9 @@ func (p *flightPage) leave(id identity.ID, fl *flight, users int, cost int64) {
 }
 
 func (f *Flights) held(r *store.Request) int64 {
-	page, id, fl := f.use(r)
+	stripe, id, fl := f.use(r)
 	cost := fl.cost
-	page.leave(id, fl, 1, 0)
+	stripe.leave(id, fl, 1, 0)
 	return cost
 }
 
@@ -136,10 +136,10 @@ func (l *Local) release(reqs []store.Request, states []store.State) {
 
 // admit sets the state of a request, the only one of states.
 func (l *Local) admit(ctx context.Context, r *store.Request, states []store.State) {
-	page, id, fl := l.flights.use(r)
+	stripe, id, fl := l.flights.use(r)
 	users, cost := 1, int64(0)
 	// Deferred, because a panic of the store must not leave the flight locked.
-	defer func() { page.leave(id, fl, users, cost) }()
+	defer func() { stripe.leave(id, fl, users, cost) }()
 	asked, st := fl.asked[:], &states[0]
 	asked[0] = *r
 	asked[0].Ahead += fl.cost
@@ -190,9 +190,9 @@ func (l *Local) CheckAhead(ctx context.Context, r store.Request, _ time.Duration
 
 // AdmitAlone is [Ledger.AdmitAlone]. Nothing is known of the bucket without its store.
 func (l *Local) AdmitAlone(r *store.Request) store.State {
-	page, id, fl := l.flights.use(r)
+	stripe, id, fl := l.flights.use(r)
 	fl.cost += r.Cost
-	page.leave(id, fl, 0, r.Cost)
+	stripe.leave(id, fl, 0, r.Cost)
 	return l.ForeseeAlone(r)
 }
 
@@ -240,8 +240,8 @@ func (l *Local) SettleUnknown(reqs []store.Request, held []int64) {
 
 // settle charges one request, whose flight is locked until the charge counts.
 func (l *Local) settle(req []store.Request, hold int64) {
-	page, id, fl := l.flights.use(&req[0])
-	defer page.leave(id, fl, 2, -hold)
+	stripe, id, fl := l.flights.use(&req[0])
+	defer stripe.leave(id, fl, 2, -hold)
 	fl.cost -= hold
 	if req[0].Cost > 0 {
 		l.ChargeDetached(req)

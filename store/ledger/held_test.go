@@ -24,7 +24,7 @@ func held(t *testing.T, s store.Remote, events int64, opts Options) (*Ledger, st
 // known returns a ledger that has had a request and the reply to its charge.
 func known(t *testing.T, s store.Remote, r store.Request, opts Options) *Ledger {
 	t.Helper()
-	l := New(NewBooks(nil), s, opts)
+	l := New(NewRegistry(nil), s, opts)
 	l.Run()
 	comes(t, l, r)
 	time.Sleep(time.Second)
@@ -249,14 +249,14 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 			l.Leave()
 		}, 2, 0},
 		"reload": {func(s store.Remote, l *Ledger) {
-			next := New(l.books, s, Options{})
+			next := New(l.registry, s, Options{})
 			next.Run()
 			l.Stop()
 			l.Leave()
 		}, 2, 0},
 		"last view": {func(_ store.Remote, l *Ledger) { l.Leave() }, 2, 0},
 		"a request outlasts the last view": {func(_ store.Remote, l *Ledger) {
-			l.books.End(context.Background())
+			l.registry.End(context.Background())
 			l.Settle([]store.Request{requestOf("alice", 100)}, make([]int64, 1))
 		}, 3, 0},
 		"reset": {func(_ store.Remote, l *Ledger) {

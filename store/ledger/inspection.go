@@ -12,7 +12,7 @@ import (
 // after the reset.
 const resetTimeout = 500 * time.Millisecond
 
-// walkSize is how many entries of a page are visited at a time, so that requests need not
+// walkSize is how many entries of a stripe are visited at a time, so that requests need not
 // wait for long: see BenchmarkWalk.
 const walkSize = 256
 
@@ -21,12 +21,12 @@ const walkSize = 256
 func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
-		asked[l.books.limits.Number(reqs[i].Limit)] = i
+		asked[l.registry.limits.Number(reqs[i].Limit)] = i
 	}
 	var entries []*entry
 	var st store.State
-	for n := range l.books.pages {
-		p := &l.books.pages[n]
+	for n := range l.registry.stripes {
+		p := &l.registry.stripes[n]
 		p.mu.Lock()
 		entries = slices.AppendSeq(entries[:0], p.entries.all)
 		p.mu.Unlock()
@@ -51,9 +51,9 @@ func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey
 
 // Delays reports whether charges wait until a shard executes them again.
 func (l *Ledger) Delays(shard string) bool {
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
-	_, waits := l.books.retryQueues[shard]
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
+	_, waits := l.registry.retryQueues[shard]
 	return waits
 }
 
@@ -64,7 +64,7 @@ func (l *Ledger) Account(r *store.Request) *store.Account {
 		return nil
 	}
 	m := l.moment()
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	if e.IsExpired(&m) {
 		return nil
 	}
@@ -79,7 +79,7 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	// A response that empties the bucket may outlast its config, as charges do.
 	s := l.writer().store
 	l.sendReset(&r)
-	until := l.books.clock().Add(resetTimeout)
+	until := l.registry.clock().Add(resetTimeout)
 	for waits := true; waits && l.arrival(&r, false) != nil; {
 		waits = l.awaitCharge(&r, until)
 	}
@@ -87,7 +87,7 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	m := l.moment()
 	e := l.enter(&r, &m)
 	// Read under the lock, so that checks that began before it are older.
-	m.Now = l.books.now()
+	m.Now = l.registry.now()
 	if err != nil {
 		e.ResetFailed(&m)
 	} else {

@@ -41,7 +41,7 @@ func TestForesee(t *testing.T) {
 		for seed := range uint64(50) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSimulation(seed)
-				l := New(NewBooks(nil), s, Options{})
+				l := New(NewRegistry(nil), s, Options{})
 				defer l.Leave()
 				rng := rand.New(rand.NewPCG(seed, 2))
 				limit := kind
@@ -131,7 +131,7 @@ func TestWalk(t *testing.T) {
 	}
 }
 
-// TestWalkLetsRequestsPass between some entries of a page and the next. Entries that come
+// TestWalkLetsRequestsPass between some entries of a stripe and the next. Entries that come
 // meanwhile neither hide others nor repeat them.
 func TestWalkLetsRequestsPass(t *testing.T) {
 	const entries = 4 * walkSize
@@ -141,15 +141,15 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 		if time.Since(began) > time.Minute {
 			t.Fatal("no walk lets another pass")
 		}
-		books := NewBooks(nil)
-		l := New(books, new(instant), Options{})
-		p := &books.pages[0]
+		registry := NewRegistry(nil)
+		l := New(registry, new(instant), Options{})
+		p := &registry.stripes[0]
 		grow := func(from int) {
 			p.mu.Lock()
 			defer p.mu.Unlock()
 			for i := range entries {
-				id := identity.ID{Limit: books.limits.Number(&limit), Key: strconv.Itoa(from + i)}
-				p.entries.insert(&entry{id: id, page: p, Bucket: core.New(0, &core.Moment{Now: math.MaxInt64})}, books.seed)
+				id := identity.ID{Limit: registry.limits.Number(&limit), Key: strconv.Itoa(from + i)}
+				p.entries.insert(&entry{id: id, stripe: p, Bucket: core.New(0, &core.Moment{Now: math.MaxInt64})}, registry.seed)
 			}
 		}
 		grow(0)
@@ -214,7 +214,7 @@ func (l *Ledger) snapshot(r *store.Request) any {
 	if e == nil {
 		return nil
 	}
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	return e.Copy()
 }
 
@@ -326,7 +326,7 @@ func TestResetIsSeen(t *testing.T) {
 func resetIsSeen(t *testing.T, limit store.Limit, trust time.Duration) {
 	s := newSimulation(1)
 	s.lag = 300 * time.Millisecond
-	own, other := New(NewBooks(nil), s, Options{Trust: trust}), New(NewBooks(nil), s, Options{})
+	own, other := New(NewRegistry(nil), s, Options{Trust: trust}), New(NewRegistry(nil), s, Options{})
 	limit.Zone, limit.Window = "zone", time.Hour
 	r := store.Request{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 1}
 	if n := spend(own, r, 8, 0); n != 5 {
@@ -404,7 +404,7 @@ func TestAnswerFromBeforeAReset(t *testing.T) {
 		for _, landed := range []bool{false, true} {
 			synctest.Test(t, func(t *testing.T) {
 				s := &lateAnswers{simulation: newSimulation(1)}
-				l := New(NewBooks(nil), s, Options{})
+				l := New(NewRegistry(nil), s, Options{})
 				limit := kind
 				limit.Zone, limit.Window = "zone", time.Hour
 				what := fmt.Sprintf("%s, aligned %v, landed %v", limit.Algorithm, limit.Align, landed)
@@ -466,7 +466,7 @@ func (s *lateAnswers) admitLate(l *Ledger, reqs ...store.Request) (done chan sto
 func TestCheckThatWaitsDuringAReset(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &lateAnswers{simulation: newSimulation(1)}
-		l := New(NewBooks(nil), s, Options{})
+		l := New(NewRegistry(nil), s, Options{})
 		request := requestOf("alice", 6)
 		s.others(algorithm.Charge, request)
 		first, answerFirst := s.admitLate(l, request)
@@ -496,7 +496,7 @@ func TestAnswerAheadFromBeforeAReset(t *testing.T) {
 	for _, kind := range kinds {
 		synctest.Test(t, func(t *testing.T) {
 			s := &lateAnswers{simulation: newSimulation(1)}
-			l := New(NewBooks(nil), s, Options{})
+			l := New(NewRegistry(nil), s, Options{})
 			limit := kind
 			limit.Zone, limit.Window = "zone", time.Hour
 			request := store.Request{Limit: &limit, ClientKey: "alice", Events: 6, Cost: 1, ID: "first"}
@@ -537,7 +537,7 @@ func TestAnswerAheadFromBeforeAReset(t *testing.T) {
 func TestReplicaStandsInAcrossAReset(t *testing.T) {
 	simulated(t, func(t *testing.T, ours *simulation, _ *Ledger) {
 		s := &lateAnswers{simulation: ours}
-		l := New(NewBooks(nil), s, Options{})
+		l := New(NewRegistry(nil), s, Options{})
 		request := requestOf("alice", 6)
 		for range 6 {
 			s.others(algorithm.Charge, request)
@@ -564,7 +564,7 @@ func TestReplicaStandsInAcrossAReset(t *testing.T) {
 func TestResetsRepeatACheckOnce(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &lateAnswers{simulation: newSimulation(1)}
-		l := New(NewBooks(nil), s, Options{})
+		l := New(NewRegistry(nil), s, Options{})
 		request := requestOf("alice", 6)
 		done, arrive := s.admitLate(l, request)
 		for range 2 {
@@ -685,7 +685,7 @@ func TestResetsAmongRequests(t *testing.T) {
 			s := newSimulation(seed)
 			s.lossy = []float64{0, 0.1}[seed%2]
 			s.lag = []time.Duration{0, 20 * time.Millisecond}[rng.IntN(2)]
-			l := New(NewBooks(nil), s, Options{})
+			l := New(NewRegistry(nil), s, Options{})
 			limit := kinds[rng.IntN(len(kinds))]
 			limit.Zone, limit.Window = "zone", time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: 1}

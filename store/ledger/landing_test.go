@@ -29,7 +29,7 @@ func TestWaitForSlowCharges(t *testing.T) {
 	for _, a := range []store.Algorithm{store.FixedWindow, store.SlidingWindow} {
 		for phase := range 22 {
 			simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
-				slow := New(l.books, &lateCharges{s, 300 * time.Millisecond}, Options{})
+				slow := New(l.registry, &lateCharges{s, 300 * time.Millisecond}, Options{})
 				defer slow.Leave()
 				slow.Run()
 				limit := store.Limit{Zone: "zone", Algorithm: a, Window: 1100 * time.Millisecond}

@@ -8,7 +8,7 @@
 // Package core decides; this package drives it: it locks a bucket, lets the core decide
 // about an event, and then waits, calls the store or wakes others as the core says.
 //
-// [Books] hold the state and outlive configs; a [Ledger] is a view of them on one
+// [Registry] hold the state and outlive configs; a [Ledger] is a view of them on one
 // [store.Remote]. [Flights] and [Local] are the counterparts for a store in this
 // process. The package imports store, store/algorithm, store/ledger/core and
 // internal/identity.
@@ -40,14 +40,14 @@ const (
 	NoTrust = -time.Microsecond
 )
 
-// Options are the settings of one view of the books.
+// Options are the settings of one view of the registry.
 type Options struct {
 	// Trust is how long an answer of the primary is relied upon: a full bucket
 	// is refused without a call, and a stale replica is overruled. 0 means
 	// DefaultTrust. With less than that, no older answer is relied upon about a
 	// returning client either.
 	Trust time.Duration
-	// MaxBuckets bounds the buckets in the books; 0 means DefaultMaxBuckets.
+	// MaxBuckets bounds the buckets in the registry; 0 means DefaultMaxBuckets.
 	// Buckets with requests in flight may exceed it.
 	MaxBuckets int
 	// Timeout bounds how long a request waits for a charge in flight that
@@ -62,30 +62,30 @@ type Options struct {
 	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
 }
 
-// Ledger is a view of books on a store. The books are shared; the store and the
+// Ledger is a view of registry on a store. The registry are shared; the store and the
 // settings are the view's own. It is safe for concurrent use.
 type Ledger struct {
 	store      store.Remote
-	books      *Books
+	registry   *Registry
 	opts       Options
 	trust      int64
 	membership membership
-	// serial numbers the views of the books, oldest first.
+	// serial numbers the views of the registry, oldest first.
 	serial int64
 	// runs is set while the view's config runs, and stopped once it has ended.
-	// Both change under the lock of the books.
+	// Both change under the lock of the registry.
 	runs    bool
 	stopped atomic.Bool
 }
 
-// New returns a view of books on s.
-func New(books *Books, s store.Remote, opts Options) *Ledger {
+// New returns a view of registry on s.
+func New(registry *Registry, s store.Remote, opts Options) *Ledger {
 	opts.Trust = cmp.Or(opts.Trust, DefaultTrust)
 	opts.MaxBuckets = cmp.Or(opts.MaxBuckets, DefaultMaxBuckets)
 	opts.Timeout = cmp.Or(opts.Timeout, DefaultTimeout)
-	l := &Ledger{store: s, books: books, opts: opts, trust: opts.Trust.Microseconds()}
+	l := &Ledger{store: s, registry: registry, opts: opts, trust: opts.Trust.Microseconds()}
 	l.membership.life, l.membership.end = context.WithCancel(context.Background())
-	books.attach(l)
+	registry.attach(l)
 	return l
 }
 
@@ -220,7 +220,7 @@ func (l *Ledger) Warm(ctx context.Context) { l.store.Warm(ctx) }
 
 // moment is when an event happens that the view drives.
 func (l *Ledger) moment() core.Moment {
-	b := l.books
+	b := l.registry
 	m := core.Moment{Now: b.now(), Trust: l.trust, Shortened: l.opts.Trust < DefaultTrust, Delivery: b.delivery.Load()}
 	if b.inUse.Load() > 0 {
 		// Otherwise no tick is to come.
@@ -229,8 +229,8 @@ func (l *Ledger) moment() core.Moment {
 	return m
 }
 
-// Figures are those of the books.
-func (l *Ledger) Figures() Figures { return l.books.Figures() }
+// Figures are those of the registry.
+func (l *Ledger) Figures() Figures { return l.registry.Figures() }
 
 // Interface guard.
 var _ store.Store = (*Ledger)(nil)

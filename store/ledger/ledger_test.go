@@ -123,8 +123,8 @@ func TestSecondZoneIsNotChecked(t *testing.T) {
 func TestChargesOfAnOutageArriveLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
-		books := NewBooks(nil)
-		l := New(books, s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		registry := NewRegistry(nil)
+		l := New(registry, s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		s.down = true
@@ -136,8 +136,8 @@ func TestChargesOfAnOutageArriveLater(t *testing.T) {
 			}
 			l.ChargeDetached([]store.Request{r})
 		}
-		// A reload: another view on the same books.
-		next := New(books, s, Options{})
+		// A reload: another view on the same registry.
+		next := New(registry, s, Options{})
 		l.Leave()
 		time.Sleep(30 * time.Second)
 		synctest.Wait()
@@ -166,7 +166,7 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		var expired int64
-		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, ErrExpired) {
 				t.Errorf("%d charges were lost: %v", n, err)
 			}
@@ -214,7 +214,7 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 					}
 					s := newSimulation(1)
 					var lost atomic.Int64
-					l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { lost.Add(n) }})
+					l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { lost.Add(n) }})
 					s.setDown(true, false)
 					r := store.Request{Limit: &c.limit, ClientKey: "alice", Events: 1, Burst: 600, Cost: 1}
 					for range charges {
@@ -248,7 +248,7 @@ func TestChargesLeftAtTheEndAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		lost := int64(0)
-		l := New(NewBooks(nil), s, Options{OnUndelivered: func(shard string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(shard string, _ algorithm.Operation, n int64, err error) {
 			if shard != "shard" || !errors.Is(err, store.ErrNotExecuted) {
 				t.Errorf("%d charges of shard %s were lost: %v", n, shard, err)
 			}
@@ -322,7 +322,7 @@ func TestReservationIsNoRefusal(t *testing.T) {
 func TestAlignedWindowInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		aligned := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: 24 * time.Hour, Align: true}
@@ -359,7 +359,7 @@ func TestLoans(t *testing.T) {
 		if e.IsIdle() {
 			t.Error("an entry with a loan may be forgotten")
 		}
-		e.page.mu.Unlock()
+		e.stripe.mu.Unlock()
 		l.repay(&s, loaned, &store.State{})
 		time.Sleep(2 * time.Second)
 		synctest.Wait()
@@ -382,7 +382,7 @@ func TestLoans(t *testing.T) {
 		if tokens := e.Gauges().Tokens; tokens != 9 {
 			t.Errorf("%d are left of a batch of 10 of which 1 was used", tokens)
 		}
-		e.page.mu.Unlock()
+		e.stripe.mu.Unlock()
 		b.leave()
 	})
 }
@@ -397,7 +397,7 @@ func TestLateAnswerLacksARefund(t *testing.T) {
 			}
 			taken, late := request("taken", 8), request("late", 5)
 			taken.Receipt = store.Answers(t.Context(), l.Take, []store.Request{taken})[0].Receipt
-			asked := l.books.now()
+			asked := l.registry.now()
 			refusal := store.Answers(t.Context(), s.Take, []store.Request{late})[0]
 			l.RefundDetached([]store.Request{taken})
 			time.Sleep(10 * time.Millisecond)
@@ -477,7 +477,7 @@ func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 			})
 			defer shard.Close(context.Background())
 			var lost atomic.Int64
-			l := New(NewBooks(nil), redis.New(redis.Options{
+			l := New(NewRegistry(nil), redis.New(redis.Options{
 				Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: time.Minute, ChargeTimeout: time.Minute,
 			}), Options{
 				OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {

@@ -90,7 +90,7 @@ type model struct {
 	// lookback; last is the latest.
 	truth []moment
 	// Until excused, refusals need no justification by the truth, because a replica may
-	// predate an operator's reset. wasReset is the time of that reset by the books'
+	// predate an operator's reset. wasReset is the time of that reset by the registry'
 	// clock.
 	excused  time.Time
 	wasReset int64
@@ -121,7 +121,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.shared, m.heard = rng.IntN(3) == 0, map[int64]int64{}
 	m.sim.said = m.noteWord
 	trust := []time.Duration{NoTrust, DefaultTrust / 2, DefaultTrust, DefaultTrust}[rng.IntN(4)]
-	m.ledger = New(NewBooks(time.Now), m.sim, Options{Trust: trust, ChargeDelay: time.Duration(rng.IntN(3)) * 25 * time.Millisecond, OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, err error) {
+	m.ledger = New(NewRegistry(time.Now), m.sim, Options{Trust: trust, ChargeDelay: time.Duration(rng.IntN(3)) * 25 * time.Millisecond, OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if errors.Is(err, store.ErrUncertain) {
@@ -211,7 +211,7 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 			m.resets.Store(true)
 			m.sim.reset("zone/client")
 			m.mu.Lock()
-			m.wasReset = m.ledger.books.now()
+			m.wasReset = m.ledger.registry.now()
 			m.mu.Unlock()
 		case 1:
 			m.sim.setDown(true, false)
@@ -359,7 +359,7 @@ func (m *model) waitsForWord() bool {
 	if e == nil {
 		return false
 	}
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	disturbed, trusted := inside(e, "disturbed").Int(), inside(e, "trusted").Int()
 	return inside(e, "refunds").Int() > 0 || disturbed > 0 && trusted <= disturbed || m.wasReset > 0 && trusted < m.wasReset+m.sim.lag.Microseconds()
 }
@@ -389,12 +389,12 @@ func (m *model) atEnd() {
 	}
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	if e := m.ledger.find(&r); e != nil {
-		defer e.page.mu.Unlock()
+		defer e.stripe.mu.Unlock()
 		if !e.IsIdle() {
 			m.fail("left at the end: %+v", e.Bucket)
 		}
 	}
-	if n := m.ledger.books.owing.Load(); n != 0 {
+	if n := m.ledger.registry.owing.Load(); n != 0 {
 		m.fail("%d buckets have pending charges at the end", n)
 	}
 }

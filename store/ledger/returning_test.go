@@ -56,7 +56,7 @@ func TestSequentialClientsAreNotRefused(t *testing.T) {
 						// Of a window on the clock no end comes near, because a refund of another
 						// window gives nothing back to this one.
 						limit := store.Limit{Zone: "zone", Algorithm: a, Window: 100 * time.Hour}
-						other := New(l.books, s, Options{})
+						other := New(l.registry, s, Options{})
 						defer other.Leave()
 						var refused atomic.Int64
 						var wg sync.WaitGroup
@@ -118,7 +118,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 		if n := allowed.Load(); n != 1 {
 			t.Errorf("%d of 5 were allowed by one slot that comes back", n)
 		}
-		late := New(l.books, &lateRefunds{s}, Options{})
+		late := New(l.registry, &lateRefunds{s}, Options{})
 		late.RefundDetached([]store.Request{request("b", 1)})
 		if allowed, took := take("g", 1); allowed || took < DefaultTimeout || took > DefaultTimeout+5*time.Millisecond {
 			t.Errorf("while a refund is not answered in time: allowed %v after %v", allowed, took)
@@ -130,7 +130,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 			if isReturning(e) {
 				t.Error("nothing is on its way, and something is noted")
 			}
-			e.page.mu.Unlock()
+			e.stripe.mu.Unlock()
 		}
 	})
 }
@@ -199,7 +199,7 @@ func TestResetIsThereForTheNextTake(t *testing.T) {
 			request := func(id string) store.Request {
 				return store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: id}
 			}
-			slow := New(l.books, &resettingStore{simulation: s}, Options{})
+			slow := New(l.registry, &resettingStore{simulation: s}, Options{})
 			defer slow.Leave()
 			slow.Run()
 			var got []bool
@@ -271,7 +271,7 @@ func TestRefusalStandsIfItsRepetitionFails(t *testing.T) {
 	for err, stands := range map[error]bool{errDown: true, errLost: false} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &failingTakes{newSimulation(1), 0, 3, err}
-			l := New(NewBooks(nil), s, Options{})
+			l := New(NewRegistry(nil), s, Options{})
 			limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
 			store.Answers(t.Context(), l.Take, []store.Request{r})
@@ -290,7 +290,7 @@ func TestRefusalStandsIfItsRepetitionFails(t *testing.T) {
 // TestClientThatLeavesWaitsForNothing that comes back.
 func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
-		late := New(l.books, &lateRefunds{s}, Options{})
+		late := New(l.registry, &lateRefunds{s}, Options{})
 		defer late.Leave()
 		limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
 		r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
@@ -310,7 +310,7 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 }
 
 // isReturning reports whether something is on its way back to a bucket.
-func isReturning(e *entry) bool { return !inside(e, "rare", "returning").IsNil() }
+func isReturning(e *entry) bool { return !inside(e, "extra", "returning").IsNil() }
 
 // TestWithdrawnClaimIsLeftToOthers: what has arrived for a take that gives up is for the takes
 // behind it, and without one for whoever comes.
@@ -325,7 +325,7 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 		e.release(&m)
 		claim := func(cost int64) claim {
 			r.Cost = cost
-			c, _ := l.claimReturn(&r, &store.State{}, l.books.now())
+			c, _ := l.claimReturn(&r, &store.State{}, l.registry.now())
 			return c
 		}
 		receive := func(cost int64) { l.endRefund(e, cost) }

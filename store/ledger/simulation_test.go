@@ -61,7 +61,7 @@ func simulated(t *testing.T, test func(t *testing.T, s *simulation, l *Ledger)) 
 	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{})
+		l := New(NewRegistry(nil), s, Options{})
 		test(t, s, l)
 		l.Leave()
 	})

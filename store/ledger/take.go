@@ -34,7 +34,7 @@ func (l *Ledger) IsFull(r *store.Request) bool {
 		return false
 	}
 	m := l.moment()
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	return e.IsFull(r, &m)
 }
 
@@ -66,9 +66,9 @@ func (t *taking) refuseKnown() (refused bool) {
 	}
 	if refused {
 		for _, e := range asking {
-			e.page.mu.Lock()
+			e.stripe.mu.Lock()
 			e.AskNot()
-			e.page.mu.Unlock()
+			e.stripe.mu.Unlock()
 		}
 	}
 	return refused
@@ -77,7 +77,7 @@ func (t *taking) refuseKnown() (refused bool) {
 // run takes what batches have, waits for batches in flight, and takes the
 // rest from the store in one call.
 func (t *taking) run() {
-	asked := t.ledger.books.now()
+	asked := t.ledger.registry.now()
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -129,7 +129,7 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 	if len(own)+len(fetches) == 0 {
 		return nil
 	}
-	asked, reqs := t.ledger.books.now(), t.reqs
+	asked, reqs := t.ledger.registry.now(), t.reqs
 	var loans []core.Loan
 	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, func(r store.Request) bool { return r.Batch != 0 }) {
 		reqs = make([]store.Request, 0, len(own)+len(fetches))
@@ -231,19 +231,19 @@ func (t *taking) retake(asked int64) {
 			return
 		}
 		if until.IsZero() {
-			until = t.ledger.books.clock().Add(t.ledger.opts.Timeout)
+			until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
 		}
 		waits := slices.ContainsFunc(claims, func(c claim) bool { return c.Come != nil })
 		if !waits {
 			retakes++
-		} else if !t.ledger.books.clock().Before(until) {
+		} else if !t.ledger.registry.clock().Before(until) {
 			retakes = maxRetakes
 		}
 		for _, c := range claims {
 			t.awaitReturn(c, until)
 		}
 		hasLeft := t.ctx.Err() != nil
-		asked = t.ledger.books.now()
+		asked = t.ledger.registry.now()
 		if hasLeft || t.takeAgain(refused) {
 			t.withdraw(claims)
 			return
@@ -294,7 +294,7 @@ func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c 
 	if e == nil {
 		return claim{}, false
 	}
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	c = claim{e.ClaimReturn(r, st, asked), e, r.ClientKey}
 	return c, c.Claim != nil
 }
@@ -319,7 +319,7 @@ func (t *taking) awaitReturn(c claim, until time.Time) {
 		return
 	}
 	t.ledger.store.Hurry(c.clientKey)
-	timer := time.NewTimer(until.Sub(t.ledger.books.clock()))
+	timer := time.NewTimer(until.Sub(t.ledger.registry.clock()))
 	defer timer.Stop()
 	select {
 	case <-c.Come:

@@ -29,7 +29,7 @@ func newBatches(t *testing.T, seed uint64, processes int, events, batch int64) *
 	b := &batches{T: t, sim: newSimulation(seed), events: events, batch: batch}
 	b.limit = store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}
 	for range processes {
-		b.ledgers = append(b.ledgers, New(NewBooks(nil), b.sim, Options{}))
+		b.ledgers = append(b.ledgers, New(NewRegistry(nil), b.sim, Options{}))
 	}
 	return b
 }
@@ -217,7 +217,7 @@ func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
 	if e == nil {
 		return
 	}
-	defer e.page.mu.Unlock()
+	defer e.stripe.mu.Unlock()
 	// Other processes may have refunded some at the same instant.
 	if tokens := e.Gauges().Tokens; tokens > 8*cost {
 		b.Errorf("refused %d while %d are reserved here: %+v", cost, tokens, *st)
@@ -285,7 +285,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			r := b.request(1)
 			e := b.ledgers[0].find(&r)
 			tokens := e.Gauges().Tokens
-			e.page.mu.Unlock()
+			e.stripe.mu.Unlock()
 			if tokens != 99 {
 				t.Errorf("%s: %d are left of a batch of 100 of which one was used", a, tokens)
 			}
@@ -301,7 +301,7 @@ func TestAutoBatch(t *testing.T) {
 		sizes := func(l *Ledger) int64 {
 			r := b.request(1)
 			e := l.find(&r)
-			defer e.page.mu.Unlock()
+			defer e.stripe.mu.Unlock()
 			return inside(e, "batch", "size").Int()
 		}
 		// Nothing is taken in advance before the processes are counted.
@@ -438,7 +438,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 	}
 }
 
-// TestFlushAwaitsRefunds, because later books know nothing of them.
+// TestFlushAwaitsRefunds, because later registry know nothing of them.
 func TestFlushAwaitsRefunds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 10, 10)
@@ -473,7 +473,7 @@ func (b *batches) requireLeft(here, there int64) {
 	r := b.request(1)
 	e := b.ledgers[0].find(&r)
 	tokens := e.Gauges().Tokens
-	e.page.mu.Unlock()
+	e.stripe.mu.Unlock()
 	if spent := b.spent(); tokens != here || b.events-spent != there {
 		b.Errorf("%d are left here and %d in the store, want %d and %d", tokens, b.events-spent, here, there)
 	}

@@ -24,7 +24,7 @@ func TestDifferingLimits(t *testing.T) {
 					clock: clock.Now, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
 					Members: []Member{{Name: "a", Shard: shard}},
 				})
-				l := ledger.New(ledger.NewBooks(clock.Now), s, opts)
+				l := ledger.New(ledger.NewRegistry(clock.Now), s, opts)
 				t.Cleanup(func() {
 					l.Flush(context.Background())
 					l.Leave()

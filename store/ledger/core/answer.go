@@ -40,7 +40,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 			b.pending.note(r.Limit, answer, st.Now)
 		}
 	}
-	if mayLack(asked, b.rarely().refunded) {
+	if mayLack(asked, b.extras().refunded) {
 		// It must not refuse for long.
 		b.disturbed = m.Now
 	}
@@ -54,8 +54,8 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 // confirm replaces what is known by the primary's answer.
 func (b *Bucket) confirm(answer algorithm.Known, asked int64) {
 	b.known, b.trusted, b.usedUp, b.uncertain = answer, asked, false, false
-	if b.rare != nil {
-		b.rare.loose = 0
+	if b.extra != nil {
+		b.extra.loose = 0
 	}
 	if b.pending != nil {
 		b.pending.base = answer
@@ -69,9 +69,9 @@ func (b *Bucket) noteReach(st *store.State, asked int64, m *Moment) {
 	switch {
 	case b.predatesReset(asked):
 	case st.Replica:
-		b.ensureRare().failed = m.Now
-	case b.rare != nil:
-		b.rare.failed = 0
+		b.ensureExtra().failed = m.Now
+	case b.extra != nil:
+		b.extra.failed = 0
 	}
 }
 
@@ -149,7 +149,7 @@ type view struct {
 
 // viewOf adds the pending charges to what is known.
 func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
-	v := view{req: r, known: b.known, answer: answer, now: now, flight: b.flight + b.rarely().loose}
+	v := view{req: r, known: b.known, answer: answer, now: now, flight: b.flight + b.extras().loose}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() && b.check != nil {
 		v.flight, v.unclear = v.flight+b.check.landed, b.check.landed
 	}

@@ -107,7 +107,7 @@ func (b *Bucket) wantsPrimary(r *store.Request, m *Moment) bool {
 		return true
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		// What a replica lacks cannot be added to its answer.
-		charged := b.rarely().charged
+		charged := b.extras().charged
 		return b.pending != nil || charged > 0 && m.Now-charged <= r.Limit.Window.Microseconds() ||
 			b.repeatsRefusal(r, new(store.State), m.Now+b.clock)
 	case b.trusts(m):
@@ -146,7 +146,7 @@ func (b *Bucket) reliesOn(r *store.Request, m *Moment) bool {
 		return true
 	}
 	quiet := min(b.trusted-b.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare)
-	if m.Shortened || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil || b.rarely().loose > 0 {
+	if m.Shortened || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil || b.extras().loose > 0 {
 		return false
 	}
 	b.usedUp = true

@@ -32,7 +32,7 @@ const UsualTrust = time.Second
 // Instants and durations are in microseconds, unless they are of package time. After an
 // event it has what the event brings about for other requests.
 type Moment struct {
-	// Now is the age of the process's books, from 1 on, so that 0 is before everything.
+	// Now is the age of the process's registry, from 1 on, so that 0 is before everything.
 	Now int64
 	// Trust is how long an answer of the primary is relied upon; Shortened is set if that
 	// is less than usual.
@@ -85,28 +85,29 @@ func (c *Counts) Add(other Counts) {
 // Do is what the driver has to do after an event.
 type Do uint8
 
+// What there is to do.
 const (
-	// Nothing: the request has its answer, or nothing is due.
+	// Nothing is due, or the request has its answer.
 	Nothing Do = iota
-	// CheckReplica: check at a replica, CheckPrimary: at the primary. The answer goes to
-	// Answered.
+	// CheckReplica is to check at a replica. The answer goes to Answered.
 	CheckReplica
+	// CheckPrimary is to check at the primary. The answer goes to Answered.
 	CheckPrimary
-	// Wait: the request gets a [Turn].
+	// Wait is to wait for a [Turn].
 	Wait
-	// AwaitCharge: a charge in flight decides; when it is answered, ask again.
+	// AwaitCharge is to ask again when the charge in flight is answered, which decides.
 	AwaitCharge
-	// Take: take from the store. The answer goes to TakeAnswered.
+	// Take is to take from the store. The answer goes to TakeAnswered.
 	Take
-	// Fetch: take a batch from the store. The answer goes to Fetched.
+	// Fetch is to take a batch from the store. The answer goes to Fetched.
 	Fetch
-	// Send: send a charge. Its outcome goes to Delivered.
+	// Send is to send a charge. Its outcome goes to Delivered.
 	Send
-	// Hold: send the bucket's charges at the next tick.
+	// Hold is to send the bucket's charges at the next tick.
 	Hold
-	// Retry: the charge did not run; send it once its shard executes charges again.
+	// Retry is to send a charge that did not run once its shard executes charges again.
 	Retry
-	// GiveUp: charges are given up, and have to be reported.
+	// GiveUp is to report charges that are given up.
 	GiveUp
 )
 
@@ -151,12 +152,12 @@ type Bucket struct {
 	pending *pending
 	// batch has events that were taken in advance, or is nil.
 	batch *batch
-	// rare is nil until one of its values is set.
-	rare *rare
+	// extra is nil until one of its values is set.
+	extra *extra
 }
 
-// rare is the part of a Bucket that few need: there are up to a million.
-type rare struct {
+// extra is the part of a Bucket that few need: there are up to a million.
+type extra struct {
 	// refunded is when a refund of this process last arrived.
 	refunded int64
 	// failed is when the primary last failed to answer.
@@ -198,28 +199,28 @@ func (b *Bucket) Copy() Bucket {
 		v.waiters = nil
 		c.batch = &v
 	}
-	if b.rare != nil {
-		r := *b.rare
+	if b.extra != nil {
+		r := *b.extra
 		r.returning = nil
-		c.rare = &r
+		c.extra = &r
 	}
 	return c
 }
 
-// rarely returns the rare values; changing what it returns changes nothing.
-func (b *Bucket) rarely() rare {
-	if b.rare == nil {
-		return rare{}
+// extras returns the extra values; changing what it returns changes nothing.
+func (b *Bucket) extras() extra {
+	if b.extra == nil {
+		return extra{}
 	}
-	return *b.rare
+	return *b.extra
 }
 
-// ensureRare returns the rare values to set one of them.
-func (b *Bucket) ensureRare() *rare {
-	if b.rare == nil {
-		b.rare = new(rare)
+// ensureExtra returns the extra values to set one of them.
+func (b *Bucket) ensureExtra() *extra {
+	if b.extra == nil {
+		b.extra = new(extra)
 	}
-	return b.rare
+	return b.extra
 }
 
 // standing says how much can be made of what is known. Each is worse than the next one.
@@ -263,20 +264,20 @@ func (b *Bucket) trusts(m *Moment) bool {
 // canReach reports whether the primary is worth a call: after a failure it is
 // called once for each time of trust.
 func (b *Bucket) canReach(m *Moment) bool {
-	failed := b.rarely().failed
+	failed := b.extras().failed
 	return failed == 0 || m.Now-failed > m.leastTrust()
 }
 
 // wasReset reports whether this process has reset the bucket so recently that a replica may
 // not show it.
 func (b *Bucket) wasReset(m *Moment) bool {
-	reset := b.rarely().reset
+	reset := b.extras().reset
 	return reset != 0 && m.Now-reset <= m.leastTrust()
 }
 
 // predatesReset reports whether an answer asked for at that instant is from before this
 // process's last reset of the bucket, and so says nothing about it.
-func (b *Bucket) predatesReset(asked int64) bool { return mayLack(asked, b.rarely().reset) }
+func (b *Bucket) predatesReset(asked int64) bool { return mayLack(asked, b.extras().reset) }
 
 // mayLack reports whether an answer asked for at that instant may lack what was answered at
 // another. At equal instants it may: clocks stand still for up to 15 ms where Windows runs.
@@ -291,14 +292,14 @@ func (b *Bucket) isDue(m *Moment) bool {
 func (b *Bucket) IsIdle() bool { return b.isUnused() && b.pending == nil }
 
 func (b *Bucket) isUnused() bool {
-	return b.flight == 0 && b.taking == 0 && b.refunds == 0 && b.rarely().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
+	return b.flight == 0 && b.taking == 0 && b.refunds == 0 && b.extras().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
 }
 
 // IsExpired reports whether the bucket is idle, and what is known of it counts no more.
 func (b *Bucket) IsExpired(m *Moment) bool { return b.IsIdle() && b.until <= m.Now }
 
 // CountsAlone reports whether the bucket counts something that the store does not know.
-func (b *Bucket) CountsAlone(m *Moment) bool { return b.rarely().alone != 0 && b.until > m.Now }
+func (b *Bucket) CountsAlone(m *Moment) bool { return b.extras().alone != 0 && b.until > m.Now }
 
 // CanGiveUp reports whether the bucket holds nothing but charges that wait for their shard.
 func (b *Bucket) CanGiveUp() bool {
@@ -312,7 +313,7 @@ func (b *Bucket) keepUntil(r *store.Request, m *Moment) {
 		return
 	}
 	b.until = max(b.until, b.known.Expiry(r.Limit)-b.clock)
-	if rare := b.rarely(); rare.alone != 0 {
+	if rare := b.extras(); rare.alone != 0 {
 		b.until = max(b.until, rare.own.Expiry(r.Limit)-b.clock)
 	}
 }

@@ -123,7 +123,7 @@ func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
 	expires := b.expiryOf(r, m)
 	b.keepUntil(r, m)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
-		b.ensureRare().charged = m.Now
+		b.ensureExtra().charged = m.Now
 	}
 	mayHold := b.mayHold(r, m)
 	switch {
@@ -172,7 +172,7 @@ func (b *Bucket) expiryOf(r *store.Request, m *Moment) int64 {
 // pipelines longer, and the charges of one bucket become one.
 func (b *Bucket) mayHold(r *store.Request, m *Moment) bool {
 	switch {
-	case m.Delay == 0, b.standing(m) < old, b.uncertain, b.rarely().loose > 0:
+	case m.Delay == 0, b.standing(m) < old, b.uncertain, b.extras().loose > 0:
 		return false
 	case !algorithm.Of(r.Limit.Algorithm).Windowed, b.openUntil(r, m)-b.clock-m.Now <= 2*m.Delay:
 		return false
@@ -227,8 +227,8 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	p := b.pending
 	requests, cost, heard := p.requests, p.cost, p.heard
 	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
-	if b.rarely().charged > 0 {
-		b.rare.charged = m.Now
+	if b.extras().charged > 0 {
+		b.extra.charged = m.Now
 	}
 	b.written = m.Now
 	switch {
@@ -272,7 +272,7 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		reply.KeepPenalty(r.Limit, b.known)
 		b.noteSoleWriter(r, reply, st.Now, m)
-	} else if reply.Content[confirmedUsed] = st.Used; mayLack(p.at, b.rarely().took) {
+	} else if reply.Content[confirmedUsed] = st.Used; mayLack(p.at, b.extras().took) {
 		// A take may have come later, and been answered first.
 		reply.Content[confirmedUsed] = max(st.Used, b.known.Content[confirmedUsed])
 	}
@@ -308,7 +308,7 @@ func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
 	b.uncertain, b.soleWriter = true, 0
 	storeNow := m.Now + b.clock
 	if !b.countsInOpenWindow(b.pending, r.Limit, storeNow) {
-		b.ensureRare().loose += cost
+		b.ensureExtra().loose += cost
 		return
 	}
 	b.known = b.pending.withCharge(r, cost, b.known, storeNow)

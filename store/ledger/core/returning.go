@@ -41,7 +41,7 @@ func (b *Bucket) RefundSent(cost int64, m *Moment) {
 // it may come yet.
 func (b *Bucket) RefundArrived(cost int64, m *Moment) {
 	b.refunds--
-	b.ensureRare().refunded = m.Now
+	b.ensureExtra().refunded = m.Now
 	b.receive(cost, m)
 	b.written, b.disturbed = m.Now, m.Now
 	b.until = max(b.until, m.Now+m.Trust)
@@ -49,7 +49,7 @@ func (b *Bucket) RefundArrived(cost int64, m *Moment) {
 
 // expect notes that cost is on its way back.
 func (b *Bucket) expect(cost int64) {
-	rare := b.ensureRare()
+	rare := b.ensureExtra()
 	if rare.returning == nil {
 		rare.returning = new(returning)
 	}
@@ -59,16 +59,16 @@ func (b *Bucket) expect(cost int64) {
 
 // receive notes that what expect has noted has arrived, or never will.
 func (b *Bucket) receive(cost int64, m *Moment) {
-	v := b.rarely().returning
+	v := b.extras().returning
 	if v == nil {
 		return
 	}
 	v.cost -= cost
 	v.arrived += cost
 	v.ways--
-	b.rare.back = min(b.rare.back+v.wake(m), wholeBucket)
+	b.extra.back = min(b.extra.back+v.wake(m), wholeBucket)
 	if v.ways == 0 {
-		b.rare.returning = nil
+		b.extra.returning = nil
 	}
 }
 
@@ -95,7 +95,7 @@ func (v *returning) remove(i int) {
 // ClaimReturn claims what a request, refused with st, needs of what has come back
 // since it was asked, or will. It returns nil if that is not enough.
 func (b *Bucket) ClaimReturn(r *store.Request, st *store.State, asked int64) *Claim {
-	rare := b.rarely()
+	rare := b.extras()
 	need := max(r.Cost-st.Remaining, 1)
 	switch v := rare.returning; {
 	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
@@ -107,7 +107,7 @@ func (b *Bucket) ClaimReturn(r *store.Request, st *store.State, asked int64) *Cl
 		if back < 0 || !mayLack(asked, max(rare.refunded, rare.reset)) {
 			return nil
 		}
-		b.rare.back = back
+		b.extra.back = back
 		return &Claim{need: need}
 	default:
 		c := &Claim{need: need, Come: make(chan struct{})}
@@ -119,7 +119,7 @@ func (b *Bucket) ClaimReturn(r *store.Request, st *store.State, asked int64) *Cl
 
 // Withdraw ends the waiting of c, and leaves what has arrived for it to those behind it.
 func (b *Bucket) Withdraw(c *Claim, m *Moment) {
-	rest, v := int64(0), b.rarely().returning
+	rest, v := int64(0), b.extras().returning
 	if c.Come == nil {
 		rest = c.need
 	} else if v != nil {
@@ -129,7 +129,7 @@ func (b *Bucket) Withdraw(c *Claim, m *Moment) {
 		}
 	}
 	if rest > 0 {
-		rare := b.ensureRare()
+		rare := b.ensureExtra()
 		rare.back = min(rare.back+rest, wholeBucket)
 	}
 }
@@ -156,7 +156,7 @@ func (b *Bucket) ResetFailed(m *Moment) {
 func (b *Bucket) ResetDone(m *Moment) {
 	b.known, b.trusted, b.soleWriter, b.asked = algorithm.Known{}, 0, 0, 0
 	b.disturbed, b.resets, b.uncertain = m.Now, false, false
-	rare := b.ensureRare()
+	rare := b.ensureExtra()
 	rare.reset, rare.failed, rare.alone, rare.loose = m.Now, 0, 0, 0
 	b.receive(wholeBucket, m)
 	if p := b.pending; p != nil {

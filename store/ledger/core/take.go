@@ -53,14 +53,14 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m 
 	if !st.Allowed || r.Cost == 0 {
 		return refund
 	}
-	own := b.rarely().own
+	own := b.extras().own
 	b.countOwn(r, m)
 	others, exceeds := b.overtakes(r, st, m)
 	if !exceeds {
 		return refund
 	}
-	if b.rare != nil {
-		b.rare.own = own
+	if b.extra != nil {
+		b.extra.own = own
 	}
 	if !b.offset(r.Cost, m) {
 		refund = *r
@@ -77,7 +77,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m 
 // hearTake takes in what the answer to a take says of the bucket.
 func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Moment) {
 	counted := b.known.Content[confirmedUsed]
-	overlaps := b.taking > 0 || b.isSent() || mayLack(asked, max(b.rarely().took, b.written))
+	overlaps := b.taking > 0 || b.isSent() || mayLack(asked, max(b.extras().took, b.written))
 	b.hear(r, st, asked, m)
 	if b.batch != nil {
 		b.batch.heard = m.Now
@@ -91,7 +91,7 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 		// Operations at the same time are not answered in their order.
 		b.known.Content[confirmedUsed] = max(counted, st.Used)
 	}
-	b.ensureRare().took = m.Now
+	b.ensureExtra().took = m.Now
 }
 
 // landing is how long, in microseconds, a take without a reply may be on its way: an answer
@@ -104,7 +104,7 @@ const landing = 2_000_000
 // Settle or SettleUnknown.
 func (b *Bucket) AskAlone(r *store.Request, m *Moment) store.State {
 	own := b.ownCount(r, m)
-	rare := b.ensureRare()
+	rare := b.ensureExtra()
 	rare.own, rare.alone = own, m.Now
 	b.keepUntil(r, m)
 	st := b.aloneState(r, own, m)
@@ -124,7 +124,7 @@ func (b *Bucket) SettleUnknown(r *store.Request, hold int64, m *Moment) {
 // isAlone reports whether this process has decided alone so recently that the store may not
 // have counted all that it has admitted.
 func (b *Bucket) isAlone(r *store.Request, m *Moment) bool {
-	alone := b.rarely().alone
+	alone := b.extras().alone
 	return alone != 0 && m.Now-alone <= r.Limit.Window.Microseconds() && b.trusted <= alone+landing
 }
 
@@ -132,9 +132,9 @@ func (b *Bucket) isAlone(r *store.Request, m *Moment) bool {
 // was known then.
 func (b *Bucket) ownCount(r *store.Request, m *Moment) algorithm.Known {
 	if b.isAlone(r, m) {
-		return b.rare.own
+		return b.extra.own
 	}
-	own, waiting := b.known, b.rarely().loose
+	own, waiting := b.known, b.extras().loose
 	if p := b.pending; p != nil {
 		if waiting += p.left(m.Now); p.isStale {
 			// The bucket was reset since the charge in flight was sent.
@@ -158,7 +158,7 @@ func (b *Bucket) countOwn(r *store.Request, m *Moment) {
 	if r.Cost == 0 || !b.isAlone(r, m) {
 		return
 	}
-	if own := &b.rare.own; algorithm.Of(r.Limit.Algorithm).Copies() {
+	if own := &b.extra.own; algorithm.Of(r.Limit.Algorithm).Copies() {
 		own.Charge(r, r.Cost, m.Now+b.clock)
 	} else {
 		addToWheel(&own.Content, r.Limit, r.Cost, m.Now)
@@ -229,7 +229,7 @@ func (b *Bucket) overtakes(r *store.Request, st *store.State, m *Moment) (others
 		// Its cost is counted by now.
 		asked := *r
 		asked.Ahead -= r.Cost
-		alone := b.aloneState(&asked, b.rare.own, m)
+		alone := b.aloneState(&asked, b.extra.own, m)
 		return alone.Used - r.Cost, !alone.Allowed
 	}
 	unheard := b.flight

@@ -14,31 +14,31 @@ import (
 )
 
 const (
-	pageBits  = 8
-	pageCount = 1 << pageBits
+	stripeBits  = 8
+	stripeCount = 1 << stripeBits
 	// sweepSize is how many entries an insertion examines for expired ones.
 	// Above 1, expired entries become fewer.
 	sweepSize = 2
-	// evictSize is how many entries of a page an eviction examines.
+	// evictSize is how many entries of a stripe an eviction examines.
 	evictSize = 32
 )
 
-// Books are the state that views share. They outlive views.
-type Books struct {
+// Registry are the state that views share. They outlive views.
+type Registry struct {
 	seed   maphash.Seed
 	limits identity.Limits
 	clock  func() time.Time
 	start  time.Time
 	count  atomic.Int64
 	// owing counts the entries with pending charges and the refunds in flight.
-	owing atomic.Int64
-	pages [pageCount]page
+	owing   atomic.Int64
+	stripes [stripeCount]stripe
 	// tick is when the held charges are sent next, or 0.
 	tick atomic.Int64
 	// delivery is how long charges commonly take until they are answered, in microseconds: a
 	// moving average, or 0 before the first answer. Updates that coincide may get lost.
 	delivery atomic.Int64
-	// inUse counts the views. It changes with all pages locked, or grows.
+	// inUse counts the views. It changes with all stripes locked, or grows.
 	inUse atomic.Int32
 
 	// latest is the latest view whose config runs, or nil.
@@ -57,12 +57,12 @@ type Books struct {
 	reserved map[*entry]bool
 }
 
-// page is a part of the books with a lock of its own.
-type page struct {
-	mu      sync.Mutex
-	books   *Books
-	entries table
-	// counts and gauges sum up those of the page; before are the gauges of the entry that is
+// stripe is a part of the registry with a lock of its own.
+type stripe struct {
+	mu       sync.Mutex
+	registry *Registry
+	entries  table
+	// counts and gauges sum up those of the stripe; before are the gauges of the entry that is
 	// locked, as they were then.
 	counts         core.Counts
 	gauges, before core.Gauges
@@ -71,23 +71,23 @@ type page struct {
 	held []*entry
 }
 
-// entry is a bucket in the books.
+// entry is a bucket in the registry.
 type entry struct {
 	core.Bucket
-	id   identity.ID
-	page *page
+	id     identity.ID
+	stripe *stripe
 }
 
-// acquire locks the entry's page for an event of the entry.
+// acquire locks the entry's stripe for an event of the entry.
 func (e *entry) acquire() {
-	e.page.mu.Lock()
-	e.page.before = e.Gauges()
+	e.stripe.mu.Lock()
+	e.stripe.before = e.Gauges()
 }
 
 // release ends an event: it counts it, tells others what it brings about for them, and
-// unlocks the page.
+// unlocks the stripe.
 func (e *entry) release(m *core.Moment) {
-	e.page.note(e, e.page.before, m)
+	e.stripe.note(e, e.stripe.before, m)
 	for _, c := range m.Woken {
 		close(c.Come)
 	}
@@ -95,20 +95,20 @@ func (e *entry) release(m *core.Moment) {
 		e.pass(&m.Turns[i])
 	}
 	m.Woken, m.Turns = nil, nil
-	e.page.mu.Unlock()
+	e.stripe.mu.Unlock()
 }
 
 // note counts what an event has changed in an entry since its gauges were as before.
-func (p *page) note(e *entry, before core.Gauges, m *core.Moment) {
+func (p *stripe) note(e *entry, before core.Gauges, m *core.Moment) {
 	after := e.Gauges()
 	p.gauges.InFlight += after.InFlight - before.InFlight
 	p.gauges.Unsent += after.Unsent - before.Unsent
 	p.gauges.Uncertain += after.Uncertain - before.Uncertain
 	if d := after.Owing - before.Owing; d != 0 {
-		p.books.owing.Add(d)
+		p.registry.owing.Add(d)
 	}
 	if after.Tokens > 0 && before.Tokens == 0 {
-		p.books.noteReserved(e)
+		p.registry.noteReserved(e)
 	}
 	p.counts.Add(m.Counts)
 	m.Counts = core.Counts{}
@@ -197,23 +197,23 @@ func (t *table) all(yield func(*entry) bool) {
 	}
 }
 
-// NewBooks returns empty books. The clock measures durations; nil means time.Now.
-func NewBooks(clock func() time.Time) *Books {
+// NewRegistry returns empty registry. The clock measures durations; nil means time.Now.
+func NewRegistry(clock func() time.Time) *Registry {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Books{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
-	for i := range b.pages {
-		b.pages[i].books = b
+	b := &Registry{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
+	for i := range b.stripes {
+		b.stripes[i].registry = b
 	}
 	return b
 }
 
-// now is the age of the books in microseconds. It begins at 1, so that 0 is
+// now is the age of the registry in microseconds. It begins at 1, so that 0 is
 // before everything.
-func (b *Books) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
+func (b *Registry) now() int64 { return b.clock().Sub(b.start).Microseconds() + 1 }
 
-func (b *Books) attach(l *Ledger) {
+func (b *Registry) attach(l *Ledger) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.attached++
@@ -225,13 +225,13 @@ func (b *Books) attach(l *Ledger) {
 // current returns the view that delivers charges from the retry queues: the
 // latest whose config runs or, without one, the oldest, because the config of a
 // later view may yet be rejected. Without a view it is nil.
-func (b *Books) current() *Ledger {
+func (b *Registry) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return b.currentLocked()
 }
 
-func (b *Books) currentLocked() *Ledger {
+func (b *Registry) currentLocked() *Ledger {
 	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
 		return l
 	}
@@ -242,7 +242,7 @@ func (b *Books) currentLocked() *Ledger {
 // config runs, unless the config of l comes after it. Requests outlast their
 // config, and the next config may have moved their buckets to other shards.
 func (l *Ledger) writer() *Ledger {
-	if latest := l.books.latest.Load(); latest != nil && (latest.serial > l.serial || l.stopped.Load()) {
+	if latest := l.registry.latest.Load(); latest != nil && (latest.serial > l.serial || l.stopped.Load()) {
 		return latest
 	}
 	return l
@@ -258,13 +258,13 @@ func (l *Ledger) Run() { l.setRuns(true) }
 func (l *Ledger) Stop() { l.setRuns(false) }
 
 func (l *Ledger) setRuns(runs bool) {
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
 	l.runs = runs
 	if !runs {
 		l.stopped.Store(true)
 	}
-	l.books.noteLatest()
+	l.registry.noteLatest()
 }
 
 // Leave ends the view. The other views deliver pending charges; without another
@@ -277,7 +277,7 @@ func (l *Ledger) Leave() {
 // End delivers pending charges at the end of the process, until ctx ends, although
 // requests may still use views. It gives up and reports the remaining charges, as
 // well as later ones that the store does not execute.
-func (b *Books) End(ctx context.Context) {
+func (b *Registry) End(ctx context.Context) {
 	if l := b.current(); l != nil {
 		l.Flush(ctx)
 		l.leave(func(*Ledger) bool { return true })
@@ -288,24 +288,24 @@ func (b *Books) End(ctx context.Context) {
 func (l *Ledger) leave(ends func(*Ledger) bool) {
 	l.membership.end()
 	l.membership.ended.Wait()
-	b := l.books
-	// Entries are queued with their page locked, so none is queued in between.
-	for i := range b.pages {
-		b.pages[i].mu.Lock()
+	b := l.registry
+	// Entries are queued with their stripe locked, so none is queued in between.
+	for i := range b.stripes {
+		b.stripes[i].mu.Lock()
 	}
 	loses := b.detach(ends) && b.owing.Load() > 0
 	var last outgoing
-	for i := range b.pages {
+	for i := range b.stripes {
 		if loses {
-			l.giveUpAll(&b.pages[i], &last)
+			l.giveUpAll(&b.stripes[i], &last)
 		}
-		b.pages[i].mu.Unlock()
+		b.stripes[i].mu.Unlock()
 	}
 	l.send(&last)
 }
 
 // giveUpAll sends the held charges of p, which is locked, and gives up the others.
-func (l *Ledger) giveUpAll(p *page, last *outgoing) {
+func (l *Ledger) giveUpAll(p *stripe, last *outgoing) {
 	m := l.moment()
 	for e := range p.entries.all {
 		before := e.Gauges()
@@ -321,7 +321,7 @@ func (l *Ledger) giveUpAll(p *page, last *outgoing) {
 }
 
 // detach removes views, and reports whether none is left.
-func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
+func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.views = slices.DeleteFunc(b.views, ends)
@@ -337,7 +337,7 @@ func (b *Books) detach(ends func(*Ledger) bool) (last bool) {
 }
 
 // noteLatest sets latest. mu is held.
-func (b *Books) noteLatest() {
+func (b *Registry) noteLatest() {
 	var latest *Ledger
 	for _, l := range b.views {
 		if l.runs {
@@ -347,8 +347,8 @@ func (b *Books) noteLatest() {
 	b.latest.Store(latest)
 }
 
-// pageOf returns the number of the page of a bucket whose identity has this hash.
-func pageOf(hash uint64) uint64 { return hash >> (64 - pageBits) }
+// stripeOf returns the number of the stripe of a bucket whose identity has this hash.
+func stripeOf(hash uint64) uint64 { return hash >> (64 - stripeBits) }
 
 // find returns the bucket's entry, acquired, or nil.
 func (l *Ledger) find(r *store.Request) *entry {
@@ -361,11 +361,11 @@ func (l *Ledger) find(r *store.Request) *entry {
 	return e
 }
 
-// lock locks the bucket's page, and returns the bucket's entry, or nil, and its identity.
-func (l *Ledger) lock(r *store.Request) (*entry, *page, identity.ID) {
-	id := identity.ID{Limit: l.books.limits.Number(r.Limit), Key: r.ClientKey}
-	hash := id.Hash(l.books.seed)
-	p := &l.books.pages[pageOf(hash)]
+// lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity.
+func (l *Ledger) lock(r *store.Request) (*entry, *stripe, identity.ID) {
+	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Key: r.ClientKey}
+	hash := id.Hash(l.registry.seed)
+	p := &l.registry.stripes[stripeOf(hash)]
 	p.mu.Lock()
 	e, _ := p.entries.find(id, hash)
 	return e, p, id
@@ -375,20 +375,20 @@ func (l *Ledger) lock(r *store.Request) (*entry, *page, identity.ID) {
 func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 	e, p, id := l.lock(r)
 	if e == nil {
-		l.books.sweep(p, m)
-		if l.books.count.Load() >= int64(l.opts.MaxBuckets) {
+		l.registry.sweep(p, m)
+		if l.registry.count.Load() >= int64(l.opts.MaxBuckets) {
 			l.evict(p, m)
 		}
-		e = &entry{id: id, page: p, Bucket: core.New(l.books.start.UnixMicro()-1, m)}
-		p.entries.insert(e, l.books.seed)
-		l.books.count.Add(1)
+		e = &entry{id: id, stripe: p, Bucket: core.New(l.registry.start.UnixMicro()-1, m)}
+		p.entries.insert(e, l.registry.seed)
+		l.registry.count.Add(1)
 	}
 	p.before = e.Gauges()
 	return e
 }
 
 // sweep removes expired entries. p is locked.
-func (b *Books) sweep(p *page, m *core.Moment) {
+func (b *Registry) sweep(p *stripe, m *core.Moment) {
 	for range sweepSize {
 		if e := p.entries.next(); e != nil && e.IsExpired(m) {
 			b.remove(p, e)
@@ -399,12 +399,12 @@ func (b *Books) sweep(p *page, m *core.Moment) {
 // evict makes room in p, which is locked. It prefers an idle entry, if possible one that
 // counts nothing which the store does not know; without one it gives up the charges of an
 // entry in a retry queue.
-func (l *Ledger) evict(p *page, m *core.Moment) {
+func (l *Ledger) evict(p *stripe, m *core.Moment) {
 	var alone, owing *entry
 	for range min(evictSize, p.entries.count) {
 		switch e := p.entries.next(); {
 		case e.IsIdle() && !e.CountsAlone(m):
-			l.books.remove(p, e)
+			l.registry.remove(p, e)
 			return
 		case e.IsIdle():
 			alone = e
@@ -414,26 +414,26 @@ func (l *Ledger) evict(p *page, m *core.Moment) {
 	}
 	switch {
 	case alone != nil:
-		l.books.remove(p, alone)
+		l.registry.remove(p, alone)
 	case owing != nil:
 		before := owing.Gauges()
 		n := owing.GiveUp(errNoRoom)
 		l.lose(&n)
 		p.note(owing, before, m)
-		l.books.remove(p, owing)
+		l.registry.remove(p, owing)
 	}
 }
 
 // remove removes an entry that is idle.
-func (b *Books) remove(p *page, e *entry) {
+func (b *Registry) remove(p *stripe, e *entry) {
 	p.gauges.Uncertain -= e.Gauges().Uncertain
 	p.entries.remove(e, b.seed)
 	b.count.Add(-1)
 }
 
-// Figures describe the books. Counts of events begin with the books.
+// Figures describe the registry. Counts of events begin with the registry.
 type Figures struct {
-	// Buckets is the number of buckets in the books.
+	// Buckets is the number of buckets in the registry.
 	Buckets int64
 	// InFlight is the cost of the requests that were admitted and are not
 	// settled.
@@ -447,25 +447,25 @@ type Figures struct {
 	core.Counts
 }
 
-// Figures sums up the figures of all pages.
-func (b *Books) Figures() Figures {
+// Figures sums up the figures of all stripes.
+func (b *Registry) Figures() Figures {
 	f := Figures{Buckets: b.count.Load()}
 	m := core.Moment{Now: b.now()}
-	for i := range b.pages {
-		p := &b.pages[i]
+	for i := range b.stripes {
+		p := &b.stripes[i]
 		p.mu.Lock()
 		p.forgetUncertainty(&m)
 		f.InFlight += p.gauges.InFlight
 		f.Unsent += p.gauges.Unsent
 		f.Uncertain += p.gauges.Uncertain
-		f.Counts.Add(p.counts)
+		f.Add(p.counts)
 		p.mu.Unlock()
 	}
 	return f
 }
 
 // forgetUncertainty drops uncertainty about expired charges. p is locked.
-func (p *page) forgetUncertainty(m *core.Moment) {
+func (p *stripe) forgetUncertainty(m *core.Moment) {
 	if p.gauges.Uncertain == 0 {
 		return
 	}

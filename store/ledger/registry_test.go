@@ -18,13 +18,13 @@ import (
 // Owes reports whether charges or refunds are undelivered, or tokens are to be given
 // back, by whichever view.
 func (l *Ledger) Owes() bool {
-	l.books.mu.Lock()
-	defer l.books.mu.Unlock()
-	return l.books.owing.Load() > 0 || len(l.books.reserved) > 0
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
+	return l.registry.owing.Load() > 0 || len(l.registry.reserved) > 0
 }
 
-// Len returns the number of buckets in the books.
-func (b *Books) Len() int { return int(b.count.Load()) }
+// Len returns the number of buckets in the registry.
+func (b *Registry) Len() int { return int(b.count.Load()) }
 
 // Len returns the number of buckets with requests in flight.
 func (f *Flights) Len() int { return int(f.Figures().Buckets) }
@@ -34,7 +34,7 @@ func TestBooksAreBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, clients = 10_000, 40_000
 		s := newSimulation(1)
-		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		for i := range clients {
@@ -46,7 +46,7 @@ func TestBooksAreBounded(t *testing.T) {
 		}
 		time.Sleep(time.Second)
 		synctest.Wait()
-		if n := l.books.Len(); n < most/2 || n > most+pageCount {
+		if n := l.registry.Len(); n < most/2 || n > most+stripeCount {
 			t.Errorf("%d buckets are remembered, the bound is %d", n, most)
 		}
 		l.Leave()
@@ -65,7 +65,7 @@ func TestIdleEntriesAreSwept(t *testing.T) {
 			}
 		}
 		// Entries of the last minute, and as many expired ones not swept yet.
-		if n := l.books.Len(); n > 3*60*100 {
+		if n := l.registry.Len(); n > 3*60*100 {
 			t.Errorf("%d buckets are remembered, although only 6,000 are in use", n)
 		}
 		time.Sleep(time.Second)
@@ -79,7 +79,7 @@ func TestBoundInAnOutage(t *testing.T) {
 		const most, clients = 1000, 5000
 		s := newSimulation(1)
 		lost := int64(0)
-		l := New(NewBooks(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, errNoRoom) {
 				t.Errorf("%d charges were lost: %v", n, err)
 			}
@@ -92,7 +92,7 @@ func TestBoundInAnOutage(t *testing.T) {
 				time.Sleep(100 * time.Millisecond)
 			}
 		}
-		if n := l.books.Len(); n > most+pageCount+100 {
+		if n := l.registry.Len(); n > most+stripeCount+100 {
 			t.Errorf("%d buckets are remembered, the bound is %d", n, most)
 		}
 		s.setDown(false, false)
@@ -113,7 +113,7 @@ func TestBoundInAnOutage(t *testing.T) {
 func TestMemoryPerBucket(t *testing.T) {
 	const buckets, most = 100_000, 240
 	s := newSimulation(1)
-	l := New(NewBooks(nil), s, Options{})
+	l := New(NewRegistry(nil), s, Options{})
 	requests := make([]store.Request, buckets)
 	for i := range requests {
 		requests[i] = requestOf(fmt.Sprintf("2001:db8:1234:%x::/64", i), 10)
@@ -182,10 +182,10 @@ func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
-				// Two views on the same books, of configs that differ in their shards.
+				// Two views on the same registry, of configs that differ in their shards.
 				stores := []*simulation{newSimulation(1), newSimulation(2)}
-				books := NewBooks(nil)
-				before, after := New(books, stores[0], Options{}), New(books, stores[1], Options{})
+				registry := NewRegistry(nil)
+				before, after := New(registry, stores[0], Options{}), New(registry, stores[1], Options{})
 				for _, s := range stores {
 					s.down = true
 				}
@@ -206,7 +206,7 @@ func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
 func TestUndeliveredChargesAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
-		books := NewBooks(nil)
+		registry := NewRegistry(nil)
 		var lost atomic.Int64
 		opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, store.ErrNotExecuted) {
@@ -214,7 +214,7 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 			}
 			lost.Add(n)
 		}}
-		l := New(books, s, opts)
+		l := New(registry, s, opts)
 		r := requestOf("alice", 100)
 		s.setDown(true, false)
 		for range 3 {
@@ -226,11 +226,11 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 		l.Leave()
 		time.Sleep(3 * time.Second)
 		synctest.Wait()
-		if f := books.Figures(); lost.Load() != 4 || f.Unsent != 0 || books.owing.Load() != 0 {
-			t.Errorf("%d charges are reported as lost, want 4; %d buckets have pending charges, left: %+v", lost.Load(), books.owing.Load(), f)
+		if f := registry.Figures(); lost.Load() != 4 || f.Unsent != 0 || registry.owing.Load() != 0 {
+			t.Errorf("%d charges are reported as lost, want 4; %d buckets have pending charges, left: %+v", lost.Load(), registry.owing.Load(), f)
 		}
 
-		next := New(books, s, opts)
+		next := New(registry, s, opts)
 		next.ChargeDetached([]store.Request{r})
 		time.Sleep(time.Second)
 		s.setDown(false, false)
@@ -246,7 +246,7 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 // TestFlushIsTakenOver by a config that runs, and by no other.
 func TestFlushIsTakenOver(t *testing.T) {
 	for name, test := range map[string]struct {
-		// comes is a config that joins the books in the meantime.
+		// comes is a config that joins the registry in the meantime.
 		comes, runs, leaves bool
 		// want is the store that is charged, and ends whether the flush ends
 		// before the outage does.
@@ -262,11 +262,11 @@ func TestFlushIsTakenOver(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				stores := []*simulation{newSimulation(1), newSimulation(2)}
-				books := NewBooks(nil)
+				registry := NewRegistry(nil)
 				opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 					t.Errorf("%d charges were lost: %v", n, err)
 				}}
-				before := New(books, stores[0], opts)
+				before := New(registry, stores[0], opts)
 				before.Run()
 				for _, s := range stores {
 					s.setDown(true, false)
@@ -286,7 +286,7 @@ func TestFlushIsTakenOver(t *testing.T) {
 				go flush(before)
 				time.Sleep(time.Second)
 				if test.comes {
-					after := New(books, stores[1], opts)
+					after := New(registry, stores[1], opts)
 					if test.runs {
 						after.Run()
 					}
@@ -357,8 +357,8 @@ func TestNewOwnerIsAskedAfterChargesInFlight(t *testing.T) {
 			t.Run(fmt.Sprintf("%s, charge of %v", name, took), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					s := newSimulation(1)
-					books := NewBooks(nil)
-					before := New(books, slowCharges{s, took}, Options{})
+					registry := NewRegistry(nil)
+					before := New(registry, slowCharges{s, took}, Options{})
 					before.Run()
 					r := requestOf("alice", 100)
 					r.Primary = true
@@ -366,7 +366,7 @@ func TestNewOwnerIsAskedAfterChargesInFlight(t *testing.T) {
 						t.Fatalf("the first request gets %+v", st)
 					}
 					before.Settle([]store.Request{r}, nil)
-					after := New(books, newOwner{s, func() {
+					after := New(registry, newOwner{s, func() {
 						if used := s.used(r); used != 1 {
 							t.Errorf("the new owner is asked when %d is spent at the previous one, want 1", used)
 						}
