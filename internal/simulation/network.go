@@ -155,7 +155,9 @@ func (n *network) empty(r store.Request, reply func(err error)) {
 }
 
 // Arithmetic makes servers that run package algorithm, which is quicker than scripts.
-func Arithmetic(*world, int64) servers { return newArithmetic() }
+func Arithmetic() Servers {
+	return func(*world, int64) servers { return newArithmetic() }
+}
 
 // arithmetic are servers that run package algorithm.
 type arithmetic struct {

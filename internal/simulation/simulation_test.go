@@ -23,7 +23,7 @@ var (
 func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 300) }
 
 // TestSimulationOfArithmetic goes through more histories, without scripts.
-func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic, 1000) }
+func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic(), 1000) }
 
 func simulate(t *testing.T, at Servers, sample int) {
 	n := *seeds
