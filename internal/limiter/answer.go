@@ -144,7 +144,8 @@ func deleteLimitHeaders(h http.Header) {
 // ask again at once.
 func (e *evaluation) promise() {
 	jitter := rand.Float64() * e.limiter.Jitter
-	for i, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		st := &e.states[i]
 		switch {
 		case !refuses(z.outcome()):
@@ -188,7 +189,8 @@ func (t *tracker) setFields(h http.Header) {
 		if !e.limiter.setsIETF() {
 			continue
 		}
-		for i, z := range e.zones {
+		for i := range e.zones {
+			z := &e.zones[i]
 			policies = append(policies, policyItem(z.Name, &e.reqs[i]))
 			if z.hasAnswered() {
 				limits = append(limits, limitItem(z.Name, &e.states[i], z.answer == hasNoRoom))
@@ -343,7 +345,8 @@ func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
 // problem returns why the evaluation ended the request.
 func (e *evaluation) problem(status int) problem {
 	p := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
-	for i, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		if !refuses(z.outcome()) {
 			continue
 		}

@@ -288,3 +288,38 @@ func TestOverflowIsChargedOnce(t *testing.T) {
 		}
 	}
 }
+
+// TestZonesAreObservedWhileSlotsAreGivenBack: for the race detector.
+func TestZonesAreObservedWhileSlotsAreGivenBack(t *testing.T) {
+	handle := &stores.Handle{Name: t.Name(), Module: deafModule{memory.New(memory.NewBuckets(), memory.Options{})}, Logger: zap.NewNop()}
+	h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}}
+	for _, name := range []string{"a", "b"} {
+		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 1}, Cost: Quantity{Number: 1}, Window: time.Hour, Counts: telemetry.Default.Zone(name)}
+		if name == "a" {
+			z.Algorithm = store.Concurrency
+		} else {
+			z.Enforce = new(float64)
+		}
+		z.prepare()
+		z.countIn(ownStore, handle)
+		h.Zones = append(h.Zones, z)
+	}
+	key, _ := h.Zones[0].clientKey(nil, caddy.NewReplacer(), h)
+	h.Zones[0].bound[ownStore].aborted.note(key, 5, time.Now(), time.Hour)
+	for range 200 {
+		if got := h.answeredWith(http.StatusOK).Code; got != 429 {
+			t.Fatal(got)
+		}
+	}
+}
+
+// TestZonesAreObservedWhileTakesAreNoted, in a store that could not be opened: for the race
+// detector.
+func TestZonesAreObservedWhileTakesAreNoted(t *testing.T) {
+	for range 50 {
+		open := deafModule{memory.New(memory.NewBuckets(), memory.Options{})}
+		h, _ := newSplitLimiter(t, [maxStores]stores.Module{open, brokenModule{}}, func(z *Zone) { z.ChargeBefore = true; z.Forgives.Add(500); z.OnError = stores.OnErrorAllow })
+		h.Zones[0].enforced = 0
+		h.answeredWith(http.StatusOK)
+	}
+}

@@ -241,7 +241,7 @@ func (z *Zone) KeyProblems() (problems []string) {
 
 func unknownText(name string) string { return "placeholder {" + name + "} is unknown" }
 
-// noteNoText notes a placeholder that nothing defines for a request that is not simulated.
+// noteUndefined notes a placeholder that nothing defines for a request that is not simulated.
 func (z *Zone) noteUndefined(name string, l *Limiter) {
 	if !l.isSimulated {
 		z.unknown.Store(&name)

@@ -34,7 +34,8 @@ func (e *evaluation) holdLeases() {
 		return
 	}
 	period := time.Duration(0)
-	for i, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		if e.holdsSlot(i) {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every

@@ -89,11 +89,12 @@ func (e *evaluation) ensureRare() *rare {
 	return e.rare
 }
 
-// rareZone returns what is rare about zone i, and makes room for it.
+// rareZone returns what is rare about zone i, and makes room for all zones: once stores are asked,
+// the room must not move.
 func (e *evaluation) rareZone(i int) *rareZone {
 	r := e.ensureRare()
-	if len(r.zones) <= i {
-		r.zones = append(r.zones, make([]rareZone, i+1-len(r.zones))...)
+	if missing := len(e.zones) - len(r.zones); missing > 0 {
+		r.zones = append(r.zones, make([]rareZone, missing)...)
 	}
 	return &r.zones[i]
 }

@@ -46,12 +46,68 @@ func TestDues(t *testing.T) {
 			}
 		}
 	}
+	// A request that is refused elsewhere leaves nothing in the local counts.
+	for alone, leaves := range [...]struct{ ended, refunds int }{
+		localNone: {}, localMirrored: {refunds: 1}, localDecided: {}, localHeld: {ended: 1}, localTaken: {refunds: 1},
+	} {
+		var s settlement
+		phase, spent := localRows[alone], int64(0)
+		if leaves.refunds > 0 {
+			spent = 3
+		}
+		if s.add(store.Request{Cost: 3}, phase, finalOf(spent, 0), spent, 0); len(s.ended) != leaves.ended || len(s.refunds) != leaves.refunds {
+			t.Errorf("local phase %d: %+v", alone, s)
+		}
+	}
 	for _, k := range []struct {
 		spent, cost int64
 		want        final
 	}{{0, 0, costsSame}, {0, 3, costsMore}, {3, 0, costsLess}, {3, 2, costsLess}, {3, 3, costsSame}, {3, 4, costsMore}} {
 		if got := finalOf(k.spent, k.cost); got != k.want {
 			t.Errorf("%d spent, %d in the end is %d, want %d", k.spent, k.cost, got, k.want)
+		}
+	}
+}
+
+// TestAmountsDue goes through the calls that settle a request: what they charge and refund, and
+// under which ID.
+func TestAmountsDue(t *testing.T) {
+	t.Parallel()
+	for _, row := range []struct {
+		phase                       storePhase
+		spent, cost                 int64
+		ended, held                 int64
+		charged, repeated, refunded int64
+		hasNewID                    bool
+	}{
+		{phase: phaseNone, cost: 2, charged: 2},
+		{phase: phaseHeld, cost: 2, ended: 2, held: 5},
+		{phase: phaseTaken, spent: 5, cost: 7, charged: 2, hasNewID: true},
+		{phase: phaseTaken, spent: 5, cost: 2, refunded: 3},
+		{phase: phaseTaken, spent: 5, cost: 0, refunded: 5},
+		{phase: phaseUncertain, cost: 7, repeated: 7},
+		{phase: phaseUncertain, cost: 0, refunded: 5},
+		{phase: phaseUncertainHeld, cost: 7, ended: 7, held: 5, repeated: 7},
+		{phase: phaseLostHeld, cost: 7, ended: 7, held: 5},
+	} {
+		var s settlement
+		s.add(store.Request{Cost: 5, ID: "id"}, row.phase, finalOf(row.spent, row.cost), row.spent, row.cost)
+		costOf := func(reqs ...store.Request) (sum int64) {
+			for _, r := range reqs {
+				sum += r.Cost
+				if (r.ID != "id") != row.hasNewID {
+					t.Errorf("%+v: ID %q", row, r.ID)
+				}
+			}
+			return sum
+		}
+		held := int64(0)
+		for _, h := range append(s.held, s.heldUnknown...) {
+			held += h
+		}
+		if ended := costOf(append(s.ended, s.unknown...)...); ended != row.ended || held != row.held || costOf(s.charges...) != row.charged ||
+			costOf(s.again...) != row.repeated || costOf(s.refunds...) != row.refunded {
+			t.Errorf("%+v: %+v", row, s)
 		}
 	}
 }
@@ -76,7 +132,7 @@ func TestPhases(t *testing.T) {
 		{spend{}, []func(*spend){hold, loseTrack}, spend{stored: phaseLostHeld}},
 		{spend{}, []func(*spend){take, lose}, spend{}},
 		{spend{}, []func(*spend){hold, lose}, spend{stored: phaseHeld}},
-		// A uncertain take, which the local counts decide.
+		// An uncertain take, which the local counts decide.
 		{spend{alone: localDecided}, []func(*spend){unsure, hold, take}, spend{phaseUncertainHeld, localTaken}},
 		{spend{alone: localDecided}, []func(*spend){hold, take, lose}, spend{phaseHeld, localDecided}},
 		{spend{stored: phaseTaken, alone: localMirrored}, []func(*spend){lose}, spend{alone: localMirrored}},

@@ -279,7 +279,8 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 		t.logAccess(r)
 	}
 	t.own = append(t.own, e)
-	for _, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		if !z.SettleAtEnd {
 			continue
 		}

@@ -209,7 +209,8 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 		return
 	}
 	if !hasEnded && e.chargesWhole(status) {
-		for i, z := range e.zones {
+		for i := range e.zones {
+			z := &e.zones[i]
 			e.show(i, 0, e.reqs[i].Cost)
 			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
 			if z.Warn > 0 {
@@ -253,7 +254,8 @@ func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
 // chargesWhole reports whether all zones, of one store, charge what they hold in flight, as it
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
-	for _, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		if z.open == nil || z.in != e.zones[0].in || z.SettleAtEnd || z.Cost.Text != "" || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
 			return false
 		}
@@ -435,7 +437,8 @@ func (e *evaluation) undo() {
 		e.rare.lease = nil
 	}
 	e.giveBack(func(int) bool { return true })
-	for i, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		spent := z.spend
 		if z.needsID && z.ChargeBefore {
 			// A request that waits takes again, maybe before a refund arrives, which must not
@@ -458,7 +461,8 @@ func (e *evaluation) undo() {
 // giveBack gives back what some zones hold in flight or have taken.
 func (e *evaluation) giveBack(some func(i int) bool) {
 	var all settlements
-	for i, z := range e.zones {
+	for i := range e.zones {
+		z := &e.zones[i]
 		if !some(i) {
 			continue
 		}

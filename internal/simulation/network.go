@@ -48,8 +48,7 @@ type network struct {
 	slow float64
 	// down: no server answers; away: the primary does not.
 	down, away bool
-	// ran is told of each write that the primary executes, and unheard whether its answer
-	// arrives.
+	// ran is told of each write that the primary executes.
 	ran func(op algorithm.Operation, r *store.Request, st *store.State)
 }
 

@@ -2,8 +2,6 @@ package simulation
 
 import (
 	"errors"
-	"fmt"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -36,6 +34,9 @@ type process struct {
 	held  []*entry
 	// reaps is set while tokens are looked for.
 	reaps bool
+	// evicts is set if idle buckets are evicted now and then: what is forgotten of them is asked
+	// again, where replicas have it.
+	evicts bool
 	// delivery is how long charges commonly take.
 	delivery int64
 	// queue has the entries whose charges wait for the shard; works is set while they are tried.
@@ -69,7 +70,8 @@ func (p *process) moment() core.Moment {
 func (p *process) of(r *store.Request, m *core.Moment) *entry {
 	key := r.Limit.Zone + "/" + r.ClientKey
 	e, ok := p.buckets[key]
-	if !ok {
+	if !ok || e.IsExpired(m) && p.chance(0.3) || p.evicts && e.IsIdle() && !e.CountsAlone(m) && p.chance(0.01) {
+		// The registry sweeps expired buckets, and evicts idle ones.
 		e = &entry{key: key, Bucket: core.New(epoch, m)}
 		p.buckets[key] = e
 	}
@@ -161,14 +163,13 @@ func (p *process) work() {
 
 // send sends a charge.
 func (p *process) send(e *entry, charge []store.Request, done func(st *store.State)) {
-	sent := p.now
 	p.net.write(opCharge, charge[0], func(st store.State) {
-		if st.Err == nil {
-			p.noteDelivery(p.now - sent)
-		}
 		m := p.moment()
 		n := e.Delivered(&charge[0], &st, &m)
 		p.told(&m)
+		if n.Took > 0 {
+			p.noteDelivery(n.Took)
+		}
 		arrivals := e.arrivals
 		e.arrivals = nil
 		for _, f := range arrivals {
@@ -182,7 +183,6 @@ func (p *process) send(e *entry, charge []store.Request, done func(st *store.Sta
 }
 
 func (p *process) noteDelivery(took int64) {
-	took = max(took, 1)
 	if p.delivery > 0 {
 		took = p.delivery + (took-p.delivery)/8
 	}
@@ -318,6 +318,7 @@ func (q *request) waiter() core.Waiter {
 // ask asks whether the request fits.
 func (q *request) ask() {
 	m := q.moment()
+	q.entry, q.check = q.of(&q.req[0], &m), core.Check{}
 	do := q.entry.Ask(q.waiter(), &q.check, &m)
 	q.told(&m)
 	q.do(do)
@@ -549,8 +550,4 @@ func (p *process) settleUnknown(r store.Request, hold int64) {
 	m := p.moment()
 	p.of(&r, &m).SettleUnknown(&r, hold, &m)
 	p.told(&m)
-}
-
-func (p *process) String() string {
-	return fmt.Sprintf("%s at %v", p.name, time.Duration(p.now)*time.Microsecond)
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"strconv"
 	"time"
 
@@ -28,8 +29,7 @@ type Run struct {
 	end                 int64
 	// faults is set if messages are lost or servers are away, resets if operators reset.
 	faults, resets bool
-	// lapses counts requests that passed unchecked.
-	failure string
+	failure        string
 	// Trace, if set, gets a line for each step.
 	Trace io.Writer
 	// requests is how many requests were made.
@@ -54,7 +54,10 @@ type client struct {
 	truth []moment
 	// missing are costs that the primary may never have heard of.
 	missing []admission
-	resets  map[int64]bool
+	// resets are those of the windows of late; reset is until when an operator's reset of the
+	// client may not have been seen.
+	resets map[int64]bool
+	reset  int64
 }
 
 type admission struct {
@@ -106,7 +109,7 @@ func NewRun(seed uint64, at Servers) *Run {
 	trust := oneOf[int64](w, -1, 500_000, 1_000_000, 1_000_000, 1_000_000)
 	delay := oneOf[int64](w, 0, 25_000, 50_000)
 	for i := range oneOf(w, 1, 2, 2) {
-		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, doubted: s.doubted, kept: s.kept, processes: 2}
+		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, doubted: s.doubted, kept: s.kept, evicts: !s.faults && s.net.lag == 0, processes: 2}
 		s.caddys = append(s.caddys, p)
 	}
 	for i := range 1 + w.rng.IntN(3) {
@@ -185,9 +188,16 @@ func (s *Run) request(c *client) {
 	p.request(r, func(st store.State) { s.checked(c, p, r, st) })
 }
 
+// olderAnswers is the part of a window, as its divisor, for which a process that had a client to
+// itself relies on an older answer once.
+const olderAnswers = 10
+
+// longestService is how long a request takes at most.
+const longestService = 500_000
+
 // serve lets a request run, and calls f when it ends, with whether its status is free.
 func (s *Run) serve(f func(free bool)) {
-	s.after(s.between(0, oneOf[int64](s.world, 1000, 50_000, 500_000)), func() { f(s.chance(0.15)) })
+	s.after(s.between(0, oneOf[int64](s.world, 1000, 50_000, longestService)), func() { f(s.chance(0.15)) })
 }
 
 // checked is what becomes of a request that was checked.
@@ -359,7 +369,16 @@ func (s *Run) reset() {
 	}
 	c := s.clients[s.rng.IntN(len(s.clients))]
 	r := store.Request{Limit: &s.limit, ClientKey: c.key, Events: s.events, Burst: s.burst}
+	c.reset = math.MaxInt64
 	s.caddys[s.rng.IntN(len(s.caddys))].reset(r, func() {
+		// Replicas and other processes see it later, and what runs is charged anew.
+		c.reset = s.now + s.net.lag + 2*core.UsualTrust.Microseconds() + 2*longestService + s.limit.Window.Microseconds()/olderAnswers
+		if s.takes {
+			// What others took before, and give back after it, is given back to this window too.
+			c.reset += s.limit.Window.Microseconds()
+		}
+		c.admitted, c.truth = nil, nil
+		clear(c.resets)
 		s.after(s.between(0, 5*s.limit.Window.Microseconds()), s.reset)
 	})
 }

@@ -68,8 +68,11 @@ type message struct {
 
 // pass gives a waiter its turn.
 func (e *entry) pass(t *core.Turn) {
-	c := t.Call.(*call)
-	c.turns <- message{asking{Check: t.Check, place: t.Place, entry: e, moves: c.ledger.moves(e, t.Request)}, t.Do}
+	c, q := t.Call.(*call), asking{Check: t.Check, place: t.Place, entry: e}
+	if t.Do == core.CheckReplica || t.Do == core.CheckPrimary {
+		q.moves = c.ledger.moves(e, t.Request)
+	}
+	c.turns <- message{q, t.Do}
 }
 
 // asking is a request that checks its bucket.
@@ -223,6 +226,7 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) (st store.State) {
 	// An answer from before a reset is asked for once more.
 	for range 2 {
+		st = store.State{}
 		var c core.Check
 		m := l.moment()
 		e := l.enter(&r, &m)

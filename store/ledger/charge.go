@@ -86,7 +86,7 @@ func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
 	if n.Do != core.Send {
 		return
 	}
-	e.Transit().Via = l
+	n.Transit.Via = l
 	switch len(out.reqs) {
 	case 0:
 		out.reqs, out.first = n.Charge, e
@@ -130,14 +130,13 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 	var out outgoing
 	e.acquire()
 	m := w.moment()
-	t := e.Transit()
-	if t.Arrived != nil {
-		close(t.Arrived)
-	}
-	if st.Err == nil {
-		l.registry.noteDelivery(e.ChargeAge(&m))
-	}
 	n := e.Delivered(r, st, &m)
+	if n.Arrived != nil {
+		close(n.Arrived)
+	}
+	if n.Took > 0 {
+		l.registry.noteDelivery(n.Took)
+	}
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
@@ -155,7 +154,6 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 
 // noteDelivery notes how long a charge took.
 func (b *Registry) noteDelivery(took int64) {
-	took = max(took, 1)
 	was := b.delivery.Load()
 	if was > 0 {
 		took = was + (took-was)/8
@@ -356,7 +354,7 @@ func (l *Ledger) IsNeeded() bool {
 }
 
 // Flush gives tokens back, and waits until all charges and refunds are
-// delivered, another view delivers them, or ctx ends. Registry that began before a
+// delivered, another view delivers them, or ctx ends. A registry that began before a
 // refund arrived would trust an answer that lacks it.
 func (l *Ledger) Flush(ctx context.Context) {
 	if !l.IsNeeded() {

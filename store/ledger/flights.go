@@ -209,7 +209,8 @@ func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
 
 // IsFull is [Ledger.IsFull]. The store is as quick.
 func (l *Local) IsFull(r *store.Request) bool {
-	return !store.Answers(context.Background(), l.Peek, []store.Request{*r})[0].Allowed
+	st := store.Answers(context.Background(), l.Peek, []store.Request{*r})[0]
+	return st.Err == nil && !st.Allowed
 }
 
 // ForeseeKnown is [Ledger.ForeseeKnown].

@@ -738,3 +738,26 @@ func TestResetsAmongRequests(t *testing.T) {
 		})
 	}
 }
+
+// TestForeseeBesideCharges: for the race detector. What is foreseen is decided on a copy.
+func TestForeseeBesideCharges(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		s.setDown(true, false)
+		r := requestOf("alice", 1000)
+		var both sync.WaitGroup
+		both.Go(func() {
+			for range 500 {
+				l.Settle([]store.Request{r}, []int64{0})
+			}
+		})
+		both.Go(func() {
+			for range 500 {
+				l.Foresee(r, false, s.word)
+				l.ForeseeAlone(&r)
+			}
+		})
+		both.Wait()
+		s.setDown(false, false)
+		l.Flush(t.Context())
+	})
+}

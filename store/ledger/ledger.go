@@ -8,7 +8,7 @@
 // Package core decides; this package drives it: it locks a bucket, lets the core decide
 // about an event, and then waits, calls the store or wakes others as the core says.
 //
-// [Registry] hold the state and outlive configs; a [Ledger] is a view of them on one
+// A [Registry] holds the state and outlives configs; a [Ledger] is a view of it on one
 // [store.Remote]. [Flights] and [Local] are the counterparts for a store in this
 // process. The package imports store, store/algorithm, store/ledger/core and
 // internal/identity.
@@ -62,7 +62,7 @@ type Options struct {
 	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
 }
 
-// Ledger is a view of registry on a store. The registry are shared; the store and the
+// Ledger is a view of a registry on a store. The registry is shared; the store and the
 // settings are the view's own. It is safe for concurrent use.
 type Ledger struct {
 	store      store.Remote
@@ -78,7 +78,7 @@ type Ledger struct {
 	stopped atomic.Bool
 }
 
-// New returns a view of registry on s.
+// New returns a view of a registry on s.
 func New(registry *Registry, s store.Remote, opts Options) *Ledger {
 	opts.Trust = cmp.Or(opts.Trust, DefaultTrust)
 	opts.MaxBuckets = cmp.Or(opts.MaxBuckets, DefaultMaxBuckets)
@@ -208,6 +208,9 @@ func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request, states []st
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 	m := l.moment()
 	for i := range reqs {
+		if !algorithm.Of(reqs[i].Limit.Algorithm).Copies() {
+			continue
+		}
 		e := l.enter(&reqs[i], &m)
 		e.Penalize(&reqs[i], &m)
 		e.release(&m)
@@ -217,17 +220,6 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 
 // Warm gets the store ready; see [store.Remote].
 func (l *Ledger) Warm(ctx context.Context) { l.store.Warm(ctx) }
-
-// moment is when an event happens that the view drives.
-func (l *Ledger) moment() core.Moment {
-	b := l.registry
-	m := core.Moment{Now: b.now(), Trust: l.trust, Shortened: l.opts.Trust < DefaultTrust, Delivery: b.delivery.Load()}
-	if b.inUse.Load() > 0 {
-		// Otherwise no tick is to come.
-		m.Delay = l.opts.ChargeDelay.Microseconds()
-	}
-	return m
-}
 
 // Figures are those of the registry.
 func (l *Ledger) Figures() Figures { return l.registry.Figures() }

@@ -90,7 +90,7 @@ type model struct {
 	// lookback; last is the latest.
 	truth []moment
 	// Until excused, refusals need no justification by the truth, because a replica may
-	// predate an operator's reset. wasReset is the time of that reset by the registry'
+	// predate an operator's reset. wasReset is the time of that reset by the registry's
 	// clock.
 	excused  time.Time
 	wasReset int64

@@ -23,7 +23,7 @@ const (
 	evictSize = 32
 )
 
-// Registry are the state that views share. They outlive views.
+// Registry is the state that views share. It outlives views.
 type Registry struct {
 	seed   maphash.Seed
 	limits identity.Limits
@@ -53,7 +53,7 @@ type Registry struct {
 	// execute, oldest first. A goroutine works on each queue for as long as it
 	// is in the map. Without a view all queues are empty.
 	retryQueues map[string][]*entry
-	// reserved are the entries with tokens in their reservation.
+	// reserved are the entries with tokens in their batch.
 	reserved map[*entry]bool
 }
 
@@ -197,7 +197,7 @@ func (t *table) all(yield func(*entry) bool) {
 	}
 }
 
-// NewRegistry returns empty registry. The clock measures durations; nil means time.Now.
+// NewRegistry returns an empty registry. The clock measures durations; nil means time.Now.
 func NewRegistry(clock func() time.Time) *Registry {
 	if clock == nil {
 		clock = time.Now
@@ -349,6 +349,17 @@ func (b *Registry) noteLatest() {
 
 // stripeOf returns the number of the stripe of a bucket whose identity has this hash.
 func stripeOf(hash uint64) uint64 { return hash >> (64 - stripeBits) }
+
+// moment is when an event happens that the view drives.
+func (l *Ledger) moment() core.Moment {
+	b := l.registry
+	m := core.Moment{Now: b.now(), Trust: l.trust, Shortened: l.opts.Trust < DefaultTrust, Delivery: b.delivery.Load()}
+	if b.inUse.Load() > 0 {
+		// Otherwise no tick is to come.
+		m.Delay = l.opts.ChargeDelay.Microseconds()
+	}
+	return m
+}
 
 // find returns the bucket's entry, acquired, or nil.
 func (l *Ledger) find(r *store.Request) *entry {

@@ -438,7 +438,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 	}
 }
 
-// TestFlushAwaitsRefunds, because later registry know nothing of them.
+// TestFlushAwaitsRefunds, because a later registry knows nothing of them.
 func TestFlushAwaitsRefunds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		b := newBatches(t, 1, 1, 10, 10)

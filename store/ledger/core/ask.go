@@ -43,6 +43,8 @@ type Check struct {
 	// Primary is set if only the primary can answer, Joined if others wait for the
 	// answer, Repeated if there was an answer that does not count.
 	Primary, Joined, Repeated bool
+	// was is when a request was let through before.
+	was int64
 }
 
 // check is the check in flight of one bucket. A request that arrives
@@ -273,7 +275,7 @@ func (b *Bucket) RefuseUnclear(r *store.Request, st *store.State, m *Moment) {
 // once for each time of trust.
 func (b *Bucket) AskAhead(r *store.Request, st *store.State, maxWait time.Duration, c *Check, m *Moment) Do {
 	if !b.knowsAhead(r, st, maxWait, m) {
-		c.At, b.asked = m.Now, m.Now
+		c.At, c.was, b.asked = m.Now, b.asked, m.Now
 		return CheckPrimary
 	}
 	if !st.Allowed && st.RetryAfter > maxWait {
@@ -310,7 +312,7 @@ func (b *Bucket) AheadAnswered(r *store.Request, st *store.State, c *Check, m *M
 		}
 	case errors.Is(st.Err, context.Canceled):
 		// The client has left, which says nothing about the store.
-		b.asked = 0
+		b.asked = c.was
 	default:
 		b.silent = true
 	}
@@ -326,10 +328,8 @@ func (b *Bucket) Foresee(r *store.Request, peek store.State, asked int64, m *Mom
 	return st
 }
 
-// Penalize notes the penalty that a request earns.
+// Penalize notes the penalty that a request earns, in a bucket that can be copied.
 func (b *Bucket) Penalize(r *store.Request, m *Moment) {
-	if algorithm.Of(r.Limit.Algorithm).Copies() {
-		b.known.Penalize(r, m.Now+b.clock)
-		b.keepUntil(r, m)
-	}
+	b.known.Penalize(r, m.Now+b.clock)
+	b.keepUntil(r, m)
 }

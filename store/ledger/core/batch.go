@@ -397,7 +397,7 @@ func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 
 // LoseTokens drops the tokens, which nobody can give back.
 func (b *Bucket) LoseTokens(m *Moment) {
-	if v := b.batch; v.coming == 0 {
+	if v := b.batch; v.tokens > 0 && v.coming == 0 {
 		m.Counts.TokensExpired += v.tokens
 		v.waste()
 	}

@@ -66,8 +66,13 @@ type mergedCharge struct {
 type Next struct {
 	// Do is Nothing, Send, Hold or Retry.
 	Do Do
-	// Charge is what is to be sent: one request.
-	Charge []store.Request
+	// Charge is what is to be sent: one request. Transit is for the driver to note its way.
+	Charge  []store.Request
+	Transit *Transit
+	// Arrived is the channel of the charge that was answered, to be closed, or nil; Took is how
+	// long its reply took, or 0 without one.
+	Arrived chan struct{}
+	Took    int64
 	// Lost is how many requests' charges are given up, of the client with a key, and Err is
 	// why.
 	Lost      int64
@@ -134,7 +139,7 @@ func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
 	case b.pending == nil:
 		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
 		r.Until = b.openUntil(r, m)
-		return Next{Do: Send, Charge: req[:1:1]}
+		return Next{Do: Send, Charge: req[:1:1], Transit: &b.pending.transit}
 	}
 	if older := b.pending.waiting; older != nil && older.expires <= m.Now {
 		n = b.dropWaiting(ErrExpired)
@@ -226,7 +231,9 @@ func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next) {
 	p := b.pending
 	requests, cost, heard := p.requests, p.cost, p.heard
+	arrived, took := p.transit.Arrived, int64(0)
 	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
+	defer func() { n.Arrived, n.Took = arrived, took }()
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
@@ -237,6 +244,7 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		// the charge counts after it.
 		p.isStale, b.disturbed = false, m.Now
 	case st.Err == nil:
+		took = max(m.Now-p.at, 1)
 		b.confirmCharge(r, st, cost, heard, m)
 	case errors.Is(st.Err, store.ErrUncertain):
 		b.suspect(r, cost, m)
@@ -349,7 +357,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 	p.phase, p.waiting, p.age = sent, nil, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
 	r.Until = b.openUntil(r, m)
-	n.Do, n.Charge = Send, w.req[:]
+	n.Do, n.Charge, n.Transit = Send, w.req[:], &p.transit
 }
 
 // Send sends what is held, or waits for its shard. What counts no more is given up. Do is
@@ -409,5 +417,109 @@ func (b *Bucket) offset(cost int64, m *Moment) bool {
 	return true
 }
 
-// ChargeAge returns how long ago the charge in flight was sent.
-func (b *Bucket) ChargeAge(m *Moment) int64 { return m.Now - b.pending.at }
+// age is how much of charges that wait would count by now, had they arrived at once: a long
+// outage must not end with all that was spent in it at one instant. Charges of a window
+// that ends expire together, and have no age.
+type age struct {
+	// clock is how far the store's clock is ahead of the process's, as heard when age began.
+	clock int64
+	// known is a copy of the bucket or, where buckets cannot be copied, a wheel.
+	known algorithm.Known
+	// least are the fewest events of the requests: what is left may be theirs.
+	least int64
+}
+
+// newAge begins an age with a request that was to be charged at now, on top of what is known. What
+// drains in order has to wait for what was before it.
+func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age {
+	a := age{clock: b.clock, least: r.Events}
+	if r.Limit.Algorithm.HasBurst() {
+		a.known = known
+	}
+	a.add(r, now)
+	return a
+}
+
+// add notes that a request was to be charged at now.
+func (a *age) add(r *store.Request, now int64) {
+	a.least = min(a.least, r.Events)
+	switch t := algorithm.Of(r.Limit.Algorithm); {
+	case t.Windowed:
+	case t.Copies():
+		a.known.Charge(r, r.Cost, now+a.clock)
+	default:
+		addToWheel(&a.known.Content, r.Limit, r.Cost, now)
+	}
+}
+
+// A wheel is a content that has what was spent in each part of the last window, which is known
+// of a log: the first number is that of the present part, the next ones are the costs of this
+// part and those before it, of a window and the part in which it began.
+const wheelParts = int64(len(store.Content{}) - 2)
+
+// wheelPart is the length of a part.
+func wheelPart(limit *store.Limit) int64 { return limit.Window.Microseconds()/wheelParts + 1 }
+
+// turn makes the part of now the first one.
+func turn(c *store.Content, limit *store.Limit, now int64) {
+	part := now / wheelPart(limit)
+	costs := c[1:]
+	for n := min(max(part-c[0], 0), int64(len(costs))); n > 0; n-- {
+		copy(costs[1:], costs)
+		costs[0] = 0
+	}
+	c[0] = max(c[0], part)
+}
+
+func addToWheel(c *store.Content, limit *store.Limit, cost, now int64) {
+	turn(c, limit, now)
+	c[1] += min(cost, store.MaxInteger-c[1])
+}
+
+// inWheel is how much of a wheel still counts.
+func inWheel(c store.Content, limit *store.Limit, now int64) (sum int64) {
+	turn(&c, limit, now)
+	for _, cost := range c[1:] {
+		sum += cost
+	}
+	return sum
+}
+
+// wheelFrees is the instant at which no more than most of a wheel counts.
+func wheelFrees(c store.Content, limit *store.Limit, most, now int64) int64 {
+	left := inWheel(c, limit, now)
+	turn(&c, limit, now)
+	at := now
+	for age := len(c) - 2; age >= 0 && left > most; age-- {
+		left -= c[1+age]
+		at = (c[0] - int64(age) + int64(len(c)) - 1) * wheelPart(limit)
+	}
+	return at
+}
+
+// shrink makes the merged charges cost what still counts of them.
+func (w *mergedCharge) shrink(now int64) {
+	if left := w.left(now); left < w.req[0].Cost {
+		w.req[0].Cost, w.req[0].Events = left, w.age.least
+	}
+}
+
+// left is how much of the merged charges still counts, and 1 at least, because charges of which
+// nothing counts expire. What drains is charged as it was, up to a full bucket.
+func (w *mergedCharge) left(now int64) int64 {
+	left := w.req[0].Cost
+	switch t := algorithm.Of(w.req[0].Limit.Algorithm); {
+	case t.Windowed:
+		return left
+	case t.Copies():
+		asked := w.req[0]
+		asked.Cost = 0
+		left = w.age.known.View(&asked, 0, now+w.age.clock).Used
+		if w.req[0].Limit.Algorithm.HasBurst() {
+			left = max(left, w.req[0].Capacity())
+		}
+	default:
+		left = inWheel(w.age.known.Content, w.req[0].Limit, now)
+	}
+	return min(w.req[0].Cost, max(left, 1))
+}

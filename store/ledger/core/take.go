@@ -37,7 +37,7 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight. Leases have no bucket here.
+// TakeSent notes that a take is in flight, which is not that of a lease.
 func (b *Bucket) TakeSent(r *store.Request) { b.taking += r.Cost }
 
 // TakeAnswered takes in the answer to a take. If this process has admitted requests that the

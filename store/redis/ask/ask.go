@@ -271,8 +271,10 @@ func abandonedTakes(shard *wire.Shard, op algorithm.Operation, g Group) (ends []
 		return nil
 	}
 	for _, i := range g.Members {
-		if end := shard.Abandoned.Of(g.Reqs[i].ID); end != nil {
-			ends = append(ends, end)
+		if id := g.Reqs[i].ID; id != "" {
+			if end := shard.Abandoned.Of(id); end != nil {
+				ends = append(ends, end)
+			}
 		}
 	}
 	return ends

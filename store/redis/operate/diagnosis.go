@@ -60,8 +60,8 @@ const (
 	codeSlots       = "slots"
 )
 
-// Diagnose is [store.Operable] for a store. It uses the options of the shards, and neither
-// their connections nor what they do in the background.
+// Diagnose reports whether the servers are fit for the store, as [store.Operable] says. It uses
+// the options of the shards, and neither their connections nor what they do in the background.
 func (p *Operator) Diagnose(ctx context.Context) (found store.Diagnosis) {
 	members := slices.Concat(p.Members, p.retired())
 	diagnosers := make([]*shardDiagnoser, len(members))

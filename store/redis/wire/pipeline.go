@@ -64,7 +64,10 @@ func (l *Lane) run(batch []*Call, cmds []*Command) {
 	l.send(ctx, cmds)
 	took := time.Since(now)
 	l.pace.Add((int64(took) - l.pace.Load()) / 8)
-	l.way.note(took, now)
+	if slices.ContainsFunc(cmds, (*Command).answered) {
+		// What was not sent says nothing about how far the server is.
+		l.way.note(took, now)
+	}
 	for _, c := range live {
 		l.conclude(c)
 	}
