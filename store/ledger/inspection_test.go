@@ -746,12 +746,12 @@ func TestForeseeBesideCharges(t *testing.T) {
 		r := requestOf("alice", 1000)
 		var both sync.WaitGroup
 		both.Go(func() {
-			for range 500 {
+			for range 5_000 {
 				l.Settle([]store.Request{r}, []int64{0})
 			}
 		})
 		both.Go(func() {
-			for range 500 {
+			for range 5_000 {
 				l.Foresee(r, false, s.word)
 				l.ForeseeAlone(&r)
 			}
