@@ -93,6 +93,10 @@ func (s *Simulation) decide(e *evaluation) (goesOn bool) {
 	if isRefused, waits := e.letsAllWait(e.limiter.Now()); isRefused && waits {
 		for i := range e.zones {
 			e.estimateWait(i)
+			if z := &e.zones[i]; z.role == observes && z.answer == hasNoRoom {
+				// It goes on finding no room after the wait.
+				e.showPenalty(i)
+			}
 		}
 		s.Answer.Wait = max(s.Answer.Wait, e.decide(decision{}).state().RetryAfter.Seconds())
 		return true
