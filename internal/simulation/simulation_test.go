@@ -20,10 +20,10 @@ var (
 // fails:
 //
 //	go test ./internal/simulation -run TestSimulation -simulation.seed N -simulation.seeds 1 -simulation.trace
-func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 300) }
+func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 100) }
 
 // TestSimulationOfArithmetic goes through more histories, without scripts.
-func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic(), 1000) }
+func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic(), 400) }
 
 func simulate(t *testing.T, at Servers, sample int) {
 	n := *seeds
