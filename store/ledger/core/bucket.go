@@ -10,8 +10,8 @@
 //	an operator           Penalize, ResetSent, ResetFailed, ResetDone
 //	nobody                Surplus, GiveUp
 //
-// Nothing here waits, locks, reads a clock, or calls a store: package ledger does, and
-// decides nothing. A copy ([Bucket.Copy]) answers what a request would be told.
+// Nothing here waits, locks, reads a clock, or calls a store: package ledger does. A copy
+// ([Bucket.Copy]) answers what a request would be told.
 //
 // The core never compares two machines' clocks: an answer has the store's time, to which
 // it adds durations of this process's clock. The package imports store and
