@@ -200,18 +200,26 @@ func (s *Run) serve(f func(free bool)) {
 	s.after(s.between(0, oneOf[int64](s.world, 1000, 50_000, longestService)), func() { f(s.chance(0.15)) })
 }
 
+// onFailure is what on_error makes of an answer, if the store failed: it may decide alone, or deny.
+func (s *Run) onFailure(p *process, r *store.Request, st store.State) (_ store.State, isAlone, isDenied bool) {
+	if st.Err == nil || s.onError == allow {
+		return st, false, false
+	}
+	if s.onError == deny {
+		return st, false, true
+	}
+	st = p.alone(*r)
+	s.note("%s alone, request %s: %+v", p.name, r.ID, st)
+	return st, true, false
+}
+
 // checked is what becomes of a request that was checked.
 func (s *Run) checked(c *client, p *process, r store.Request, st store.State) {
 	s.note("%s, request %s of %s: %+v", p.name, r.ID, c.key, st)
-	held, isAlone := int64(0), false
-	if st.Err != nil {
-		switch s.onError {
-		case deny:
-			return
-		case local:
-			st, isAlone = p.alone(r), true
-			s.note("%s alone, request %s: %+v", p.name, r.ID, st)
-		}
+	held := int64(0)
+	st, isAlone, isDenied := s.onFailure(p, &r, st)
+	if isDenied {
+		return
 	}
 	switch {
 	case st.Err != nil:
@@ -226,10 +234,7 @@ func (s *Run) checked(c *client, p *process, r store.Request, st store.State) {
 	s.serve(func(free bool) {
 		s.note("%s, request %s of %s ends, free %v", p.name, r.ID, c.key, free)
 		if free {
-			s.unadmit(c, &r, p)
-			if isAlone {
-				p.refundLocal(r)
-			}
+			s.unadmit(c, &r, p, isAlone)
 			s.land(c, held)
 			r.Cost = 0
 		} else if held == 0 {
@@ -245,15 +250,10 @@ func (s *Run) checked(c *client, p *process, r store.Request, st store.State) {
 // took is what becomes of a request that took.
 func (s *Run) took(c *client, p *process, r store.Request, st store.State) {
 	s.note("%s, take %s of %s: %+v", p.name, r.ID, c.key, st)
-	held, isAlone, isUnknown := int64(0), false, errors.Is(st.Err, store.ErrUncertain)
-	if st.Err != nil {
-		switch s.onError {
-		case deny:
-			return
-		case local:
-			st, isAlone = p.alone(r), true
-			s.note("%s alone, request %s: %+v", p.name, r.ID, st)
-		}
+	held, isUnknown := int64(0), errors.Is(st.Err, store.ErrUncertain)
+	st, isAlone, isDenied := s.onFailure(p, &r, st)
+	if isDenied {
+		return
 	}
 	if st.Err == nil && !st.Allowed {
 		s.refused(c, p, &r, &st, isAlone)
@@ -271,10 +271,7 @@ func (s *Run) took(c *client, p *process, r store.Request, st store.State) {
 		s.note("%s, take %s of %s ends, free %v", p.name, r.ID, c.key, free)
 		spends := r
 		if free {
-			s.unadmit(c, &r, p)
-			if isAlone {
-				p.refundLocal(r)
-			}
+			s.unadmit(c, &r, p, isAlone)
 			spends.Cost = 0
 		}
 		switch {

@@ -39,7 +39,7 @@ var (
 // its cost; nil means the costs. The caller must not change reqs afterwards.
 func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 	w, m := l.writer(), l.moment()
-	var out outgoing
+	out := outgoing{most: len(reqs)}
 	for i := range reqs {
 		hold := reqs[i].Cost
 		if held != nil {
