@@ -63,7 +63,7 @@ type entry struct {
 }
 
 func (p *process) moment() core.Moment {
-	return core.Moment{Now: p.now, Trust: p.trust, Shortened: p.trust < core.UsualTrust.Microseconds(), Delay: p.delay, Delivery: p.delivery, Processes: p.processes}
+	return core.Moment{Now: p.now, Trust: p.trust, Delay: p.delay, Delivery: p.delivery, Processes: p.processes}
 }
 
 // of returns the bucket of a request. This machine's clock begins at an epoch of its own.

@@ -353,7 +353,7 @@ func stripeOf(hash uint64) uint64 { return hash >> (64 - stripeBits) }
 // moment is when an event happens that the view drives.
 func (l *Ledger) moment() core.Moment {
 	b := l.registry
-	m := core.Moment{Now: b.now(), Trust: l.trust, Shortened: l.opts.Trust < DefaultTrust, Delivery: b.delivery.Load()}
+	m := core.Moment{Now: b.now(), Trust: l.trust, Delivery: b.delivery.Load()}
 	if b.inUse.Load() > 0 {
 		// Otherwise no tick is to come.
 		m.Delay = l.opts.ChargeDelay.Microseconds()

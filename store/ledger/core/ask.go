@@ -148,7 +148,7 @@ func (b *Bucket) reliesOn(r *store.Request, m *Moment) bool {
 		return true
 	}
 	quiet := min(b.trusted-b.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare)
-	if m.Shortened || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil || b.extras().loose > 0 {
+	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil || b.extras().loose > 0 {
 		return false
 	}
 	b.usedUp = true

@@ -34,10 +34,8 @@ const UsualTrust = time.Second
 type Moment struct {
 	// Now is the age of the process's registry, from 1 on, so that 0 is before everything.
 	Now int64
-	// Trust is how long an answer of the primary is relied upon; Shortened is set if that
-	// is less than usual.
-	Trust     int64
-	Shortened bool
+	// Trust is how long an answer of the primary is relied upon.
+	Trust int64
 	// Delay is how long charges of a client far from its limit wait for others; 0 if
 	// none waits.
 	Delay int64
