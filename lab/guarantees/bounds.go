@@ -351,15 +351,38 @@ func (c *client) spent(refused *response) int64 {
 	}
 }
 
-// spentInWindow counts the admissions in the window of a refusal, and those of an earlier
-// window that may have been charged so late that they count in this one.
+// spentInWindow counts the admissions in the window of a refusal, or in the one before the
+// window that it waits for.
 func (c *client) spentInWindow(refused *response) int64 {
+	spent := c.spentUntil(refused, refused.reset)
+	if reset := c.limit.waitsBeyond(refused, c.admitted); reset > 0 {
+		spent = max(spent, c.spentUntil(refused, reset))
+	}
+	return spent
+}
+
+// spentUntil counts the admissions in the window with a reset, and those of an earlier window
+// that may have been charged so late that they count in this one.
+func (c *client) spentUntil(refused *response, reset int64) int64 {
 	return count(c.admitted, func(r *response) bool {
-		if r.reset == refused.reset {
+		if r.reset == reset {
 			return !r.begun.After(refused.ended)
 		}
-		return c.limit.charge == after && r.reset < refused.reset && !c.late(r).Before(c.opened[refused.reset])
+		return c.limit.charge == after && r.reset < reset && !c.late(r).Before(c.opened[reset])
 	})
+}
+
+// waitsBeyond returns the reset of the window in which a request was refused, if the refusal
+// names the end of a later one, or else 0. Where charges in flight will count after the reset, a
+// Caddy makes the client wait for the end of the window that they will open.
+func (l limit) waitsBeyond(refused *response, admitted []response) int64 {
+	for i := range admitted {
+		reset := admitted[i].reset
+		if l.charge == after && refused.begun.Before(time.Unix(reset, 0)) && time.Duration(refused.reset-reset)*time.Second >= l.window {
+			return reset
+		}
+	}
+	return 0
 }
 
 func (c *client) stillThere(refused *response, lasts time.Duration) int64 {
@@ -410,9 +433,9 @@ func (l limit) hasReset() bool { return l.algorithm == fixedWindow || l.algorith
 // wobble returns how many windows the responses span, and the most resets that those of
 // one window name. Resets that are less than a window apart are of one window.
 func (l limit) wobble(seen []response) (windows, most int64) {
-	resets := map[int64]bool{}
+	resets, admitted := map[int64]bool{}, traffic.Those(seen, response.isAdmitted)
 	for _, r := range seen {
-		if r.isAdmitted() || r.isRefused() && l.algorithm == fixedWindow {
+		if r.isAdmitted() || r.isRefused() && l.algorithm == fixedWindow && l.waitsBeyond(&r, admitted) == 0 {
 			resets[r.reset] = true
 		}
 	}

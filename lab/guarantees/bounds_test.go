@@ -125,7 +125,7 @@ func TestBounds(t *testing.T) {
 }
 
 func TestWobble(t *testing.T) {
-	at := func(resets ...int64) (all []response) {
+	with := func(resets ...int64) (all []response) {
 		for _, reset := range resets {
 			all = append(all, response{status: 200, reset: reset})
 		}
@@ -137,16 +137,24 @@ func TestWobble(t *testing.T) {
 		windows, most int64
 	}{
 		{fixedWindow, nil, 0, 0},
-		{fixedWindow, at(10, 10, 10), 1, 1},
-		{fixedWindow, at(14, 10, 18, 10), 3, 1},
-		{fixedWindow, at(10, 11, 14), 2, 2},
-		{fixedWindow, at(10, 12, 13, 14), 2, 3},
-		{fixedWindow, append(at(10), response{reset: 11}), 1, 1},
-		{fixedWindow, append(at(10), response{status: 429, reset: 11}), 1, 2},
-		{slidingWindow, append(at(10), response{status: 429, reset: 11}), 1, 1},
+		{fixedWindow, with(10, 10, 10), 1, 1},
+		{fixedWindow, with(14, 10, 18, 10), 3, 1},
+		{fixedWindow, with(10, 11, 14), 2, 2},
+		{fixedWindow, with(10, 12, 13, 14), 2, 3},
+		{fixedWindow, append(with(10), response{reset: 11}), 1, 1},
+		{fixedWindow, append(with(10), response{status: 429, reset: 11}), 1, 2},
+		{slidingWindow, append(with(10), response{status: 429, reset: 11}), 1, 1},
 	} {
 		if windows, most := (limit{algorithm: test.algorithm, window: 4 * time.Second}).wobble(test.seen); windows != test.windows || most != test.most {
 			t.Errorf("%v: %d resets in one of %d windows, want %d in %d", test.seen, most, windows, test.most, test.windows)
+		}
+	}
+
+	end := zero.Add(window).Unix()
+	waits := join(in(end, admitted(1, 0, 1, 0)), in(end+5, []response{at(429, 3900, 3901)}), in(end+4, admitted(1, 4100, 1, 0)))
+	for charge, want := range map[string]int64{after: 1, before: 2} {
+		if windows, most := small(fixedWindow, charge).wobble(waits); windows != 2 || most != want {
+			t.Errorf("charge %s, a refusal waits for the window of a late charge: %d resets in one of %d windows, want %d of 2", charge, most, windows, want)
 		}
 	}
 }
@@ -266,6 +274,7 @@ func TestBeyond(t *testing.T) {
 
 func TestRoom(t *testing.T) {
 	refusal := func(ms int) []response { return []response{at(429, ms, ms+1)} }
+	end := zero.Add(window).Unix()
 	for name, test := range map[string]struct {
 		limit limit
 		seen  []response
@@ -282,6 +291,10 @@ func TestRoom(t *testing.T) {
 		"charged in its own window":  {small(fixedWindow, after), join(in(1, admitted(4, 0, 1, 0)), in(5, refusal(200))), 4},
 		"taken, so in no later":      {small(fixedWindow, before), join(in(1, admitted(4, 0, 1, 0)), in(5, refusal(10))), 4},
 		"in an earlier window again": {small(fixedWindow, after), join(in(5, admitted(4, 0, 1, 0)), in(1, refusal(10))), 4},
+
+		"waits for a late window":     {small(fixedWindow, after), join(in(end, admitted(4, 0, 1, 0)), in(end+5, refusal(3900))), 0},
+		"waits, though there is room": {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end+5, refusal(3900))), 1},
+		"waits without a late charge": {small(fixedWindow, before), join(in(end, admitted(4, 0, 1, 0)), in(end+5, refusal(3900))), 4},
 
 		"a log that is full":  {small(slidingLog, before), join(admitted(4, 0, 1, 1), refusal(4000)), 0},
 		"a log with room":     {small(slidingLog, before), join(admitted(4, 0, 1, 1), refusal(4300)), 4},
