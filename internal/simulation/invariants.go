@@ -5,6 +5,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // admitted notes an admission, and holds it to the limits.
@@ -229,7 +230,8 @@ func (s *Run) atEnd() {
 			if g := e.Gauges(); g.Tokens > 0 && g.InFlight == 0 && g.Owing == 0 {
 				continue
 			}
-			if !e.IsIdle() {
+			m := p.moment()
+			if e.Worth(&m) > core.Alone {
 				s.fail("%s has left in flight at the end: %+v", p.name, e.Gauges())
 			}
 		}

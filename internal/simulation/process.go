@@ -1,7 +1,7 @@
 package simulation
 
 import (
-	"errors"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -11,9 +11,6 @@ import (
 // The times of a process, as package ledger has them.
 const (
 	checkTimeout = 50_000
-	firstPause   = 50_000
-	longestPause = 1_000_000
-	maxRetakes   = 4
 	resetTimeout = 500_000
 	idleBatch    = 1_000_000
 	reapPause    = 250_000
@@ -42,7 +39,6 @@ type process struct {
 	// queue has the entries whose charges wait for the shard; works is set while they are tried.
 	queue []*entry
 	works bool
-	pause int64
 	// processes is how many processes it counts.
 	processes int64
 	// counts are those of the core.
@@ -70,7 +66,7 @@ func (p *process) moment() core.Moment {
 func (p *process) of(r *store.Request, m *core.Moment) *entry {
 	key := r.Limit.Zone + "/" + r.ClientKey
 	e, ok := p.buckets[key]
-	if !ok || e.IsExpired(m) && p.chance(0.3) || p.evicts && e.IsIdle() && !e.CountsAlone(m) && p.chance(0.01) {
+	if !ok || e.Worth(m) == core.Expired && p.chance(0.3) || p.evicts && e.Worth(m) <= core.Idle && p.chance(0.01) {
 		// The registry sweeps expired buckets, and evicts idle ones.
 		e = &entry{key: key, Bucket: core.New(epoch, m)}
 		p.buckets[key] = e
@@ -81,10 +77,7 @@ func (p *process) of(r *store.Request, m *core.Moment) *entry {
 // told passes on what an event has brought about for other requests.
 func (p *process) told(m *core.Moment) {
 	for _, t := range m.Turns {
-		p.after(0, func() { t.Call.(*request).turn(t) })
-	}
-	for _, c := range m.Woken {
-		close(c.Come)
+		p.after(0, func() { t.Call.(*call).turns[t.Place](t) })
 	}
 	p.counts.Add(m.Counts)
 }
@@ -106,8 +99,8 @@ func (p *process) next(e *entry, n core.Next) {
 	case core.Retry:
 		p.queue = append(p.queue, e)
 		if !p.works {
-			p.works, p.pause = true, firstPause
-			p.after(p.pause, p.work)
+			p.works = true
+			p.workLater(core.RetryPause(0, false))
 		}
 	}
 }
@@ -122,24 +115,22 @@ func (p *process) tick() {
 	}
 }
 
+func (p *process) workLater(pause time.Duration) {
+	p.after(pause.Microseconds(), func() { p.work(pause) })
+}
+
 // work tries the charges that wait for the shard.
-func (p *process) work() {
+func (p *process) work(pause time.Duration) {
 	batch := p.queue
 	p.queue = nil
 	left, executed := 0, false
 	finished := func() {
-		if left > 0 {
-			return
-		}
 		switch {
+		case left > 0:
 		case len(p.queue) == 0:
 			p.works = false
-		case executed:
-			p.pause = firstPause
-			p.after(0, p.work)
 		default:
-			p.pause = min(2*p.pause, longestPause)
-			p.after(p.pause, p.work)
+			p.workLater(core.RetryPause(pause, executed))
 		}
 	}
 	for _, e := range batch {
@@ -150,9 +141,9 @@ func (p *process) work() {
 		}
 		if n.Do == core.Send {
 			left++
-			p.send(e, n.Charge, func(st *store.State) {
+			p.send(e, n.Charge, func(ran bool) {
 				left--
-				executed = executed || !errors.Is(st.Err, store.ErrNotExecuted)
+				executed = executed || ran
 				finished()
 			})
 		}
@@ -162,7 +153,7 @@ func (p *process) work() {
 }
 
 // send sends a charge.
-func (p *process) send(e *entry, charge []store.Request, done func(st *store.State)) {
+func (p *process) send(e *entry, charge []store.Request, done func(executed bool)) {
 	p.net.write(opCharge, charge[0], func(st store.State) {
 		m := p.moment()
 		n := e.Delivered(&charge[0], &st, &m)
@@ -177,7 +168,7 @@ func (p *process) send(e *entry, charge []store.Request, done func(st *store.Sta
 		}
 		p.next(e, n)
 		if done != nil {
-			done(&st)
+			done(n.Do != core.Retry)
 		}
 	})
 }
@@ -288,241 +279,6 @@ func (p *process) awaitCharge(e *entry, until int64, f func(inTime bool)) {
 	}
 	e.arrivals = append(e.arrivals, func() { once(true) })
 	p.after(until-p.now, func() { once(false) })
-}
-
-// request is one request to a process.
-type request struct {
-	*process
-	entry *entry
-	req   []store.Request
-	state store.State
-	check core.Check
-	// began is when it came; until is when it stops waiting for a charge, once it had to.
-	began, until int64
-	// asked is when its take was asked.
-	asked    int64
-	retakes  int
-	answered func(st store.State)
-}
-
-func (p *process) request(r store.Request, answered func(st store.State)) {
-	m := p.moment()
-	q := &request{process: p, entry: p.of(&r, &m), req: []store.Request{r}, began: p.now, answered: answered}
-	q.ask()
-}
-
-func (q *request) waiter() core.Waiter {
-	return core.Waiter{Request: &q.req[0], State: &q.state, Call: q}
-}
-
-// ask asks whether the request fits.
-func (q *request) ask() {
-	m := q.moment()
-	q.entry, q.check = q.of(&q.req[0], &m), core.Check{}
-	do := q.entry.Ask(q.waiter(), &q.check, &m)
-	q.told(&m)
-	q.do(do)
-}
-
-func (q *request) do(do core.Do) {
-	switch do {
-	case core.Nothing:
-		q.answered(q.state)
-	case core.CheckReplica, core.CheckPrimary:
-		q.sendCheck()
-	case core.AwaitCharge:
-		q.awaitUnclear()
-	}
-}
-
-func (q *request) turn(t core.Turn) {
-	switch t.Do {
-	case core.Again:
-		if q.isTake() {
-			q.take()
-			return
-		}
-		q.ask()
-	default:
-		q.check = t.Check
-		q.do(t.Do)
-	}
-}
-
-func (q *request) isTake() bool { return q.asked != 0 }
-
-func (q *request) sendCheck() {
-	r := q.req[0]
-	r.Primary = q.check.Primary
-	q.net.check(r, func(st store.State) {
-		m := q.moment()
-		do := q.entry.Answered(q.waiter(), st, &q.check, &m)
-		q.told(&m)
-		q.do(do)
-	})
-}
-
-// awaitUnclear waits for the charge in flight that decides.
-func (q *request) awaitUnclear() {
-	if q.until == 0 {
-		q.until = q.now + checkTimeout
-	}
-	q.awaitCharge(q.entry, q.until, func(inTime bool) {
-		if inTime && q.now < q.until {
-			q.ask()
-			return
-		}
-		m := q.moment()
-		q.entry.RefuseUnclear(&q.req[0], &q.state, &m)
-		q.told(&m)
-		q.answered(q.state)
-	})
-}
-
-// takeRequest is a request that takes.
-func (p *process) takeRequest(r store.Request, answered func(st store.State)) {
-	m := p.moment()
-	q := &request{process: p, entry: p.of(&r, &m), req: []store.Request{r}, began: p.now, asked: p.now, answered: answered}
-	do, _ := q.entry.AskTake(&q.req[0], &q.state, &m)
-	p.told(&m)
-	if do == core.Nothing {
-		answered(q.state)
-		return
-	}
-	if r.Batch != 0 {
-		p.reapLater()
-		q.claim()
-		return
-	}
-	q.take()
-}
-
-// claim serves the request from the batch of its bucket.
-func (q *request) claim() {
-	m := q.moment()
-	do, size := q.entry.Claim(q.waiter(), &m)
-	q.told(&m)
-	switch do {
-	case core.Nothing:
-		q.answered(q.state)
-	case core.Fetch:
-		q.fetch(size)
-	case core.Take:
-		q.take()
-	}
-}
-
-func (q *request) fetch(size int64) {
-	r := q.req[0]
-	r.Cost = size
-	q.exchange(r, func(st store.State) {
-		m := q.moment()
-		do, leftover := q.entry.Fetched(q.waiter(), &r, &st, &m)
-		q.told(&m)
-		q.refund(leftover)
-		if do == core.Take {
-			q.take()
-			return
-		}
-		q.answered(q.state)
-	})
-}
-
-// exchange takes a cost from the store.
-func (q *request) exchange(r store.Request, then func(st store.State)) {
-	q.entry.TakeSent(&r)
-	asked := q.now
-	q.net.write(opTake, r, func(st store.State) {
-		m := q.moment()
-		if errors.Is(st.Err, store.ErrUncertain) {
-			q.doubted(r)
-		}
-		refund := q.entry.TakeAnswered(&r, &st, asked, &m)
-		q.told(&m)
-		q.refund(refund)
-		then(st)
-	})
-}
-
-// take takes the cost, what the batch has of it and the rest.
-func (q *request) take() {
-	r := q.req[0]
-	m := q.moment()
-	loan := core.Loan{}
-	if r.Batch != 0 {
-		loan = q.entry.Borrow(&r, &m)
-	}
-	q.told(&m)
-	q.exchange(r, func(st store.State) {
-		if r.Batch != 0 {
-			m := q.moment()
-			refund := q.entry.Repay(&r, loan, &st, &m)
-			q.told(&m)
-			q.refund(refund)
-		}
-		was := q.state
-		if q.retakes > 0 && errors.Is(st.Err, store.ErrNotExecuted) {
-			// The refusal stands.
-			st = was
-		}
-		q.state = st
-		q.taken()
-	})
-}
-
-// taken looks for what comes back to the bucket of a refused take.
-func (q *request) taken() {
-	if q.state.Err != nil || q.state.Allowed || q.retakes == maxRetakes {
-		q.answered(q.state)
-		return
-	}
-	c := q.entry.ClaimReturn(&q.req[0], &q.state, q.asked)
-	if c == nil {
-		q.reclaim()
-		return
-	}
-	q.retakes++
-	if c.Come == nil {
-		q.asked = q.now
-		q.take()
-		return
-	}
-	q.awaitReturn(c, q.began+2*checkTimeout)
-}
-
-// awaitReturn looks every millisecond whether what the claim needs has come.
-func (q *request) awaitReturn(c *core.Claim, until int64) {
-	select {
-	case <-c.Come:
-		q.asked = q.now
-		q.take()
-	default:
-		if q.now >= until {
-			m := q.moment()
-			q.entry.Withdraw(c, &m)
-			q.told(&m)
-			q.answered(q.state)
-			return
-		}
-		q.after(1000, func() { q.awaitReturn(c, until) })
-	}
-}
-
-func (q *request) reclaim() {
-	if q.req[0].Batch == 0 {
-		q.answered(q.state)
-		return
-	}
-	m := q.moment()
-	do := q.entry.Reclaim(q.waiter(), &m)
-	q.told(&m)
-	switch do {
-	case core.Nothing:
-		q.answered(q.state)
-	case core.Take:
-		q.retakes = maxRetakes
-		q.take()
-	}
 }
 
 // alone decides without the store: the request has to fit into the local counts, and beside

@@ -182,10 +182,10 @@ func (s *Run) request(c *client) {
 	}
 	p := s.caddys[s.rng.IntN(len(s.caddys))]
 	if s.takes {
-		p.takeRequest(r, func(st store.State) { s.took(c, p, r, st) })
+		p.take([]store.Request{r}, func(states []store.State) { s.took(c, p, r, states[0]) })
 		return
 	}
-	p.request(r, func(st store.State) { s.checked(c, p, r, st) })
+	p.admit([]store.Request{r}, func(states []store.State) { s.checked(c, p, r, states[0]) })
 }
 
 // olderAnswers is the part of a window, as its divisor, for which a process that had a client to

@@ -2,8 +2,8 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,10 +13,6 @@ import (
 )
 
 const (
-	// retryPause is the first pause after a shard executed none of the charges
-	// it was sent. Pauses double up to maxRetryPause.
-	retryPause    = 50 * time.Millisecond
-	maxRetryPause = time.Second
 	// retryBatch is how many charges a retry sends.
 	retryBatch = 256
 	// tickBatch is how many charges a tick sends in a call. A call is what lanes count.
@@ -124,13 +120,14 @@ func (l *Ledger) send(out *outgoing) {
 }
 
 // delivered takes in the outcome of a charge, and sends the next one through the view that
-// writes now.
-func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
+// writes now. It reports whether the shard executed the charge.
+func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
 	w := l.writer()
 	var out outgoing
 	e.acquire()
 	m := w.moment()
 	n := e.Delivered(r, st, &m)
+	executed = n.Do != core.Retry
 	if n.Arrived != nil {
 		close(n.Arrived)
 	}
@@ -140,7 +137,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
-	case n.Do == core.Retry && !l.registry.enqueue(l.store.Owner(r.ClientKey), e):
+	case !executed && !l.registry.enqueue(l.store.Owner(r.ClientKey), e):
 		n = e.GiveUp(errEnded)
 	}
 	if n.Lost > 0 {
@@ -150,6 +147,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 	w.carry(e, &n, &out)
 	e.release(&m)
 	w.send(&out)
+	return executed
 }
 
 // noteDelivery notes how long a charge took.
@@ -242,19 +240,13 @@ func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
 }
 
 func (b *Registry) work(owner string) {
-	pause := retryPause
-	time.Sleep(pause)
-	for {
+	for pause := core.RetryPause(0, false); ; {
+		time.Sleep(pause)
 		through, batch := b.dequeue(owner)
 		if len(batch) == 0 {
 			return
 		}
-		if through.retry(batch) {
-			pause = retryPause
-			continue
-		}
-		pause = min(2*pause, maxRetryPause)
-		time.Sleep(pause)
+		pause = core.RetryPause(pause, through.retry(batch))
 	}
 }
 
@@ -265,20 +257,17 @@ func (l *Ledger) retry(batch []*entry) bool {
 	if len(out.reqs) == 0 {
 		return true
 	}
-	var left, refused atomic.Int64
-	left.Store(int64(len(out.reqs)))
-	finished := make(chan struct{})
+	var executed atomic.Bool
+	var left sync.WaitGroup
+	left.Add(len(out.reqs))
 	l.store.ChargeReported(out.reqs, func(i int, st store.State) {
-		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
-			refused.Add(1)
+		if l.delivered(out.of(i), &out.reqs[i], &st) {
+			executed.Store(true)
 		}
-		l.delivered(out.of(i), &out.reqs[i], &st)
-		if left.Add(-1) == 0 {
-			close(finished)
-		}
+		left.Done()
 	})
-	<-finished
-	return refused.Load() < int64(len(out.reqs))
+	left.Wait()
+	return executed.Load()
 }
 
 // awaitCharge waits until the bucket's charge in flight is answered, and reports

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // resetTimeout bounds the wait for charges in flight, so that they do not arrive
@@ -35,7 +36,7 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 			m := l.moment()
 			for _, e := range some {
 				i, ok := asked[e.id.Limit]
-				if !ok || e.IsExpired(&m) {
+				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}
 				st = e.Estimate(&reqs[i], &m)
@@ -65,7 +66,7 @@ func (l *Ledger) Account(r *store.Request) *store.Account {
 	}
 	m := l.moment()
 	defer e.stripe.mu.Unlock()
-	if e.IsExpired(&m) {
+	if e.Worth(&m) == core.Expired {
 		return nil
 	}
 	a := e.Account(r, &m)

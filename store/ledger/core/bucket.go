@@ -48,10 +48,8 @@ type Moment struct {
 
 	// Counts counts the event.
 	Counts Counts
-	// Turns are for requests that wait for what another one asks, Woken for takes that
-	// wait for what comes back.
+	// Turns are for requests that wait for what another one asks, or for what comes back.
 	Turns []Turn
-	Woken []*Claim
 }
 
 // leastTrust is the trust, and no less than the usual one, however short the config makes
@@ -290,22 +288,39 @@ func (b *Bucket) isDue(m *Moment) bool {
 	return !b.trusts(m) && (b.asked == 0 || m.Now-b.asked > m.Trust)
 }
 
-// IsIdle reports whether forgetting the bucket loses knowledge and nothing else.
-func (b *Bucket) IsIdle() bool { return b.isUnused() && b.pending == nil }
+// Worth is what is lost if a bucket is forgotten. A full registry forgets those of least worth.
+type Worth uint8
+
+const (
+	// Expired: nothing, because what is known counts no more.
+	Expired Worth = iota
+	// Idle: knowledge that the store has too.
+	Idle
+	// Alone: the count of what the store does not know.
+	Alone
+	// Owing: charges that wait for their shard.
+	Owing
+	// InUse: the bucket cannot be forgotten.
+	InUse
+)
+
+// Worth returns that of the bucket.
+func (b *Bucket) Worth(m *Moment) Worth {
+	switch {
+	case !b.isUnused(), b.pending != nil && b.pending.phase != queued:
+		return InUse
+	case b.pending != nil:
+		return Owing
+	case b.until <= m.Now:
+		return Expired
+	case b.extras().alone != 0:
+		return Alone
+	}
+	return Idle
+}
 
 func (b *Bucket) isUnused() bool {
 	return b.flight == 0 && b.taking == 0 && b.refunds == 0 && b.extras().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
-}
-
-// IsExpired reports whether the bucket is idle, and what is known of it counts no more.
-func (b *Bucket) IsExpired(m *Moment) bool { return b.IsIdle() && b.until <= m.Now }
-
-// CountsAlone reports whether the bucket counts something that the store does not know.
-func (b *Bucket) CountsAlone(m *Moment) bool { return b.extras().alone != 0 && b.until > m.Now }
-
-// CanGiveUp reports whether the bucket holds nothing but charges that wait for their shard.
-func (b *Bucket) CanGiveUp() bool {
-	return b.isUnused() && b.pending != nil && b.pending.phase == queued
 }
 
 // keepUntil sets when the bucket may be forgotten.

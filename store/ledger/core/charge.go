@@ -3,6 +3,7 @@ package core
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -371,6 +372,23 @@ func (b *Bucket) Send(m *Moment) (n Next) {
 		b.sendNext(&n, m)
 	}
 	return n
+}
+
+const (
+	// retryPause is the first pause after a shard executed none of the charges it was
+	// sent. Pauses double up to maxRetryPause.
+	retryPause    = 50 * time.Millisecond
+	maxRetryPause = time.Second
+)
+
+// RetryPause returns how long the charges that wait for a shard wait until they are sent again, if
+// they waited for last before, or 0 if none were sent yet. executes is set if the shard executed
+// some.
+func RetryPause(last time.Duration, executes bool) time.Duration {
+	if executes {
+		return 0
+	}
+	return min(max(2*last, retryPause), maxRetryPause)
 }
 
 // IsHeld reports whether charges wait for the next tick.
