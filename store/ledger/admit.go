@@ -292,7 +292,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 			return st
 		}
 		rest, isServed = b.Rest(&r, &m)
-	} else if b.Ask(core.Waiter{Request: &r, State: &st}, new(core.Check), &m) == core.Nothing {
+	} else if b.AskKnown(&r, &st, &m) {
 		return st
 	}
 	st = peek(rest)

@@ -292,15 +292,15 @@ func (b *Bucket) isDue(m *Moment) bool {
 type Worth uint8
 
 const (
-	// Expired: nothing, because what is known counts no more.
+	// Expired is nothing, because what is known counts no more.
 	Expired Worth = iota
-	// Idle: knowledge that the store has too.
+	// Idle is knowledge that the store has too.
 	Idle
-	// Alone: the count of what the store does not know.
+	// Alone is the count of what the store does not know.
 	Alone
-	// Owing: charges that wait for their shard.
+	// Owing is charges that wait for their shard.
 	Owing
-	// InUse: the bucket cannot be forgotten.
+	// InUse is the worth of a bucket that cannot be forgotten.
 	InUse
 )
 
@@ -459,23 +459,15 @@ const (
 // be copied, st is the store's last answer.
 func (b *Bucket) judge(r *store.Request, st *store.State, storeNow int64, m *Moment) judgement {
 	v := b.viewOf(r, st, storeNow)
-	if with := v.ahead(v.flight); with.Allowed {
-		*st = with
+	j := v.judge(st)
+	switch {
+	case j == unclear:
+	case st.Allowed, st.InFlight:
 		b.showAhead(st, &v)
-		return fits
-	}
-	if v.unclear > 0 {
-		if with := v.ahead(v.flight - v.unclear); with.Allowed {
-			return unclear
-		}
-	}
-	if *st = v.ahead(0); st.Allowed {
-		refuseForFlight(st, r, v.known, v.flight)
-		b.showAhead(st, &v)
-	} else {
+	default:
 		b.awaitLanding(r, st, m)
 	}
-	return full
+	return j
 }
 
 // awaitLanding makes a refused request wait for the end of the window in which pending charges
@@ -564,6 +556,23 @@ func (v *view) ahead(cost int64) store.State {
 		st.RetryAfter = flightRetry
 	}
 	return st
+}
+
+// judge sets the state of the request, unless it is unclear.
+func (v *view) judge(st *store.State) judgement {
+	if with := v.ahead(v.flight); with.Allowed {
+		*st = with
+		return fits
+	}
+	if v.unclear > 0 {
+		if with := v.ahead(v.flight - v.unclear); with.Allowed {
+			return unclear
+		}
+	}
+	if *st = v.ahead(0); st.Allowed {
+		refuseForFlight(st, v.req, v.known, v.flight)
+	}
+	return full
 }
 
 // showAhead makes a state count the cost ahead of the request, and the unclear

@@ -461,12 +461,18 @@ func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age 
 // add notes that a request was to be charged at now.
 func (a *age) add(r *store.Request, now int64) {
 	a.least = min(a.least, r.Events)
-	switch t := algorithm.Of(r.Limit.Algorithm); {
-	case t.Windowed:
-	case t.Copies():
-		a.known.Charge(r, r.Cost, now+a.clock)
-	default:
-		addToWheel(&a.known.Content, r.Limit, r.Cost, now)
+	if !algorithm.Of(r.Limit.Algorithm).Windowed {
+		spend(&a.known, r, r.Cost, now, a.clock)
+	}
+}
+
+// spend adds a cost to what is known of a bucket, or to the wheel that stands for it. clock is how
+// far the store's clock is ahead.
+func spend(known *algorithm.Known, r *store.Request, cost, now, clock int64) {
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
+		known.Charge(r, cost, now+clock)
+	} else {
+		addToWheel(&known.Content, r.Limit, cost, now)
 	}
 }
 
