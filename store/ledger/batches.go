@@ -117,7 +117,7 @@ func (l *Ledger) keepMembership() {
 	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for isCounted := false; ; {
-		if st := store.Answers(m.life, l.store.Charge, lease)[0]; st.Err == nil {
+		if st := store.Answers(m.life, l.Remote.Charge, lease)[0]; st.Err == nil {
 			if isCounted {
 				m.count.Store(max(st.Used, 1))
 			}
@@ -126,7 +126,7 @@ func (l *Ledger) keepMembership() {
 		select {
 		case <-tick.C:
 		case <-m.life.Done():
-			l.store.RefundReported(lease, nil)
+			l.Remote.RefundReported(lease, nil)
 			return
 		}
 	}

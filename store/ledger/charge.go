@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -104,7 +105,7 @@ func (out *outgoing) of(place int) *entry {
 
 func (l *Ledger) lose(n *core.Next) {
 	if l.opts.OnUndelivered != nil {
-		l.opts.OnUndelivered(l.store.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
+		l.opts.OnUndelivered(l.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
 	}
 }
 
@@ -113,9 +114,9 @@ func (l *Ledger) send(out *outgoing) {
 	switch reqs, first, entries := out.reqs, out.first, out.entries; len(reqs) {
 	case 0:
 	case 1:
-		l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
+		l.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
 	default:
-		l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
+		l.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
 	}
 }
 
@@ -137,7 +138,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
-	case !executed && !l.registry.enqueue(l.store.Owner(r.ClientKey), e):
+	case !executed && !l.registry.enqueue(l.Owner(r.ClientKey), e):
 		n = e.GiveUp(errEnded)
 	}
 	if n.Lost > 0 {
@@ -260,7 +261,7 @@ func (l *Ledger) retry(batch []*entry) bool {
 	var executed atomic.Bool
 	var left sync.WaitGroup
 	left.Add(len(out.reqs))
-	l.store.ChargeReported(out.reqs, func(i int, st store.State) {
+	l.ChargeReported(out.reqs, func(i int, st store.State) {
 		if l.delivered(out.of(i), &out.reqs[i], &st) {
 			executed.Store(true)
 		}
@@ -293,14 +294,18 @@ func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
 
 var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
 
-// awaitMoves waits until no charge of the requests' buckets is in flight to another
-// owner: the call that follows may copy a bucket from there, which would lack it.
-func (l *Ledger) awaitMoves(reqs []store.Request) error {
+// awaitMoves waits, if one of them moves, until no charge of the requests' buckets is in flight
+// to another owner: the call that follows may copy a bucket from there, which would lack it. If
+// that takes too long, it returns errors.
+func (l *Ledger) awaitMoves(moves bool, reqs []store.Request) (failed []store.State) {
+	if !moves {
+		return nil
+	}
 	until := l.registry.clock().Add(l.opts.Timeout)
 	for i := range reqs {
 		for l.arrival(&reqs[i], true) != nil {
 			if !l.awaitCharge(&reqs[i], until) {
-				return errMoves
+				return slices.Repeat([]store.State{{Err: errMoves}}, len(reqs))
 			}
 		}
 	}
@@ -331,7 +336,7 @@ func (l *Ledger) moves(e *entry, r *store.Request) bool {
 	if t == nil || t.Via == l {
 		return false
 	}
-	return t.Via.(*Ledger).store.Owner(r.ClientKey) != l.store.Owner(r.ClientKey)
+	return t.Via.(*Ledger).Owner(r.ClientKey) != l.Owner(r.ClientKey)
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given

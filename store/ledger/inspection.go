@@ -47,9 +47,6 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 	}
 }
 
-// Owner returns the name of the shard that has the client's buckets.
-func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey) }
-
 // Delays reports whether charges wait until a shard executes them again.
 func (l *Ledger) Delays(shard string) bool {
 	l.registry.mu.Lock()
@@ -78,7 +75,7 @@ func (l *Ledger) Account(r *store.Request) *store.Account {
 // runs out.
 func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	// A response that empties the bucket may outlast its config, as charges do.
-	s := l.writer().store
+	s := l.writer().Remote
 	l.sendReset(&r)
 	until := l.registry.clock().Add(resetTimeout)
 	for waits := true; waits && l.arrival(&r, false) != nil; {

@@ -160,12 +160,10 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 		e.TakeSent(&reqs[i])
 		e.release(&m)
 	}
-	if t.moves {
-		if err := t.ledger.awaitMoves(reqs); err != nil {
-			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
-		}
+	if failed := t.ledger.awaitMoves(t.moves, reqs); failed != nil {
+		return failed
 	}
-	return store.Answers(t.ctx, t.ledger.store.Take, reqs)
+	return store.Answers(t.ctx, t.ledger.Remote.Take, reqs)
 }
 
 // isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends
@@ -302,7 +300,7 @@ func (t *taking) withdraw(claims []claim) (waited int) {
 // client stays.
 func (t *taking) awaitReturns(claims []claim, until int64) {
 	for _, c := range claims {
-		t.ledger.store.Hurry(c.Request.ClientKey)
+		t.ledger.Hurry(c.Request.ClientKey)
 	}
 	timer := time.NewTimer(time.Duration(until-t.ledger.registry.now()) * time.Microsecond)
 	defer timer.Stop()
