@@ -47,7 +47,7 @@ type process struct {
 	doubted func(r store.Request)
 	// kept is told of refunds that may not have been made.
 	kept func(r store.Request)
-	lost func(n core.Next)
+	lost func(e *entry, n core.Next)
 }
 
 // entry is a bucket of a process.
@@ -64,7 +64,7 @@ func (p *process) moment() core.Moment {
 
 // of returns the bucket of a request. This machine's clock begins at an epoch of its own.
 func (p *process) of(r *store.Request, m *core.Moment) *entry {
-	key := r.Limit.Zone + "/" + r.ClientKey
+	key := keyOf(r)
 	e, ok := p.buckets[key]
 	if !ok || e.Worth(m) == core.Expired && p.chance(0.3) || p.evicts && e.Worth(m) <= core.Idle && p.chance(0.01) {
 		// The registry sweeps expired buckets, and evicts idle ones.
@@ -85,7 +85,7 @@ func (p *process) told(m *core.Moment) {
 // next does what the core says about a bucket's charges.
 func (p *process) next(e *entry, n core.Next) {
 	if n.Lost > 0 {
-		p.lost(n)
+		p.lost(e, n)
 	}
 	switch n.Do {
 	case core.Send:
@@ -137,7 +137,7 @@ func (p *process) work(pause time.Duration) {
 		m := p.moment()
 		n := e.Send(&m)
 		if n.Lost > 0 {
-			p.lost(n)
+			p.lost(e, n)
 		}
 		if n.Do == core.Send {
 			left++
@@ -279,6 +279,47 @@ func (p *process) awaitCharge(e *entry, until int64, f func(inTime bool)) {
 	}
 	e.arrivals = append(e.arrivals, func() { once(true) })
 	p.after(until-p.now, func() { once(false) })
+}
+
+// penalize keeps the client of a request refused.
+func (p *process) penalize(r store.Request) {
+	m := p.moment()
+	p.of(&r, &m).Penalize(&r, &m)
+	p.told(&m)
+	p.net.write(opPenalize, r, func(store.State) {})
+}
+
+// ahead asks about a request that waits behind others. An answer from before a reset is asked for
+// once more.
+func (p *process) ahead(r store.Request, maxWait time.Duration, answered func(st store.State)) {
+	p.lookAhead(r, maxWait, func(st store.State, again bool) {
+		if again {
+			p.lookAhead(r, maxWait, func(st store.State, _ bool) { answered(st) })
+			return
+		}
+		answered(st)
+	})
+}
+
+func (p *process) lookAhead(r store.Request, maxWait time.Duration, answered func(st store.State, again bool)) {
+	var st store.State
+	var check core.Check
+	m := p.moment()
+	e := p.of(&r, &m)
+	do := e.AskAhead(&r, &st, maxWait, &check, &m)
+	p.told(&m)
+	if do == core.Nothing {
+		answered(st, false)
+		return
+	}
+	asked := r
+	asked.Primary = true
+	p.net.check(asked, func(st store.State) {
+		m := p.moment()
+		do := p.of(&r, &m).AheadAnswered(&r, &st, &check, &m)
+		p.told(&m)
+		answered(st, do == core.CheckPrimary)
+	})
 }
 
 // alone decides without the store: the request has to fit into the local counts, and beside
