@@ -335,5 +335,6 @@ func (b *Bucket) Foresee(r *store.Request, peek store.State, asked int64, m *Mom
 // Penalize notes the penalty that a request earns, in a bucket that can be copied.
 func (b *Bucket) Penalize(r *store.Request, m *Moment) {
 	b.known.Penalize(r, m.Now+b.clock)
+	b.ensureExtra().penalized = m.Now
 	b.keepUntil(r, m)
 }

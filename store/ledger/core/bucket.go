@@ -158,6 +158,8 @@ type extra struct {
 	refunded int64
 	// failed is when the primary last failed to answer.
 	failed int64
+	// penalized is when this process last set a penalty.
+	penalized int64
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
@@ -400,6 +402,10 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 			b.confirm(b.known, asked)
 		}
 	case !st.Replica && !overlaps:
+		if penalized := b.extras().penalized; penalized != 0 && asked <= penalized+landing {
+			// The penalty may be on its way yet.
+			answer.KeepPenalty(r.Limit, b.known)
+		}
 		b.confirm(answer, asked)
 	default:
 		stale = b.known.Raise(r.Limit, answer, st.Now) && st.Replica

@@ -94,8 +94,8 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 	b.ensureExtra().took = m.Now
 }
 
-// landing is how long, in microseconds, a take without a reply may be on its way: an answer
-// that the primary gives meanwhile may lack it.
+// landing is how long, in microseconds, a take without a reply or a penalty may be on its way:
+// an answer that the primary gives meanwhile may lack it.
 const landing = 2_000_000
 
 // AskAlone decides about a request that the store does not answer, by what this process
