@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"context"
 	"errors"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -16,6 +17,8 @@ type call struct {
 	turns []func(t core.Turn)
 	// until is when a call stops waiting for a charge, once it had to.
 	until int64
+	// gone is set once the client has left.
+	gone bool
 }
 
 func (p *process) call(reqs []store.Request) *call {
@@ -96,7 +99,14 @@ func (c *call) do(e *entry, place int, do core.Do, check core.Check, done func()
 func (c *call) ask(e *entry, place int, check core.Check, done func()) {
 	r := c.reqs[place]
 	r.Primary = check.Primary
+	if !check.Joined && c.chance(c.leaves) {
+		// A check that others wait for outlasts its client.
+		c.gone = true
+	}
 	c.net.check(r, func(st store.State) {
+		if c.gone && !check.Joined {
+			st = store.State{Err: context.Canceled}
+		}
 		m := c.moment()
 		do := e.Answered(c.waiter(place), st, &check, &m)
 		c.told(&m)
@@ -259,6 +269,11 @@ func (c *call) retake(again *core.Retakes, then func()) {
 		return
 	}
 	again.Claimed(len(waiting) > 0, checkTimeout, c.now)
+	if len(waiting) > 0 && c.chance(c.leaves) {
+		c.withdraw(claims)
+		then()
+		return
+	}
 	c.awaitReturns(waiting, again.Until, func() {
 		again.Asked = c.now
 		c.takeAgain(refused, func(stands bool) {

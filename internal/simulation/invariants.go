@@ -182,6 +182,13 @@ func (s *Run) mustBePenalized(c *client, p *process) bool {
 	return c.penalizedBy == p && !s.faults && !s.resets && !p.evicts && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
 }
 
+// looks requires that requests that wait ask the primary once for each time of trust.
+func (s *Run) looks(r *store.Request, ago int64) {
+	if p := s.caddys[0]; algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.takes && !p.evicts && ago <= p.trust {
+		s.fail("a request of %s that waits asked the primary %d microseconds after another", r.ClientKey, ago)
+	}
+}
+
 // lookback is how old a truth may justify a refusal: messages take time, and requests wait for
 // a charge. What another Caddy has refunded is seen once trust has run out.
 func (s *Run) lookback() int64 {

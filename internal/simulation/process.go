@@ -34,6 +34,10 @@ type process struct {
 	// evicts is set if idle buckets are evicted now and then: what is forgotten of them is asked
 	// again, where replicas have it.
 	evicts bool
+	// leaves is the part of requests whose client leaves while they wait.
+	leaves float64
+	// looks is told how long ago a request that waits asked the primary before.
+	looks func(r *store.Request, ago int64)
 	// delivery is how long charges commonly take.
 	delivery int64
 	// queue has the entries whose charges wait for the shard; works is set while they are tried.
@@ -54,6 +58,8 @@ type process struct {
 type entry struct {
 	core.Bucket
 	key string
+	// looked is when a request that waits was last let through to ask the primary, or 0.
+	looked int64
 	// arrivals are called when the charge in flight is answered.
 	arrivals []func()
 }
@@ -312,6 +318,10 @@ func (p *process) lookAhead(r store.Request, maxWait time.Duration, answered fun
 		answered(st, false)
 		return
 	}
+	if e.looked != 0 {
+		p.looks(&r, p.now-e.looked)
+	}
+	e.looked = p.now
 	asked := r
 	asked.Primary = true
 	p.net.check(asked, func(st store.State) {

@@ -2,6 +2,7 @@ package simulation
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -42,6 +43,7 @@ type zone struct {
 	// events and burst are those of most requests; some have a lower limit if they differ.
 	events, burst, cost int64
 	batched, differ     bool
+	batch               int64
 	// penalty is how long those are refused that were refused once, or 0.
 	penalty time.Duration
 }
@@ -58,7 +60,7 @@ func (s *Run) request(c *client) store.Request {
 		r.Events = max(r.Events/2, 1)
 	}
 	if c.batched {
-		r.Batch = max(c.events/4, 1)
+		r.Batch = c.batch
 	}
 	return r
 }
@@ -138,7 +140,7 @@ func NewRun(seed uint64, at Servers) *Run {
 	trust := oneOf[int64](w, -1, 500_000, 1_000_000, 1_000_000, 1_000_000)
 	delay := oneOf[int64](w, 0, 25_000, 50_000)
 	for i := range oneOf(w, 1, 2, 2) {
-		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, doubted: s.doubted, kept: s.kept, evicts: !s.faults && s.net.lag == 0, processes: 2}
+		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, looks: s.looks, leaves: oneOf(w, 0, 0.01), doubted: s.doubted, kept: s.kept, evicts: !s.faults && s.net.lag == 0, processes: 2}
 		s.caddys = append(s.caddys, p)
 	}
 	for i := range 1 + w.rng.IntN(3) {
@@ -174,6 +176,7 @@ func (s *Run) newZone(name string) *zone {
 		z.burst = oneOf[int64](w, 1, 3, 10)
 	}
 	z.batched = s.takes && algorithm.Of(z.limit.Algorithm).Unbatched == "" && w.chance(0.5)
+	z.batch = oneOf(w, max(z.events/4, 1), max(z.events/4, 1), store.BatchAuto)
 	z.differ = w.chance(0.3)
 	if algorithm.Of(z.limit.Algorithm).Copies() && w.chance(0.2) {
 		z.penalty = z.limit.Window / oneOf[time.Duration](w, 1, 5)
@@ -290,6 +293,10 @@ func (s *Run) serve(f func(free bool)) {
 // request.
 func (s *Run) onFailure(v *visit, i int) (isDenied bool) {
 	st := &v.states[i]
+	if errors.Is(st.Err, context.Canceled) {
+		// The client has left.
+		return true
+	}
 	v.unknown[i] = s.takes && errors.Is(st.Err, store.ErrUncertain)
 	if st.Err == nil || s.onError == allow {
 		return false

@@ -193,7 +193,7 @@ func (a *admission) answers(what []asking) []store.State {
 	if len(reqs) > 1 {
 		answers = make([]store.State, len(reqs))
 	}
-	a.ledger.Remote.Check(ctx, reqs, answers)
+	a.ledger.Check(ctx, reqs, answers)
 	return answers
 }
 
@@ -250,7 +250,7 @@ func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) 
 	if failed := l.awaitMoves(moves, reqs); failed != nil {
 		return failed[0]
 	}
-	return store.Answers(ctx, l.Remote.Check, reqs)[0]
+	return store.Answers(ctx, l.Check, reqs)[0]
 }
 
 // AdmitAlone decides about a request that the store does not answer, by what this process

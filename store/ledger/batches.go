@@ -117,7 +117,7 @@ func (l *Ledger) keepMembership() {
 	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for isCounted := false; ; {
-		if st := store.Answers(m.life, l.Remote.Charge, lease)[0]; st.Err == nil {
+		if st := store.Answers(m.life, l.Charge, lease)[0]; st.Err == nil {
 			if isCounted {
 				m.count.Store(max(st.Used, 1))
 			}

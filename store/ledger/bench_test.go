@@ -52,7 +52,7 @@ func BenchmarkLedger(b *testing.B) {
 		run  func(l *Ledger, reqs []store.Request, states []store.State)
 	}{
 		{"store alone", func(l *Ledger, reqs []store.Request, _ []store.State) {
-			store.Answers(context.Background(), l.Remote.Check, reqs)
+			store.Answers(context.Background(), l.Check, reqs)
 			l.ChargeReported(reqs, func(int, store.State) {})
 		}},
 		{"charge after", func(l *Ledger, reqs []store.Request, states []store.State) {
