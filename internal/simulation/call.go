@@ -300,18 +300,11 @@ func (c *call) takeAgain(places []int, then func(stands bool)) {
 	}, func() { then(stands) })
 }
 
-// claim is what a refused take claims of what comes back to its bucket.
-type claim struct {
-	*core.Claim
-	entry *entry
-}
-
-func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []claim) {
+func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
 	m := c.moment()
 	for _, i := range refused {
-		e := c.of(&c.reqs[i], &m)
-		claimed := claim{e.ClaimReturn(c.waiter(i), asked), e}
-		if claimed.Claim == nil {
+		claimed := c.of(&c.reqs[i], &m).ClaimReturn(c.waiter(i), asked)
+		if claimed == nil {
 			c.withdraw(claims)
 			return nil, nil
 		}
@@ -322,10 +315,10 @@ func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []claim
 	return claims, waiting
 }
 
-func (c *call) withdraw(claims []claim) (waited int) {
+func (c *call) withdraw(claims []*core.Claim) (waited int) {
 	for _, claimed := range claims {
 		m := c.moment()
-		if claimed.entry.Withdraw(claimed.Claim, &m) {
+		if c.of(claimed.Request, &m).Withdraw(claimed, &m) {
 			waited++
 		}
 		c.told(&m)
@@ -333,7 +326,7 @@ func (c *call) withdraw(claims []claim) (waited int) {
 	return waited
 }
 
-func (c *call) awaitReturns(claims []claim, until int64, then func()) {
+func (c *call) awaitReturns(claims []*core.Claim, until int64, then func()) {
 	waits := len(claims)
 	if waits == 0 {
 		then()

@@ -12,7 +12,6 @@ import (
 const (
 	checkTimeout = 50_000
 	resetTimeout = 500_000
-	idleBatch    = 1_000_000
 	reapPause    = 250_000
 )
 
@@ -164,8 +163,8 @@ func (p *process) send(e *entry, charge []store.Request, done func(executed bool
 		m := p.moment()
 		n := e.Delivered(&charge[0], &st, &m)
 		p.told(&m)
-		if n.Took > 0 {
-			p.noteDelivery(n.Took)
+		if n.Delivery > 0 {
+			p.delivery = n.Delivery
 		}
 		arrivals := e.arrivals
 		e.arrivals = nil
@@ -177,13 +176,6 @@ func (p *process) send(e *entry, charge []store.Request, done func(executed bool
 			done(n.Do != core.Retry)
 		}
 	})
-}
-
-func (p *process) noteDelivery(took int64) {
-	if p.delivery > 0 {
-		took = p.delivery + (took-p.delivery)/8
-	}
-	p.delivery = took
 }
 
 // settle ends what a request holds, and charges its cost.
@@ -231,7 +223,7 @@ func (p *process) reap() {
 		e := p.buckets[key]
 		if e.Gauges().Tokens > 0 {
 			m := p.moment()
-			refund := e.Surplus(idleBatch, &m)
+			refund := e.Surplus(core.IdleBatch, &m)
 			p.told(&m)
 			p.refund(refund)
 		}

@@ -132,8 +132,8 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	if n.Arrived != nil {
 		close(n.Arrived)
 	}
-	if n.Took > 0 {
-		l.registry.noteDelivery(n.Took)
+	if n.Delivery > 0 {
+		l.registry.delivery.Store(n.Delivery)
 	}
 	switch {
 	case n.Do == core.Hold:
@@ -149,15 +149,6 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	e.release(&m)
 	w.send(&out)
 	return executed
-}
-
-// noteDelivery notes how long a charge took.
-func (b *Registry) noteDelivery(took int64) {
-	was := b.delivery.Load()
-	if was > 0 {
-		took = was + (took-was)/8
-	}
-	b.delivery.Store(took)
 }
 
 // awaitTick makes the held charges of an entry leave at the next tick, with all others.
@@ -303,13 +294,22 @@ func (l *Ledger) awaitMoves(moves bool, reqs []store.Request) (failed []store.St
 	}
 	until := l.registry.clock().Add(l.opts.Timeout)
 	for i := range reqs {
-		for l.arrival(&reqs[i], true) != nil {
-			if !l.awaitCharge(&reqs[i], until) {
-				return slices.Repeat([]store.State{{Err: errMoves}}, len(reqs))
-			}
+		if !l.awaitCharges(&reqs[i], true, until) {
+			return slices.Repeat([]store.State{{Err: errMoves}}, len(reqs))
 		}
 	}
 	return nil
+}
+
+// awaitCharges waits until no charge of the bucket is in flight, or none that moves if only those
+// matter, and reports whether that happened in time.
+func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bool {
+	for l.arrival(r, moving) != nil {
+		if !l.awaitCharge(r, until) {
+			return false
+		}
+	}
+	return true
 }
 
 // arrival returns a channel that is closed when the bucket's charge in flight is

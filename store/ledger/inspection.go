@@ -77,10 +77,7 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	// A response that empties the bucket may outlast its config, as charges do.
 	s := l.writer().Remote
 	l.sendReset(&r)
-	until := l.registry.clock().Add(resetTimeout)
-	for waits := true; waits && l.arrival(&r, false) != nil; {
-		waits = l.awaitCharge(&r, until)
-	}
+	l.awaitCharges(&r, false, l.registry.clock().Add(resetTimeout))
 	err := s.Reset(ctx, r)
 	m := l.moment()
 	e := l.enter(&r, &m)

@@ -324,7 +324,7 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 			e.RefundSent(cost, &m)
 		}
 		e.release(&m)
-		claimed := func(cost int64) claim {
+		claimed := func(cost int64) *core.Claim {
 			r := r
 			r.Cost = cost
 			k := &taking{call: call{ledger: l, reqs: []store.Request{r}, states: make([]store.State, 1)}}
@@ -334,14 +334,14 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 		first, second := claimed(2), claimed(1)
 		receive(1)
 		k := &taking{call: call{ledger: l}}
-		k.withdraw([]claim{first})
+		k.withdraw([]*core.Claim{first})
 		if len(second.Call.(*call).turns) == 0 {
 			t.Error("the second take waits, although the first one has left it enough")
 		}
 		third := claimed(2)
 		receive(1)
-		k.withdraw([]claim{third})
-		if c := claimed(4); c.Claim != nil {
+		k.withdraw([]*core.Claim{third})
+		if c := claimed(4); c != nil {
 			t.Error("4 were claimed while 3 are on their way")
 		}
 		receive(3)

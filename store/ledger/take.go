@@ -248,18 +248,12 @@ func (t *taking) takeAgain(places []int) (stands bool) {
 	return stands
 }
 
-// claim is what a refused take claims of what comes back to its bucket.
-type claim struct {
-	*core.Claim
-	entry *entry
-}
-
 // claimReturns returns what refused requests claim of what comes back to their buckets, and those
 // of them that wait for it; none, if there is a request to whose bucket nothing does.
-func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []claim) {
+func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
 	for _, i := range refused {
 		c := t.claimReturn(i, asked)
-		if c.Claim == nil {
+		if c == nil {
 			t.withdraw(claims)
 			return nil, nil
 		}
@@ -270,35 +264,35 @@ func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []cla
 	return claims, waiting
 }
 
-func (t *taking) claimReturn(place int, asked int64) (c claim) {
+func (t *taking) claimReturn(place int, asked int64) *core.Claim {
 	e := t.ledger.find(&t.reqs[place])
 	if e == nil {
-		return c
+		return nil
 	}
 	defer e.stripe.mu.Unlock()
-	c = claim{e.ClaimReturn(t.waiter(place), asked), e}
-	if c.Claim != nil && !c.Arrived {
+	c := e.ClaimReturn(t.waiter(place), asked)
+	if c != nil && !c.Arrived {
 		t.expectTurn()
 	}
 	return c
 }
 
 // withdraw ends the waiting of claims, and returns how many have waited.
-func (t *taking) withdraw(claims []claim) (waited int) {
+func (t *taking) withdraw(claims []*core.Claim) (waited int) {
+	m := t.ledger.moment()
 	for _, c := range claims {
-		c.entry.acquire()
-		m := t.ledger.moment()
-		if c.entry.Withdraw(c.Claim, &m) {
+		e := t.ledger.enter(c.Request, &m)
+		if e.Withdraw(c, &m) {
 			waited++
 		}
-		c.entry.release(&m)
+		e.release(&m)
 	}
 	return waited
 }
 
 // awaitReturns waits until what claims need has arrived, for as long as there is time and the
 // client stays.
-func (t *taking) awaitReturns(claims []claim, until int64) {
+func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
 	for _, c := range claims {
 		t.ledger.Hurry(c.Request.ClientKey)
 	}

@@ -270,7 +270,7 @@ func (b *Bucket) RefuseUnclear(r *store.Request, st *store.State, m *Moment) {
 		*st = v.ahead(0)
 		b.showAhead(st, &v)
 	}
-	refuseForFlight(st, r, v.known, v.flight)
+	RefuseForFlight(st, r, v.known, v.flight)
 }
 
 // AskAhead decides about a request that waits behind others, and holds nothing. Do is

@@ -19,6 +19,9 @@ const (
 	shortPart = 10
 )
 
+// IdleBatch is how long, in microseconds, tokens may lie unused before they are given back.
+const IdleBatch = 1_000_000
+
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // batch has the tokens of one bucket: events that were taken in advance.

@@ -8,7 +8,8 @@
 //	a charge is sent      Send; its outcome: Delivered
 //	a refund              RefundSent, RefundArrived
 //	an operator           Penalize, ResetSent, ResetFailed, ResetDone
-//	nobody                Surplus, GiveUp
+//	a take is refused     ClaimReturn, Withdraw, Reclaim; all of a call: Retakes
+//	nobody                Surplus, GiveUp, Worth, RetryPause
 //
 // Nothing here waits, locks, reads a clock, or calls a store: package ledger does. A copy
 // ([Bucket.Copy]) answers what a request would be told.
@@ -576,7 +577,7 @@ func (v *view) judge(st *store.State) judgement {
 		}
 	}
 	if *st = v.ahead(0); st.Allowed {
-		refuseForFlight(st, v.req, v.known, v.flight)
+		RefuseForFlight(st, v.req, v.known, v.flight)
 	}
 	return full
 }
@@ -594,13 +595,8 @@ func (b *Bucket) showAhead(st *store.State, v *view) {
 	ShowFlight(st, v.flight-v.unclear)
 }
 
-// RefuseForFlight refuses a request that fits but for what is in flight in a bucket of
-// which st shows the content.
-func RefuseForFlight(st *store.State, r *store.Request, flight int64) {
-	refuseForFlight(st, r, algorithm.Known{Content: st.Content}, flight)
-}
-
-func refuseForFlight(st *store.State, r *store.Request, known algorithm.Known, flight int64) {
+// RefuseForFlight refuses a request that fits but for what is in flight in a bucket that is known.
+func RefuseForFlight(st *store.State, r *store.Request, known algorithm.Known, flight int64) {
 	wait := r.Limit.Window
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		known.Charge(r, flight, st.Now)

@@ -70,10 +70,10 @@ type Next struct {
 	// Charge is what is to be sent: one request. Transit is for the driver to note its way.
 	Charge  []store.Request
 	Transit *Transit
-	// Arrived is the channel of the charge that was answered, to be closed, or nil; Took is how
-	// long its reply took, or 0 without one.
-	Arrived chan struct{}
-	Took    int64
+	// Arrived is the channel of the charge that was answered, to be closed, or nil; Delivery is
+	// that of [Moment] from now on, or 0 if it stays.
+	Arrived  chan struct{}
+	Delivery int64
 	// Lost is how many requests' charges are given up, of the client with a key, and Err is
 	// why.
 	Lost      int64
@@ -232,9 +232,9 @@ func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next) {
 	p := b.pending
 	requests, cost, heard := p.requests, p.cost, p.heard
-	arrived, took := p.transit.Arrived, int64(0)
+	arrived, delivery := p.transit.Arrived, int64(0)
 	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
-	defer func() { n.Arrived, n.Took = arrived, took }()
+	defer func() { n.Arrived, n.Delivery = arrived, delivery }()
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
@@ -245,7 +245,7 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		// the charge counts after it.
 		p.isStale, b.disturbed = false, m.Now
 	case st.Err == nil:
-		took = max(m.Now-p.at, 1)
+		delivery = m.averageDelivery(m.Now - p.at)
 		b.confirmCharge(r, st, cost, heard, m)
 	case errors.Is(st.Err, store.ErrUncertain):
 		b.suspect(r, cost, m)
@@ -267,6 +267,14 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	}
 	b.sendNext(&n, m)
 	return n
+}
+
+// averageDelivery is a moving average of how long charges take, once another one took so long.
+func (m *Moment) averageDelivery(took int64) int64 {
+	if m.Delivery == 0 {
+		return max(took, 1)
+	}
+	return m.Delivery + (max(took, 1)-m.Delivery)/8
 }
 
 func lost(r *store.Request, requests int64, err error) Next {

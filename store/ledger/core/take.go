@@ -68,7 +68,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m 
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 	// The take counts in what is known, and others counts without it.
-	refuseForFlight(st, r, b.known, max(others-st.Used, 0))
+	RefuseForFlight(st, r, b.known, max(others-st.Used, 0))
 	st.Used = max(others, 0)
 	st.Remaining = max(st.Limit-st.Used, 0)
 	return refund
