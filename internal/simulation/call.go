@@ -19,6 +19,8 @@ type call struct {
 	until int64
 	// gone is set once the client has left.
 	gone bool
+	// stands is set if a refusal stands because its take could not be repeated.
+	stands bool
 }
 
 func (p *process) call(reqs []store.Request) *call {
@@ -255,7 +257,11 @@ func (c *call) takeOne(place int, done func()) {
 			c.told(&m)
 			c.refund(refund)
 		}
-		c.states[place] = st
+		if core.Stands(&c.states[place], &st) {
+			c.stands = true
+		} else {
+			c.states[place] = st
+		}
 		done()
 	})
 }
@@ -276,8 +282,8 @@ func (c *call) retake(again *core.Retakes, then func()) {
 	}
 	c.awaitReturns(waiting, again.Until, func() {
 		again.Asked = c.now
-		c.takeAgain(refused, func(stands bool) {
-			if stands {
+		all(refused, c.takeOne, func() {
+			if c.stands {
 				c.withdraw(claims)
 				then()
 				return
@@ -285,19 +291,6 @@ func (c *call) retake(again *core.Retakes, then func()) {
 			c.retake(again, then)
 		})
 	})
-}
-
-func (c *call) takeAgain(places []int, then func(stands bool)) {
-	stands := false
-	all(places, func(i int, done func()) {
-		was := c.states[i]
-		c.takeOne(i, func() {
-			if core.Stands(&c.states[i]) {
-				c.states[i], stands = was, true
-			}
-			done()
-		})
-	}, func() { then(stands) })
 }
 
 func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
@@ -362,5 +355,5 @@ func (c *call) reclaim(then func()) {
 		default:
 			done()
 		}
-	}, func() { c.takeAgain(again, func(bool) { then() }) })
+	}, func() { all(again, c.takeOne, then) })
 }

@@ -38,6 +38,8 @@ type taking struct {
 	call
 	// moves is set if a charge is in flight to another owner of some bucket.
 	moves bool
+	// stands is set if a refusal stands because its take could not be repeated.
+	stands bool
 }
 
 // refuseKnown sets the states of requests that are refused without a call, and
@@ -141,7 +143,11 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 			if loans != nil {
 				t.ledger.repay(&reqs[n], loans[n], &st)
 			}
-			t.states[own[n]] = st
+			if core.Stands(&t.states[own[n]], &st) {
+				t.stands = true
+			} else {
+				t.states[own[n]] = st
+			}
 		} else if i := fetches[n-len(own)]; t.fetched(i, &reqs[n], &st) == core.Take {
 			again = append(again, i)
 		}
@@ -228,24 +234,14 @@ func (t *taking) retake(asked int64) {
 		}
 		hasLeft := t.ctx.Err() != nil
 		again.Asked = l.registry.now()
-		if hasLeft || t.takeAgain(refused) {
+		if !hasLeft {
+			t.take(refused, nil, nil)
+		}
+		if hasLeft || t.stands {
 			t.withdraw(claims)
 			return
 		}
 	}
-}
-
-// takeAgain takes the costs of requests that the store has refused, and reports whether a
-// refusal stands because that failed.
-func (t *taking) takeAgain(places []int) (stands bool) {
-	was := slices.Clone(t.states)
-	t.take(places, nil, nil)
-	for _, i := range places {
-		if core.Stands(&t.states[i]) {
-			t.states[i], stands = was[i], true
-		}
-	}
-	return stands
 }
 
 // claimReturns returns what refused requests claim of what comes back to their buckets, and those
@@ -254,7 +250,10 @@ func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*co
 	for _, i := range refused {
 		c := t.claimReturn(i, asked)
 		if c == nil {
-			t.withdraw(claims)
+			for range len(waiting) - t.withdraw(claims) {
+				// It has got its turn meanwhile.
+				<-t.turns
+			}
 			return nil, nil
 		}
 		if claims = append(claims, c); !c.Arrived {
@@ -322,9 +321,7 @@ func (t *taking) reclaim() {
 			again = append(again, i)
 		}
 	}
-	if again = t.await(waiting, again); len(again) > 0 {
-		t.takeAgain(again)
-	}
+	t.take(t.await(waiting, again), nil, nil)
 }
 
 func (t *taking) reclaimOne(i int) core.Do {

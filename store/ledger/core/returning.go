@@ -177,9 +177,11 @@ func (t *Retakes) Claimed(waits bool, timeout, now int64) {
 	}
 }
 
-// Stands reports whether a refusal stands although its take was repeated, because that ended in
-// an error, and nothing was spent.
-func Stands(st *store.State) bool { return errors.Is(st.Err, store.ErrNotExecuted) }
+// Stands reports whether a state stands although the take was answered with st: it is a refusal,
+// and repeating its take ended in an error, and spent nothing.
+func Stands(was, st *store.State) bool {
+	return was.RetryAfter != 0 && errors.Is(st.Err, store.ErrNotExecuted)
+}
 
 // ResetSent notes that the bucket is being emptied. It sends held charges, so that the reset
 // can wait for them, and lets none be held until it is over: a tick could make the bucket anew.
