@@ -5,6 +5,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // admitted notes an admission, and holds it to the limits.
@@ -12,7 +13,10 @@ func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State,
 	s.isOneWindow(c, st, alone)
 	c.admitted = append(c.admitted, admission{at: s.now, cost: r.Cost, reset: st.Reset, events: r.Events, by: p, alone: alone})
 	s.forgetOld(c)
-	if s.now < c.reset || st.Replica && s.faults && s.limit.Algorithm == store.SlidingLog {
+	if s.mustBePenalized(c, p) {
+		s.fail("%s admitted %s under a penalty: %+v", p.name, c.key, *st)
+	}
+	if s.now < c.reset || st.Replica && s.faults && c.limit.Algorithm == store.SlidingLog {
 		// What a replica lacks of a log cannot be added while the primary is away.
 		return
 	}
@@ -41,7 +45,7 @@ func (s *Run) areSeen(c *client, p *process, r *store.Request, st *store.State) 
 	since := s.now - s.net.lag - s.caddys[0].delay - max(s.caddys[0].trust, 0) - 2*longestService
 	unseen := func(a *admission) bool { return a.by != p && a.at > since }
 	of := s.spent(c, r, st, func(a *admission) bool { return !unseen(a) })
-	if most := r.Capacity() + int64(len(s.caddys)-1)*s.cost; of > most {
+	if most := r.Capacity() + int64(len(s.caddys)-1)*c.cost; of > most {
 		s.fail("%s admitted %s, of whose %d it can have seen %d: %+v", p.name, c.key, most, of, *st)
 	}
 }
@@ -61,7 +65,7 @@ func (s *Run) unadmit(c *client, r *store.Request, p *process, alone bool) {
 
 // missing is the cost that the primary may lack.
 func (s *Run) missing(c *client) (sum int64) {
-	for len(c.missing) > 0 && s.now-c.missing[0].at > 2*s.limit.Window.Microseconds() {
+	for len(c.missing) > 0 && s.now-c.missing[0].at > 2*c.limit.Window.Microseconds() {
 		c.missing = c.missing[1:]
 	}
 	for _, m := range c.missing {
@@ -71,7 +75,7 @@ func (s *Run) missing(c *client) (sum int64) {
 }
 
 func (s *Run) forgetOld(c *client) {
-	for len(c.admitted) > 0 && s.now-c.admitted[0].at > 2*s.limit.Window.Microseconds() {
+	for len(c.admitted) > 0 && s.now-c.admitted[0].at > 2*c.limit.Window.Microseconds() {
 		c.admitted = c.admitted[1:]
 	}
 }
@@ -82,18 +86,18 @@ const slack = 200_000
 // spent is what certainly counts of some admissions to a client, in the window of the newest or
 // by the algorithm, for requests of no higher limit than that of r.
 func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *admission) bool) (sum int64) {
-	window := s.limit.Window.Microseconds()
+	window := c.limit.Window.Microseconds()
 	level, last := 0.0, int64(0)
 	for i := range c.admitted {
 		a := &c.admitted[i]
 		if !some(a) || a.events > r.Events {
 			continue
 		}
-		switch s.limit.Algorithm {
+		switch c.limit.Algorithm {
 		case store.FixedWindow:
 			// Without a window that is known nobody can say which one it is, nor by a clock that
 			// is not the primary's.
-			if a.reset == st.Reset && a.reset != 0 && !s.isByAnotherClock(a) {
+			if a.reset == st.Reset && a.reset != 0 && !s.isByAnotherClock(c, a) {
 				sum += a.cost
 			}
 		case store.SlidingLog:
@@ -101,15 +105,15 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 				sum += a.cost
 			}
 		case store.SlidingWindow:
-			sum += s.inWindow(a)
+			sum += s.inWindow(c, a)
 		case store.GCRA:
-			drained := float64(a.at-last) / float64(window) * float64(s.events)
+			drained := float64(a.at-last) / float64(window) * float64(c.events)
 			level, last = max(level-drained, 0)+float64(a.cost), a.at
 			// All may have been spent that much apart from when they were admitted.
-			sum = int64(level) - slack*s.events/window - 1
+			sum = int64(level) - slack*c.events/window - 1
 		}
 	}
-	if s.limit.Algorithm == store.SlidingWindow {
+	if c.limit.Algorithm == store.SlidingWindow {
 		sum /= weights
 	}
 	return sum
@@ -117,17 +121,17 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 
 // isByAnotherClock reports whether a process has admitted in a window of its own clock, because
 // it had not heard the primary's yet.
-func (s *Run) isByAnotherClock(a *admission) bool {
-	window, at := s.limit.Window.Microseconds(), epoch+s.net.skew+a.at
-	return a.alone && s.limit.Align && (a.reset <= at || a.reset-window > at)
+func (s *Run) isByAnotherClock(c *client, a *admission) bool {
+	window, at := c.limit.Window.Microseconds(), epoch+s.net.skew+a.at
+	return a.alone && c.limit.Align && (a.reset <= at || a.reset-window > at)
 }
 
 // weights are the units of weighted costs.
 const weights = 1 << 20
 
 // inWindow is the weighted cost of an admission in a sliding window of the primary's clock.
-func (s *Run) inWindow(a *admission) int64 {
-	window, now := s.limit.Window.Microseconds(), s.net.clock()
+func (s *Run) inWindow(c *client, a *admission) int64 {
+	window, now := c.limit.Window.Microseconds(), s.net.clock()
 	start := now - now%window
 	switch at := now - s.now + a.at; {
 	case at >= start:
@@ -142,14 +146,14 @@ func (s *Run) inWindow(a *admission) int64 {
 // isOneWindow requires that all answers of a window have one reset: two resets are a window
 // apart, at least.
 func (s *Run) isOneWindow(c *client, st *store.State, alone bool) {
-	if !algorithm.Of(s.limit.Algorithm).Windowed || s.limit.Align || st.Err != nil || alone || s.now < c.reset || st.Reset == 0 {
+	if !algorithm.Of(c.limit.Algorithm).Windowed || c.limit.Align || st.Err != nil || alone || s.now < c.reset || st.Reset == 0 {
 		return
 	}
 	for reset := range c.resets {
-		if d := reset - st.Reset; d != 0 && d > -s.limit.Window.Microseconds() && d < s.limit.Window.Microseconds() {
+		if d := reset - st.Reset; d != 0 && d > -c.limit.Window.Microseconds() && d < c.limit.Window.Microseconds() {
 			s.fail("a reset of %d after one of %d, which is no window apart", st.Reset, reset)
 		}
-		if st.Reset-reset > 2*s.limit.Window.Microseconds() {
+		if st.Reset-reset > 2*c.limit.Window.Microseconds() {
 			delete(c.resets, reset)
 		}
 	}
@@ -166,10 +170,22 @@ func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, 
 	case r.Cost == 0:
 		s.fail("%s refused %s, which costs nothing: %+v", p.name, c.key, *st)
 	}
-	s.isOneWindow(c, st, alone || st.InFlight)
+	s.isOneWindow(c, st, alone || st.InFlight || st.Penalty != 0)
 	// Where nothing fails, a refusal is due to what was spent, or was about to be.
-	if most := s.mostUsed(c); !s.faults && s.now >= c.reset && most+r.Cost <= r.Capacity() {
+	if most := s.mostUsed(c); !s.faults && s.now >= c.reset && st.Penalty == 0 && most+r.Cost <= r.Capacity() {
 		s.fail("%s refused %s, of whose %d at most %d were used: %+v", p.name, c.key, r.Capacity(), most, *st)
+	}
+}
+
+// mustBePenalized reports whether a process has set a penalty so long ago that it counts in any case.
+func (s *Run) mustBePenalized(c *client, p *process) bool {
+	return c.penalizedBy == p && !s.faults && !s.resets && !p.evicts && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
+}
+
+// looks requires that requests that wait ask the primary once for each time of trust.
+func (s *Run) looks(r *store.Request, ago int64) {
+	if p := s.caddys[0]; algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.takes && !p.evicts && ago <= p.trust {
+		s.fail("a request of %s that waits asked the primary %d microseconds after another", r.ClientKey, ago)
 	}
 }
 
@@ -201,7 +217,7 @@ func (s *Run) noteTruth(c *client) {
 
 // used is what the primary has counted of a client at an instant.
 func (s *Run) used(c *client, at int64) int64 {
-	r := store.Request{Limit: &s.limit, ClientKey: c.key, Events: s.events, Burst: s.burst}
+	r := store.Request{Limit: &c.limit, ClientKey: c.key, Events: c.events, Burst: c.burst}
 	return s.net.servers.look(r, epoch+s.net.skew+at, false).Used
 }
 
@@ -213,9 +229,9 @@ func (s *Run) mostUsed(c *client) int64 {
 	for _, m := range c.truth {
 		most = max(most, m.used)
 	}
-	if s.limit.Algorithm == store.GCRA {
+	if c.limit.Algorithm == store.GCRA {
 		// What is in flight has not begun to drain, as far as a process knows.
-		most += 1 + s.lookback()*s.events/s.limit.Window.Microseconds()
+		most += 1 + s.lookback()*c.events/c.limit.Window.Microseconds()
 	}
 	return most
 }
@@ -229,7 +245,8 @@ func (s *Run) atEnd() {
 			if g := e.Gauges(); g.Tokens > 0 && g.InFlight == 0 && g.Owing == 0 {
 				continue
 			}
-			if !e.IsIdle() {
+			m := p.moment()
+			if e.Worth(&m) > core.Alone {
 				s.fail("%s has left in flight at the end: %+v", p.name, e.Gauges())
 			}
 		}
@@ -239,7 +256,7 @@ func (s *Run) atEnd() {
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
 		}
-		if c.counted < c.served-spare && !s.resets && (!s.faults || algorithm.Of(s.limit.Algorithm).Windowed) {
+		if c.counted < c.served-spare && !s.resets && (!s.faults || algorithm.Of(c.limit.Algorithm).Windowed) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome, %d are lost", c.key, c.served, c.counted, c.uncertain, c.lost)
 		}
 	}
@@ -249,7 +266,7 @@ func (s *Run) atEnd() {
 func (s *Run) tokens(c *client) (sum int64) {
 	for _, p := range s.caddys {
 		sum += p.counts.TokensExpired
-		if e, ok := p.buckets["zone/"+c.key]; ok {
+		if e, ok := p.buckets[c.limit.Zone+"/"+c.key]; ok {
 			sum += e.Gauges().Tokens
 		}
 	}

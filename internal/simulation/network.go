@@ -13,9 +13,10 @@ import (
 const epoch = 1_700_000_000_000_000
 
 const (
-	opCharge = algorithm.Charge
-	opTake   = algorithm.Take
-	opRefund = algorithm.Refund
+	opCharge   = algorithm.Charge
+	opTake     = algorithm.Take
+	opRefund   = algorithm.Refund
+	opPenalize = algorithm.Penalize
 )
 
 // servers are a primary and its replica.
@@ -80,7 +81,7 @@ func (n *network) write(op algorithm.Operation, r store.Request, reply func(st s
 		return
 	}
 	timeout := int64(checkTimeout)
-	if op == opCharge || op == opRefund {
+	if op != opTake {
 		// Nobody waits for it.
 		timeout *= 20
 	}
@@ -174,8 +175,10 @@ func newArithmetic() *arithmetic {
 	return &arithmetic{primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}}
 }
 
+func keyOf(r *store.Request) string { return r.Limit.Zone + "/" + r.ClientKey }
+
 func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket {
-	key := r.Limit.Zone + "/" + r.ClientKey
+	key := keyOf(r)
 	b, ok := m[key]
 	if !ok {
 		b = algorithm.New(r.Limit)
@@ -197,7 +200,7 @@ func (s *arithmetic) look(r store.Request, now int64, replica bool) store.State 
 }
 
 func (s *arithmetic) empty(r store.Request, now int64) {
-	key := r.Limit.Zone + "/" + r.ClientKey
+	key := keyOf(&r)
 	delete(s.primary, key)
 	s.effects = append(s.effects, effect{now, func(b map[string]algorithm.Bucket) { delete(b, key) }})
 }

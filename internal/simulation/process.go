@@ -1,7 +1,7 @@
 package simulation
 
 import (
-	"errors"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -11,11 +11,7 @@ import (
 // The times of a process, as package ledger has them.
 const (
 	checkTimeout = 50_000
-	firstPause   = 50_000
-	longestPause = 1_000_000
-	maxRetakes   = 4
 	resetTimeout = 500_000
-	idleBatch    = 1_000_000
 	reapPause    = 250_000
 )
 
@@ -37,12 +33,15 @@ type process struct {
 	// evicts is set if idle buckets are evicted now and then: what is forgotten of them is asked
 	// again, where replicas have it.
 	evicts bool
+	// leaves is the part of requests whose client leaves while they wait.
+	leaves float64
+	// looks is told how long ago a request that waits asked the primary before.
+	looks func(r *store.Request, ago int64)
 	// delivery is how long charges commonly take.
 	delivery int64
 	// queue has the entries whose charges wait for the shard; works is set while they are tried.
 	queue []*entry
 	works bool
-	pause int64
 	// processes is how many processes it counts.
 	processes int64
 	// counts are those of the core.
@@ -51,13 +50,15 @@ type process struct {
 	doubted func(r store.Request)
 	// kept is told of refunds that may not have been made.
 	kept func(r store.Request)
-	lost func(n core.Next)
+	lost func(e *entry, n core.Next)
 }
 
 // entry is a bucket of a process.
 type entry struct {
 	core.Bucket
 	key string
+	// looked is when a request that waits was last let through to ask the primary, or 0.
+	looked int64
 	// arrivals are called when the charge in flight is answered.
 	arrivals []func()
 }
@@ -68,9 +69,9 @@ func (p *process) moment() core.Moment {
 
 // of returns the bucket of a request. This machine's clock begins at an epoch of its own.
 func (p *process) of(r *store.Request, m *core.Moment) *entry {
-	key := r.Limit.Zone + "/" + r.ClientKey
+	key := keyOf(r)
 	e, ok := p.buckets[key]
-	if !ok || e.IsExpired(m) && p.chance(0.3) || p.evicts && e.IsIdle() && !e.CountsAlone(m) && p.chance(0.01) {
+	if !ok || e.Worth(m) == core.Expired && p.chance(0.3) || p.evicts && e.Worth(m) <= core.Idle && p.chance(0.01) {
 		// The registry sweeps expired buckets, and evicts idle ones.
 		e = &entry{key: key, Bucket: core.New(epoch, m)}
 		p.buckets[key] = e
@@ -81,10 +82,7 @@ func (p *process) of(r *store.Request, m *core.Moment) *entry {
 // told passes on what an event has brought about for other requests.
 func (p *process) told(m *core.Moment) {
 	for _, t := range m.Turns {
-		p.after(0, func() { t.Call.(*request).turn(t) })
-	}
-	for _, c := range m.Woken {
-		close(c.Come)
+		p.after(0, func() { t.Call.(*call).turns[t.Place](t) })
 	}
 	p.counts.Add(m.Counts)
 }
@@ -92,7 +90,7 @@ func (p *process) told(m *core.Moment) {
 // next does what the core says about a bucket's charges.
 func (p *process) next(e *entry, n core.Next) {
 	if n.Lost > 0 {
-		p.lost(n)
+		p.lost(e, n)
 	}
 	switch n.Do {
 	case core.Send:
@@ -106,8 +104,8 @@ func (p *process) next(e *entry, n core.Next) {
 	case core.Retry:
 		p.queue = append(p.queue, e)
 		if !p.works {
-			p.works, p.pause = true, firstPause
-			p.after(p.pause, p.work)
+			p.works = true
+			p.workLater(core.RetryPause(0, false))
 		}
 	}
 }
@@ -122,37 +120,35 @@ func (p *process) tick() {
 	}
 }
 
+func (p *process) workLater(pause time.Duration) {
+	p.after(pause.Microseconds(), func() { p.work(pause) })
+}
+
 // work tries the charges that wait for the shard.
-func (p *process) work() {
+func (p *process) work(pause time.Duration) {
 	batch := p.queue
 	p.queue = nil
 	left, executed := 0, false
 	finished := func() {
-		if left > 0 {
-			return
-		}
 		switch {
+		case left > 0:
 		case len(p.queue) == 0:
 			p.works = false
-		case executed:
-			p.pause = firstPause
-			p.after(0, p.work)
 		default:
-			p.pause = min(2*p.pause, longestPause)
-			p.after(p.pause, p.work)
+			p.workLater(core.RetryPause(pause, executed))
 		}
 	}
 	for _, e := range batch {
 		m := p.moment()
 		n := e.Send(&m)
 		if n.Lost > 0 {
-			p.lost(n)
+			p.lost(e, n)
 		}
 		if n.Do == core.Send {
 			left++
-			p.send(e, n.Charge, func(st *store.State) {
+			p.send(e, n.Charge, func(ran bool) {
 				left--
-				executed = executed || !errors.Is(st.Err, store.ErrNotExecuted)
+				executed = executed || ran
 				finished()
 			})
 		}
@@ -162,13 +158,13 @@ func (p *process) work() {
 }
 
 // send sends a charge.
-func (p *process) send(e *entry, charge []store.Request, done func(st *store.State)) {
+func (p *process) send(e *entry, charge []store.Request, done func(executed bool)) {
 	p.net.write(opCharge, charge[0], func(st store.State) {
 		m := p.moment()
 		n := e.Delivered(&charge[0], &st, &m)
 		p.told(&m)
-		if n.Took > 0 {
-			p.noteDelivery(n.Took)
+		if n.Delivery > 0 {
+			p.delivery = n.Delivery
 		}
 		arrivals := e.arrivals
 		e.arrivals = nil
@@ -177,16 +173,9 @@ func (p *process) send(e *entry, charge []store.Request, done func(st *store.Sta
 		}
 		p.next(e, n)
 		if done != nil {
-			done(&st)
+			done(n.Do != core.Retry)
 		}
 	})
-}
-
-func (p *process) noteDelivery(took int64) {
-	if p.delivery > 0 {
-		took = p.delivery + (took-p.delivery)/8
-	}
-	p.delivery = took
 }
 
 // settle ends what a request holds, and charges its cost.
@@ -234,7 +223,7 @@ func (p *process) reap() {
 		e := p.buckets[key]
 		if e.Gauges().Tokens > 0 {
 			m := p.moment()
-			refund := e.Surplus(idleBatch, &m)
+			refund := e.Surplus(core.IdleBatch, &m)
 			p.told(&m)
 			p.refund(refund)
 		}
@@ -290,239 +279,49 @@ func (p *process) awaitCharge(e *entry, until int64, f func(inTime bool)) {
 	p.after(until-p.now, func() { once(false) })
 }
 
-// request is one request to a process.
-type request struct {
-	*process
-	entry *entry
-	req   []store.Request
-	state store.State
-	check core.Check
-	// began is when it came; until is when it stops waiting for a charge, once it had to.
-	began, until int64
-	// asked is when its take was asked.
-	asked    int64
-	retakes  int
-	answered func(st store.State)
-}
-
-func (p *process) request(r store.Request, answered func(st store.State)) {
+// penalize keeps the client of a request refused.
+func (p *process) penalize(r store.Request) {
 	m := p.moment()
-	q := &request{process: p, entry: p.of(&r, &m), req: []store.Request{r}, began: p.now, answered: answered}
-	q.ask()
+	p.of(&r, &m).Penalize(&r, &m)
+	p.told(&m)
+	p.net.write(opPenalize, r, func(store.State) {})
 }
 
-func (q *request) waiter() core.Waiter {
-	return core.Waiter{Request: &q.req[0], State: &q.state, Call: q}
-}
-
-// ask asks whether the request fits.
-func (q *request) ask() {
-	m := q.moment()
-	q.entry, q.check = q.of(&q.req[0], &m), core.Check{}
-	do := q.entry.Ask(q.waiter(), &q.check, &m)
-	q.told(&m)
-	q.do(do)
-}
-
-func (q *request) do(do core.Do) {
-	switch do {
-	case core.Nothing:
-		q.answered(q.state)
-	case core.CheckReplica, core.CheckPrimary:
-		q.sendCheck()
-	case core.AwaitCharge:
-		q.awaitUnclear()
-	}
-}
-
-func (q *request) turn(t core.Turn) {
-	switch t.Do {
-	case core.Again:
-		if q.isTake() {
-			q.take()
+// ahead asks about a request that waits behind others. An answer from before a reset is asked for
+// once more.
+func (p *process) ahead(r store.Request, maxWait time.Duration, answered func(st store.State)) {
+	p.lookAhead(r, maxWait, func(st store.State, again bool) {
+		if again {
+			p.lookAhead(r, maxWait, func(st store.State, _ bool) { answered(st) })
 			return
 		}
-		q.ask()
-	default:
-		q.check = t.Check
-		q.do(t.Do)
-	}
-}
-
-func (q *request) isTake() bool { return q.asked != 0 }
-
-func (q *request) sendCheck() {
-	r := q.req[0]
-	r.Primary = q.check.Primary
-	q.net.check(r, func(st store.State) {
-		m := q.moment()
-		do := q.entry.Answered(q.waiter(), st, &q.check, &m)
-		q.told(&m)
-		q.do(do)
+		answered(st)
 	})
 }
 
-// awaitUnclear waits for the charge in flight that decides.
-func (q *request) awaitUnclear() {
-	if q.until == 0 {
-		q.until = q.now + checkTimeout
-	}
-	q.awaitCharge(q.entry, q.until, func(inTime bool) {
-		if inTime && q.now < q.until {
-			q.ask()
-			return
-		}
-		m := q.moment()
-		q.entry.RefuseUnclear(&q.req[0], &q.state, &m)
-		q.told(&m)
-		q.answered(q.state)
-	})
-}
-
-// takeRequest is a request that takes.
-func (p *process) takeRequest(r store.Request, answered func(st store.State)) {
+func (p *process) lookAhead(r store.Request, maxWait time.Duration, answered func(st store.State, again bool)) {
+	var st store.State
+	var check core.Check
 	m := p.moment()
-	q := &request{process: p, entry: p.of(&r, &m), req: []store.Request{r}, began: p.now, asked: p.now, answered: answered}
-	do, _ := q.entry.AskTake(&q.req[0], &q.state, &m)
+	e := p.of(&r, &m)
+	do := e.AskAhead(&r, &st, maxWait, &check, &m)
 	p.told(&m)
 	if do == core.Nothing {
-		answered(q.state)
+		answered(st, false)
 		return
 	}
-	if r.Batch != 0 {
-		p.reapLater()
-		q.claim()
-		return
+	if e.looked != 0 {
+		p.looks(&r, p.now-e.looked)
 	}
-	q.take()
-}
-
-// claim serves the request from the batch of its bucket.
-func (q *request) claim() {
-	m := q.moment()
-	do, size := q.entry.Claim(q.waiter(), &m)
-	q.told(&m)
-	switch do {
-	case core.Nothing:
-		q.answered(q.state)
-	case core.Fetch:
-		q.fetch(size)
-	case core.Take:
-		q.take()
-	}
-}
-
-func (q *request) fetch(size int64) {
-	r := q.req[0]
-	r.Cost = size
-	q.exchange(r, func(st store.State) {
-		m := q.moment()
-		do, leftover := q.entry.Fetched(q.waiter(), &r, &st, &m)
-		q.told(&m)
-		q.refund(leftover)
-		if do == core.Take {
-			q.take()
-			return
-		}
-		q.answered(q.state)
+	e.looked = p.now
+	asked := r
+	asked.Primary = true
+	p.net.check(asked, func(st store.State) {
+		m := p.moment()
+		do := p.of(&r, &m).AheadAnswered(&r, &st, &check, &m)
+		p.told(&m)
+		answered(st, do == core.CheckPrimary)
 	})
-}
-
-// exchange takes a cost from the store.
-func (q *request) exchange(r store.Request, then func(st store.State)) {
-	q.entry.TakeSent(&r)
-	asked := q.now
-	q.net.write(opTake, r, func(st store.State) {
-		m := q.moment()
-		if errors.Is(st.Err, store.ErrUncertain) {
-			q.doubted(r)
-		}
-		refund := q.entry.TakeAnswered(&r, &st, asked, &m)
-		q.told(&m)
-		q.refund(refund)
-		then(st)
-	})
-}
-
-// take takes the cost, what the batch has of it and the rest.
-func (q *request) take() {
-	r := q.req[0]
-	m := q.moment()
-	loan := core.Loan{}
-	if r.Batch != 0 {
-		loan = q.entry.Borrow(&r, &m)
-	}
-	q.told(&m)
-	q.exchange(r, func(st store.State) {
-		if r.Batch != 0 {
-			m := q.moment()
-			refund := q.entry.Repay(&r, loan, &st, &m)
-			q.told(&m)
-			q.refund(refund)
-		}
-		was := q.state
-		if q.retakes > 0 && errors.Is(st.Err, store.ErrNotExecuted) {
-			// The refusal stands.
-			st = was
-		}
-		q.state = st
-		q.taken()
-	})
-}
-
-// taken looks for what comes back to the bucket of a refused take.
-func (q *request) taken() {
-	if q.state.Err != nil || q.state.Allowed || q.retakes == maxRetakes {
-		q.answered(q.state)
-		return
-	}
-	c := q.entry.ClaimReturn(&q.req[0], &q.state, q.asked)
-	if c == nil {
-		q.reclaim()
-		return
-	}
-	q.retakes++
-	if c.Come == nil {
-		q.asked = q.now
-		q.take()
-		return
-	}
-	q.awaitReturn(c, q.began+2*checkTimeout)
-}
-
-// awaitReturn looks every millisecond whether what the claim needs has come.
-func (q *request) awaitReturn(c *core.Claim, until int64) {
-	select {
-	case <-c.Come:
-		q.asked = q.now
-		q.take()
-	default:
-		if q.now >= until {
-			m := q.moment()
-			q.entry.Withdraw(c, &m)
-			q.told(&m)
-			q.answered(q.state)
-			return
-		}
-		q.after(1000, func() { q.awaitReturn(c, until) })
-	}
-}
-
-func (q *request) reclaim() {
-	if q.req[0].Batch == 0 {
-		q.answered(q.state)
-		return
-	}
-	m := q.moment()
-	do := q.entry.Reclaim(q.waiter(), &m)
-	q.told(&m)
-	switch do {
-	case core.Nothing:
-		q.answered(q.state)
-	case core.Take:
-		q.retakes = maxRetakes
-		q.take()
-	}
 }
 
 // alone decides without the store: the request has to fit into the local counts, and beside

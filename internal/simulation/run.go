@@ -1,6 +1,8 @@
 package simulation
 
 import (
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -13,20 +15,19 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
-// Run is one history: a zone with its clients, two Caddys, and what goes wrong.
+// Run is one history: zones with their clients, two Caddys, and what goes wrong.
 type Run struct {
 	*world
-	seed  uint64
-	limit store.Limit
-	// events and burst are those of most requests; some have a lower limit.
-	events, burst, cost int64
-	takes, batched      bool
-	onError             string
-	differ              bool
-	net                 *network
-	caddys              []*process
-	clients             []*client
-	end                 int64
+	seed    uint64
+	zones   []*zone
+	takes   bool
+	onError string
+	// waits is set if some refused requests wait.
+	waits   bool
+	net     *network
+	caddys  []*process
+	clients []*client
+	end     int64
 	// faults is set if messages are lost or servers are away, resets if operators reset.
 	faults, resets bool
 	failure        string
@@ -36,9 +37,44 @@ type Run struct {
 	requests int
 }
 
-// client is what the run knows of a client: the truth.
+// zone is a limit for each client.
+type zone struct {
+	limit store.Limit
+	// events and burst are those of most requests; some have a lower limit if they differ.
+	events, burst, cost int64
+	batched, differ     bool
+	batch               int64
+	// penalty is how long those are refused that were refused once, or 0.
+	penalty time.Duration
+}
+
+func (z *zone) String() string {
+	return fmt.Sprintf("%s, align %v, window %v, events %d, burst %d, cost %d, batched %v, differ %v, penalty %v",
+		z.limit.Algorithm, z.limit.Align, z.limit.Window, z.events, z.burst, z.cost, z.batched, z.differ, z.penalty)
+}
+
+// request is one of a client to the zone.
+func (s *Run) request(c *client) store.Request {
+	r := store.Request{Limit: &c.limit, ClientKey: c.key, Events: c.events, Burst: c.burst, Cost: c.cost, ID: strconv.Itoa(s.requests)}
+	if c.differ && s.chance(0.5) {
+		r.Events = max(r.Events/2, 1)
+	}
+	if c.batched {
+		r.Batch = c.batch
+	}
+	return r
+}
+
+// client is what the run knows of a client in a zone: the truth.
 type client struct {
+	*zone
 	key string
+	// beside are the same client in all zones, in the order in which they are asked.
+	beside []*client
+	// penalizedUntil is until when penalizedBy has penalized the client, by the primary's clock, at the
+	// instant penalized.
+	penalizedUntil, penalized int64
+	penalizedBy               *process
 	// served is the cost of requests that were served and are charged, counted what the
 	// primary has counted; uncertain what was reported to have an unknown outcome, and lost
 	// to be given up.
@@ -92,43 +128,66 @@ const windows = 20
 // NewRun returns the history of a seed, on servers of that kind.
 func NewRun(seed uint64, at Servers) *Run {
 	w := newWorld(seed)
-	s := &Run{world: w, seed: seed, limit: oneOf(w, kinds()...)}
-	s.limit.Zone = "zone"
-	s.limit.Window = oneOf(w, 2*time.Second, 10*time.Second, time.Minute, 10*time.Minute, time.Hour)
-	s.end = windows * s.limit.Window.Microseconds()
-	s.events, s.cost = oneOf[int64](w, 1, 2, 5, 5, 20, 20, 100), oneOf[int64](w, 1, 1, 1, 2, 3)
-	if s.limit.Algorithm.HasBurst() && w.chance(0.5) {
-		s.burst = oneOf[int64](w, 1, 3, 10)
+	s := &Run{world: w, seed: seed, takes: w.chance(0.4), waits: w.chance(0.3)}
+	for i := range oneOf(w, 1, 1, 1, 2) {
+		s.zones = append(s.zones, s.newZone("zone"+strconv.Itoa(i)))
 	}
-	s.takes = w.chance(0.4)
-	s.batched = s.takes && algorithm.Of(s.limit.Algorithm).Unbatched == "" && w.chance(0.5)
-	s.onError, s.differ = oneOf(w, allow, deny, local, local), w.chance(0.3)
+	s.end = windows * s.zones[0].limit.Window.Microseconds()
+	s.onError = oneOf(w, allow, deny, local, local)
 	s.net = &network{world: w, skew: w.between(-7200e6, 7200e6), lag: oneOf[int64](w, 0, 0, 1000, 50_000, 3_000_000)}
 	s.net.servers, s.net.ran = at(w, s.net.skew), s.ran
 	s.faults, s.resets = w.chance(0.5), w.chance(0.2)
 	trust := oneOf[int64](w, -1, 500_000, 1_000_000, 1_000_000, 1_000_000)
 	delay := oneOf[int64](w, 0, 25_000, 50_000)
 	for i := range oneOf(w, 1, 2, 2) {
-		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, doubted: s.doubted, kept: s.kept, evicts: !s.faults && s.net.lag == 0, processes: 2}
+		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, looks: s.looks, leaves: oneOf(w, 0, 0.01), doubted: s.doubted, kept: s.kept, evicts: !s.faults && s.net.lag == 0, processes: 2}
 		s.caddys = append(s.caddys, p)
 	}
 	for i := range 1 + w.rng.IntN(3) {
-		c := &client{key: "client" + strconv.Itoa(i), resets: map[int64]bool{}}
-		s.clients = append(s.clients, c)
-		s.come(c)
+		var beside []*client
+		for _, z := range s.zones {
+			beside = append(beside, &client{zone: z, key: "client" + strconv.Itoa(i), resets: map[int64]bool{}})
+		}
+		for _, c := range beside {
+			c.beside = beside
+		}
+		s.clients = append(s.clients, beside...)
+		s.come(beside)
 	}
 	if s.faults {
 		s.after(w.between(0, 10e6), s.fault)
 	}
 	if s.resets {
-		s.after(w.between(0, s.limit.Window.Microseconds()*3), s.reset)
+		s.after(w.between(0, s.zones[0].limit.Window.Microseconds()*3), s.reset)
 	}
 	return s
 }
 
+// newZone returns a zone. A second one has windows of about the same length.
+func (s *Run) newZone(name string) *zone {
+	w := s.world
+	z := &zone{limit: oneOf(w, kinds()...)}
+	z.limit.Zone, z.limit.Window = name, oneOf(w, 2*time.Second, 10*time.Second, time.Minute, 10*time.Minute, time.Hour)
+	if len(s.zones) > 0 {
+		z.limit.Window = s.zones[0].limit.Window * oneOf[time.Duration](w, 1, 2) / oneOf[time.Duration](w, 1, 2)
+	}
+	z.events, z.cost = oneOf[int64](w, 1, 2, 5, 5, 20, 20, 100), oneOf[int64](w, 1, 1, 1, 2, 3)
+	if z.limit.Algorithm.HasBurst() && w.chance(0.5) {
+		z.burst = oneOf[int64](w, 1, 3, 10)
+	}
+	z.batched = s.takes && algorithm.Of(z.limit.Algorithm).Unbatched == "" && w.chance(0.5)
+	z.batch = oneOf(w, max(z.events/4, 1), max(z.events/4, 1), store.BatchAuto)
+	z.differ = w.chance(0.3)
+	if algorithm.Of(z.limit.Algorithm).Copies() && w.chance(0.2) {
+		z.penalty = z.limit.Window / oneOf[time.Duration](w, 1, 5)
+	}
+	return z
+}
+
+// client returns the client of a bucket.
 func (s *Run) client(key string) *client {
 	for _, c := range s.clients {
-		if c.key == key {
+		if c.limit.Zone+"/"+c.key == key {
 			return c
 		}
 	}
@@ -143,13 +202,14 @@ func (s *Run) fail(format string, args ...any) {
 
 // String describes what is simulated.
 func (s *Run) String() string {
-	return fmt.Sprintf("%s, align %v, window %v, events %d, burst %d, cost %d, takes %v, batched %v, on_error %s, differ %v, %d caddys, trust %d, delay %d, lag %d, faults %v, resets %v",
-		s.limit.Algorithm, s.limit.Align, s.limit.Window, s.events, s.burst, s.cost, s.takes, s.batched, s.onError, s.differ, len(s.caddys), s.caddys[0].trust, s.caddys[0].delay, s.net.lag, s.faults, s.resets)
+	return fmt.Sprintf("%v, takes %v, on_error %s, waits %v, %d caddys, trust %d, delay %d, lag %d, faults %v, resets %v",
+		s.zones, s.takes, s.onError, s.waits, len(s.caddys), s.caddys[0].trust, s.caddys[0].delay, s.net.lag, s.faults, s.resets)
 }
 
 // come plans the next request of a client: now and then several at once, or none for long.
-func (s *Run) come(c *client) {
-	pause := s.limit.Window.Microseconds() * s.cost / s.capacity()
+func (s *Run) come(beside []*client) {
+	c := beside[0]
+	pause := c.limit.Window.Microseconds() * c.cost / c.capacity()
 	switch s.rng.IntN(10) {
 	case 0, 1:
 		pause = 2000
@@ -158,34 +218,63 @@ func (s *Run) come(c *client) {
 	}
 	s.after(s.between(0, max(pause, 1000)*3/2), func() {
 		if s.now < s.end {
-			s.request(c)
-			s.come(c)
+			s.ask(beside, s.caddys[s.rng.IntN(len(s.caddys))], &arrival{at: s.now})
+			s.come(beside)
 		}
 	})
 }
 
-func (s *Run) capacity() int64 {
-	if s.burst > 0 {
-		return s.burst
+func (z *zone) capacity() int64 {
+	if z.burst > 0 {
+		return z.burst
 	}
-	return s.events
+	return z.events
 }
 
-func (s *Run) request(c *client) {
+// arrival is when a request came, and how often it has looked whether it is its turn.
+type arrival struct {
+	at    int64
+	looks int
+}
+
+// visit is one request of a client: what it asks of each zone, and what it is answered.
+type visit struct {
+	by      *process
+	began   *arrival
+	clients []*client
+	reqs    []store.Request
+	states  []store.State
+	// alone and unknown are of those zones about which the process decided alone, and whose takes have
+	// an unknown outcome; held is what the visit holds.
+	alone, unknown []bool
+	held           []int64
+}
+
+// isHeldEarly reports whether the visit may hold something before all zones have answered.
+func (v *visit) isHeldEarly(s *Run) bool { return len(v.clients) > 1 && !s.takes }
+
+// ask makes a request to all zones.
+func (s *Run) ask(clients []*client, p *process, began *arrival) {
 	s.requests++
-	r := store.Request{Limit: &s.limit, ClientKey: c.key, Events: s.events, Burst: s.burst, Cost: s.cost, ID: strconv.Itoa(s.requests)}
-	if s.differ && s.chance(0.5) {
-		r.Events = max(r.Events/2, 1)
+	n := len(clients)
+	v := &visit{by: p, began: began, clients: clients, alone: make([]bool, n), unknown: make([]bool, n), held: make([]int64, n)}
+	for _, c := range clients {
+		v.reqs = append(v.reqs, s.request(c))
 	}
-	if s.batched {
-		r.Batch = max(s.events/4, 1)
+	if v.isHeldEarly(s) {
+		for i, c := range clients {
+			s.land(c, -v.reqs[i].Cost)
+		}
 	}
-	p := s.caddys[s.rng.IntN(len(s.caddys))]
+	answered := func(states []store.State) {
+		v.states = states
+		s.answered(v)
+	}
 	if s.takes {
-		p.takeRequest(r, func(st store.State) { s.took(c, p, r, st) })
-		return
+		p.take(v.reqs, answered)
+	} else {
+		p.admit(v.reqs, answered)
 	}
-	p.request(r, func(st store.State) { s.checked(c, p, r, st) })
 }
 
 // olderAnswers is the part of a window, as its divisor, for which a process that had a client to
@@ -200,94 +289,151 @@ func (s *Run) serve(f func(free bool)) {
 	s.after(s.between(0, oneOf[int64](s.world, 1000, 50_000, longestService)), func() { f(s.chance(0.15)) })
 }
 
-// onFailure is what on_error makes of an answer, if the store failed: it may decide alone, or deny.
-func (s *Run) onFailure(p *process, r *store.Request, st store.State) (_ store.State, isAlone, isDenied bool) {
+// onFailure applies on_error to zone i, whose store failed, and reports whether that denies the
+// request.
+func (s *Run) onFailure(v *visit, i int) (isDenied bool) {
+	st := &v.states[i]
+	if errors.Is(st.Err, context.Canceled) {
+		// The client has left.
+		return true
+	}
+	v.unknown[i] = s.takes && errors.Is(st.Err, store.ErrUncertain)
 	if st.Err == nil || s.onError == allow {
-		return st, false, false
+		return false
 	}
 	if s.onError == deny {
-		return st, false, true
+		return true
 	}
-	st = p.alone(*r)
-	s.note("%s alone, request %s: %+v", p.name, r.ID, st)
-	return st, true, false
+	*st, v.alone[i] = v.by.alone(v.reqs[i]), true
+	return false
 }
 
-// checked is what becomes of a request that was checked.
-func (s *Run) checked(c *client, p *process, r store.Request, st store.State) {
-	s.note("%s, request %s of %s: %+v", p.name, r.ID, c.key, st)
-	held := int64(0)
-	st, isAlone, isDenied := s.onFailure(p, &r, st)
-	if isDenied {
+// answered is what becomes of a request once all zones have answered.
+func (s *Run) answered(v *visit) {
+	isRefused := false
+	for i := range v.clients {
+		isRefused = s.hears(v, i) || isRefused
+	}
+	if isRefused {
+		for i := range v.clients {
+			if v.alone[i] && v.states[i].Allowed {
+				v.by.refundLocal(v.reqs[i])
+			}
+			s.settle(v, i, true)
+		}
+		if s.waits && len(v.clients) == 1 && v.states[0].Err == nil && !v.alone[0] {
+			s.wait(v)
+		}
 		return
 	}
-	switch {
-	case st.Err != nil:
-	case !st.Allowed:
-		s.refused(c, p, &r, &st, isAlone)
-		return
-	default:
-		held = r.Cost
-		s.land(c, -r.Cost)
-		s.admitted(c, p, &r, &st, isAlone)
+	for i, c := range v.clients {
+		if st := &v.states[i]; st.Err == nil {
+			s.admitted(c, v.by, &v.reqs[i], st, v.alone[i])
+		}
 	}
 	s.serve(func(free bool) {
-		s.note("%s, request %s of %s ends, free %v", p.name, r.ID, c.key, free)
-		if free {
-			s.unadmit(c, &r, p, isAlone)
-			s.land(c, held)
-			r.Cost = 0
-		} else if held == 0 {
-			s.land(c, -r.Cost)
-		}
-		c.served += r.Cost
-		if held > 0 || r.Cost > 0 {
-			p.settle(r, held)
+		for i, c := range v.clients {
+			if free {
+				s.unadmit(c, &v.reqs[i], v.by, v.alone[i])
+			}
+			s.settle(v, i, free)
 		}
 	})
 }
 
-// took is what becomes of a request that took.
-func (s *Run) took(c *client, p *process, r store.Request, st store.State) {
-	s.note("%s, take %s of %s: %+v", p.name, r.ID, c.key, st)
-	held, isUnknown := int64(0), errors.Is(st.Err, store.ErrUncertain)
-	st, isAlone, isDenied := s.onFailure(p, &r, st)
-	if isDenied {
+// hears takes in the answer of zone i, and reports whether that refuses the request.
+func (s *Run) hears(v *visit, i int) (refuses bool) {
+	c, r, st := v.clients[i], &v.reqs[i], &v.states[i]
+	s.note("%s, request %s of %s in %s: %+v", v.by.name, r.ID, c.key, c.limit.Zone, *st)
+	isDenied := s.onFailure(v, i)
+	if st.Allowed && (!s.takes || v.alone[i]) {
+		v.held[i] = r.Cost
+	}
+	switch {
+	case s.takes:
+	case v.held[i] == 0 && v.isHeldEarly(s):
+		s.land(c, r.Cost)
+	case v.held[i] > 0 && !v.isHeldEarly(s):
+		s.land(c, -r.Cost)
+	}
+	if st.Err != nil || st.Allowed {
+		return isDenied
+	}
+	if len(v.clients) == 1 || *st != (store.State{}) {
+		// Otherwise another zone is known to refuse, so this one was not asked.
+		s.refused(c, v.by, r, st, v.alone[i])
+		s.penalize(v, i)
+	}
+	return true
+}
+
+// penalize keeps a client refused, if the zone does so after a refusal like that of zone i.
+func (s *Run) penalize(v *visit, i int) {
+	c, r, st := v.clients[i], v.reqs[i], &v.states[i]
+	if c.penalty == 0 || v.alone[i] || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 		return
 	}
-	if st.Err == nil && !st.Allowed {
-		s.refused(c, p, &r, &st, isAlone)
-		return
+	r.Until = st.Now + c.penalty.Microseconds()
+	if epoch+s.net.skew+s.now > c.penalizedUntil {
+		// Of several, the first one counts.
+		c.penalizedUntil, c.penalized, c.penalizedBy = r.Until, s.now, v.by
 	}
-	if st.Err == nil {
-		s.admitted(c, p, &r, &st, isAlone)
-		if isAlone {
-			held = r.Cost
-		}
+	v.by.penalize(r)
+}
+
+// settle ends what a visit has in zone i. It is charged, unless it is free.
+func (s *Run) settle(v *visit, i int, free bool) {
+	c, p, r, st, held := v.clients[i], v.by, v.reqs[i], &v.states[i], v.held[i]
+	s.note("%s, request %s of %s ends in %s, free %v", p.name, r.ID, c.key, c.limit.Zone, free)
+	switch {
+	case s.takes:
+	case free:
+		s.land(c, held)
+	case held == 0:
+		s.land(c, -r.Cost)
 	}
-	isTaken := st.Err == nil && !isAlone
+	isTaken := s.takes && st.Err == nil && st.Allowed && !v.alone[i]
 	r.Receipt = st.Receipt
-	s.serve(func(free bool) {
-		s.note("%s, take %s of %s ends, free %v", p.name, r.ID, c.key, free)
-		spends := r
-		if free {
-			s.unadmit(c, &r, p, isAlone)
-			spends.Cost = 0
+	spends := r
+	if free {
+		spends.Cost = 0
+	}
+	switch {
+	case isTaken && free:
+		p.restore(r)
+	case v.unknown[i]:
+		if held > 0 {
+			p.settleUnknown(spends, held)
 		}
+	case isTaken:
+		c.served += r.Cost
+	default:
+		c.served += spends.Cost
+		if held > 0 || spends.Cost > 0 {
+			p.settle(spends, held)
+		}
+	}
+}
+
+// mostLooks is how often a request that waits looks whether it is its turn, at most.
+const mostLooks = 20
+
+// wait makes a refused request wait for up to a quarter of a window, and then ask again.
+func (s *Run) wait(v *visit) {
+	c, r := v.clients[0], v.reqs[0]
+	if v.began.looks++; v.began.looks > mostLooks {
+		return
+	}
+	left := v.began.at + c.limit.Window.Microseconds()/4 - s.now
+	v.by.ahead(r, time.Duration(left)*time.Microsecond, func(st store.State) {
+		s.note("%s, request %s of %s waits: %+v", v.by.name, r.ID, c.key, st)
+		pause := st.RetryAfter.Microseconds()
 		switch {
-		case isTaken && free:
-			p.restore(r)
-		case isTaken:
-			c.served += r.Cost
-		case isUnknown:
-			if held > 0 {
-				p.settleUnknown(spends, held)
-			}
-		default:
-			c.served += spends.Cost
-			if held > 0 || spends.Cost > 0 {
-				p.settle(spends, held)
-			}
+		case st.Err != nil:
+		case st.Allowed:
+			s.after(1000, func() { s.ask(v.clients, v.by, v.began) })
+		case pause <= left:
+			s.after(cmp.Or(pause, 1e6), func() { s.wait(v) })
 		}
 	})
 }
@@ -295,7 +441,7 @@ func (s *Run) took(c *client, p *process, r store.Request, st store.State) {
 // ran notes what the primary has executed.
 func (s *Run) ran(op algorithm.Operation, r *store.Request, st *store.State) {
 	s.note("primary ran %v of %d for %s: %+v", op, r.Cost, r.ClientKey, *st)
-	c := s.client(r.ClientKey)
+	c := s.client(keyOf(r))
 	switch {
 	case op == opCharge:
 		c.counted += r.Cost
@@ -312,21 +458,21 @@ func (s *Run) ran(op algorithm.Operation, r *store.Request, st *store.State) {
 // doubted notes a take of unknown outcome. If it is served alone and was never executed, the
 // store never hears of it.
 func (s *Run) doubted(r store.Request) {
-	c := s.client(r.ClientKey)
+	c := s.client(keyOf(&r))
 	c.uncertain += r.Cost
 	c.missing = append(c.missing, admission{at: s.now, cost: r.Cost})
 }
 
-func (s *Run) kept(r store.Request) { s.client(r.ClientKey).kept += r.Cost }
+func (s *Run) kept(r store.Request) { s.client(keyOf(&r)).kept += r.Cost }
 
-func (s *Run) lost(n core.Next) {
+func (s *Run) lost(e *entry, n core.Next) {
 	s.note("given up for %s: %d, %v", n.ClientKey, n.Lost, n.Err)
-	c := s.client(n.ClientKey)
-	c.missing = append(c.missing, admission{at: s.now, cost: n.Lost * s.cost})
+	c := s.client(e.key)
+	c.missing = append(c.missing, admission{at: s.now, cost: n.Lost * c.cost})
 	if errors.Is(n.Err, store.ErrUncertain) {
-		c.uncertain += n.Lost * s.cost
+		c.uncertain += n.Lost * c.cost
 	} else {
-		c.lost += n.Lost * s.cost
+		c.lost += n.Lost * c.cost
 	}
 }
 
@@ -335,7 +481,7 @@ func (s *Run) fault() {
 	if s.now >= s.end {
 		return
 	}
-	length := s.between(10_000, oneOf[int64](s.world, 200_000, 3e6, s.limit.Window.Microseconds()))
+	length := s.between(10_000, oneOf[int64](s.world, 200_000, 3e6, s.zones[0].limit.Window.Microseconds()))
 	restore := func() {}
 	switch s.rng.IntN(4) {
 	case 0:
@@ -355,7 +501,7 @@ func (s *Run) fault() {
 	s.after(length, func() {
 		restore()
 		s.note("well again")
-		s.after(s.between(0, 3*s.limit.Window.Microseconds()), s.fault)
+		s.after(s.between(0, 3*s.zones[0].limit.Window.Microseconds()), s.fault)
 	})
 }
 
@@ -365,18 +511,18 @@ func (s *Run) reset() {
 		return
 	}
 	c := s.clients[s.rng.IntN(len(s.clients))]
-	r := store.Request{Limit: &s.limit, ClientKey: c.key, Events: s.events, Burst: s.burst}
+	r := store.Request{Limit: &c.limit, ClientKey: c.key, Events: c.events, Burst: c.burst}
 	c.reset = math.MaxInt64
 	s.caddys[s.rng.IntN(len(s.caddys))].reset(r, func() {
 		// Replicas and other processes see it later, and what runs is charged anew.
-		c.reset = s.now + s.net.lag + 2*core.UsualTrust.Microseconds() + 2*longestService + s.limit.Window.Microseconds()/olderAnswers
+		c.reset = s.now + s.net.lag + 2*core.UsualTrust.Microseconds() + 2*longestService + s.zones[0].limit.Window.Microseconds()/olderAnswers
 		if s.takes {
 			// What others took before, and give back after it, is given back to this window too.
-			c.reset += s.limit.Window.Microseconds()
+			c.reset += s.zones[0].limit.Window.Microseconds()
 		}
 		c.admitted, c.truth = nil, nil
 		clear(c.resets)
-		s.after(s.between(0, 5*s.limit.Window.Microseconds()), s.reset)
+		s.after(s.between(0, 5*s.zones[0].limit.Window.Microseconds()), s.reset)
 	})
 }
 

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"slices"
 	"sync"
 	"time"
 
@@ -187,16 +186,14 @@ func (a *admission) answers(what []asking) []store.State {
 			reqs[n].Primary = true
 		}
 	}
-	if moves {
-		if err := a.ledger.awaitMoves(reqs); err != nil {
-			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
-		}
+	if failed := a.ledger.awaitMoves(moves, reqs); failed != nil {
+		return failed
 	}
 	answers := a.answerRoom[:]
 	if len(reqs) > 1 {
 		answers = make([]store.State, len(reqs))
 	}
-	a.ledger.store.Check(ctx, reqs, answers)
+	a.ledger.Check(ctx, reqs, answers)
 	return answers
 }
 
@@ -250,12 +247,10 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) store.State {
 	r.Primary = true
 	reqs := []store.Request{r}
-	if moves {
-		if err := l.awaitMoves(reqs); err != nil {
-			return store.State{Err: err}
-		}
+	if failed := l.awaitMoves(moves, reqs); failed != nil {
+		return failed[0]
 	}
-	return store.Answers(ctx, l.store.Check, reqs)[0]
+	return store.Answers(ctx, l.Check, reqs)[0]
 }
 
 // AdmitAlone decides about a request that the store does not answer, by what this process
@@ -292,7 +287,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 			return st
 		}
 		rest, isServed = b.Rest(&r, &m)
-	} else if b.Ask(core.Waiter{Request: &r, State: &st}, new(core.Check), &m) == core.Nothing {
+	} else if b.AskKnown(&r, &st, &m) {
 		return st
 	}
 	st = peek(rest)

@@ -14,9 +14,7 @@ import (
 )
 
 const (
-	// idleBatch is how long, in microseconds, tokens may lie unused before they
-	// are given back; reapPause is the interval at which that is checked.
-	idleBatch = 1_000_000
+	// reapPause is the interval at which idle tokens are looked for.
 	reapPause = 250 * time.Millisecond
 
 	// membershipZone is the zone in which processes count themselves. No
@@ -41,7 +39,7 @@ func (b *Registry) noteReserved(e *entry) {
 func (b *Registry) reap() {
 	for {
 		time.Sleep(reapPause)
-		if b.giveBack(idleBatch) {
+		if b.giveBack(core.IdleBatch) {
 			return
 		}
 	}
@@ -117,7 +115,7 @@ func (l *Ledger) keepMembership() {
 	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for isCounted := false; ; {
-		if st := store.Answers(m.life, l.store.Charge, lease)[0]; st.Err == nil {
+		if st := store.Answers(m.life, l.Charge, lease)[0]; st.Err == nil {
 			if isCounted {
 				m.count.Store(max(st.Used, 1))
 			}
@@ -126,7 +124,7 @@ func (l *Ledger) keepMembership() {
 		select {
 		case <-tick.C:
 		case <-m.life.Done():
-			l.store.RefundReported(lease, nil)
+			l.Remote.RefundReported(lease, nil)
 			return
 		}
 	}

@@ -52,8 +52,8 @@ func BenchmarkLedger(b *testing.B) {
 		run  func(l *Ledger, reqs []store.Request, states []store.State)
 	}{
 		{"store alone", func(l *Ledger, reqs []store.Request, _ []store.State) {
-			store.Answers(context.Background(), l.store.Check, reqs)
-			l.store.ChargeReported(reqs, func(int, store.State) {})
+			store.Answers(context.Background(), l.Check, reqs)
+			l.ChargeReported(reqs, func(int, store.State) {})
 		}},
 		{"charge after", func(l *Ledger, reqs []store.Request, states []store.State) {
 			l.Admit(context.Background(), reqs, states)

@@ -2,8 +2,9 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -13,10 +14,6 @@ import (
 )
 
 const (
-	// retryPause is the first pause after a shard executed none of the charges
-	// it was sent. Pauses double up to maxRetryPause.
-	retryPause    = 50 * time.Millisecond
-	maxRetryPause = time.Second
 	// retryBatch is how many charges a retry sends.
 	retryBatch = 256
 	// tickBatch is how many charges a tick sends in a call. A call is what lanes count.
@@ -108,7 +105,7 @@ func (out *outgoing) of(place int) *entry {
 
 func (l *Ledger) lose(n *core.Next) {
 	if l.opts.OnUndelivered != nil {
-		l.opts.OnUndelivered(l.store.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
+		l.opts.OnUndelivered(l.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
 	}
 }
 
@@ -117,30 +114,31 @@ func (l *Ledger) send(out *outgoing) {
 	switch reqs, first, entries := out.reqs, out.first, out.entries; len(reqs) {
 	case 0:
 	case 1:
-		l.store.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
+		l.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
 	default:
-		l.store.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
+		l.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
 	}
 }
 
 // delivered takes in the outcome of a charge, and sends the next one through the view that
-// writes now.
-func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
+// writes now. It reports whether the shard executed the charge.
+func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
 	w := l.writer()
 	var out outgoing
 	e.acquire()
 	m := w.moment()
 	n := e.Delivered(r, st, &m)
+	executed = n.Do != core.Retry
 	if n.Arrived != nil {
 		close(n.Arrived)
 	}
-	if n.Took > 0 {
-		l.registry.noteDelivery(n.Took)
+	if n.Delivery > 0 {
+		l.registry.delivery.Store(n.Delivery)
 	}
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
-	case n.Do == core.Retry && !l.registry.enqueue(l.store.Owner(r.ClientKey), e):
+	case !executed && !l.registry.enqueue(l.Owner(r.ClientKey), e):
 		n = e.GiveUp(errEnded)
 	}
 	if n.Lost > 0 {
@@ -150,15 +148,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) {
 	w.carry(e, &n, &out)
 	e.release(&m)
 	w.send(&out)
-}
-
-// noteDelivery notes how long a charge took.
-func (b *Registry) noteDelivery(took int64) {
-	was := b.delivery.Load()
-	if was > 0 {
-		took = was + (took-was)/8
-	}
-	b.delivery.Store(took)
+	return executed
 }
 
 // awaitTick makes the held charges of an entry leave at the next tick, with all others.
@@ -242,19 +232,13 @@ func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
 }
 
 func (b *Registry) work(owner string) {
-	pause := retryPause
-	time.Sleep(pause)
-	for {
+	for pause := core.RetryPause(0, false); ; {
+		time.Sleep(pause)
 		through, batch := b.dequeue(owner)
 		if len(batch) == 0 {
 			return
 		}
-		if through.retry(batch) {
-			pause = retryPause
-			continue
-		}
-		pause = min(2*pause, maxRetryPause)
-		time.Sleep(pause)
+		pause = core.RetryPause(pause, through.retry(batch))
 	}
 }
 
@@ -265,20 +249,17 @@ func (l *Ledger) retry(batch []*entry) bool {
 	if len(out.reqs) == 0 {
 		return true
 	}
-	var left, refused atomic.Int64
-	left.Store(int64(len(out.reqs)))
-	finished := make(chan struct{})
-	l.store.ChargeReported(out.reqs, func(i int, st store.State) {
-		if errors.Is(st.Err, store.ErrNotExecuted) && !errors.Is(st.Err, store.ErrFinal) {
-			refused.Add(1)
+	var executed atomic.Bool
+	var left sync.WaitGroup
+	left.Add(len(out.reqs))
+	l.ChargeReported(out.reqs, func(i int, st store.State) {
+		if l.delivered(out.of(i), &out.reqs[i], &st) {
+			executed.Store(true)
 		}
-		l.delivered(out.of(i), &out.reqs[i], &st)
-		if left.Add(-1) == 0 {
-			close(finished)
-		}
+		left.Done()
 	})
-	<-finished
-	return refused.Load() < int64(len(out.reqs))
+	left.Wait()
+	return executed.Load()
 }
 
 // awaitCharge waits until the bucket's charge in flight is answered, and reports
@@ -304,18 +285,31 @@ func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
 
 var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
 
-// awaitMoves waits until no charge of the requests' buckets is in flight to another
-// owner: the call that follows may copy a bucket from there, which would lack it.
-func (l *Ledger) awaitMoves(reqs []store.Request) error {
+// awaitMoves waits, if one of them moves, until no charge of the requests' buckets is in flight
+// to another owner: the call that follows may copy a bucket from there, which would lack it. If
+// that takes too long, it returns errors.
+func (l *Ledger) awaitMoves(moves bool, reqs []store.Request) (failed []store.State) {
+	if !moves {
+		return nil
+	}
 	until := l.registry.clock().Add(l.opts.Timeout)
 	for i := range reqs {
-		for l.arrival(&reqs[i], true) != nil {
-			if !l.awaitCharge(&reqs[i], until) {
-				return errMoves
-			}
+		if !l.awaitCharges(&reqs[i], true, until) {
+			return slices.Repeat([]store.State{{Err: errMoves}}, len(reqs))
 		}
 	}
 	return nil
+}
+
+// awaitCharges waits until no charge of the bucket is in flight, or none that moves if only those
+// matter, and reports whether that happened in time.
+func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bool {
+	for l.arrival(r, moving) != nil {
+		if !l.awaitCharge(r, until) {
+			return false
+		}
+	}
+	return true
 }
 
 // arrival returns a channel that is closed when the bucket's charge in flight is
@@ -342,7 +336,7 @@ func (l *Ledger) moves(e *entry, r *store.Request) bool {
 	if t == nil || t.Via == l {
 		return false
 	}
-	return t.Via.(*Ledger).store.Owner(r.ClientKey) != l.store.Owner(r.ClientKey)
+	return t.Via.(*Ledger).Owner(r.ClientKey) != l.Owner(r.ClientKey)
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given

@@ -9,6 +9,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
@@ -153,7 +154,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 	case fl.cost > 0:
 		asked[0].Ahead = r.Ahead
 		if l.Check(ctx, asked, states); st.Err == nil && st.Allowed {
-			core.RefuseForFlight(st, r, fl.cost)
+			core.RefuseForFlight(st, r, algorithm.Known{Content: st.Content}, fl.cost)
 			core.ShowFlight(st, fl.cost)
 		}
 	}
@@ -175,7 +176,7 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 		if st = peek(r); st.Err != nil || !st.Allowed {
 			return st
 		}
-		core.RefuseForFlight(&st, &r, held)
+		core.RefuseForFlight(&st, &r, algorithm.Known{Content: st.Content}, held)
 	}
 	core.ShowFlight(&st, held)
 	return st

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // resetTimeout bounds the wait for charges in flight, so that they do not arrive
@@ -35,7 +36,7 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 			m := l.moment()
 			for _, e := range some {
 				i, ok := asked[e.id.Limit]
-				if !ok || e.IsExpired(&m) {
+				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}
 				st = e.Estimate(&reqs[i], &m)
@@ -45,9 +46,6 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 		}
 	}
 }
-
-// Owner returns the name of the shard that has the client's buckets.
-func (l *Ledger) Owner(clientKey string) string { return l.store.Owner(clientKey) }
 
 // Delays reports whether charges wait until a shard executes them again.
 func (l *Ledger) Delays(shard string) bool {
@@ -65,7 +63,7 @@ func (l *Ledger) Account(r *store.Request) *store.Account {
 	}
 	m := l.moment()
 	defer e.stripe.mu.Unlock()
-	if e.IsExpired(&m) {
+	if e.Worth(&m) == core.Expired {
 		return nil
 	}
 	a := e.Account(r, &m)
@@ -77,12 +75,9 @@ func (l *Ledger) Account(r *store.Request) *store.Account {
 // runs out.
 func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	// A response that empties the bucket may outlast its config, as charges do.
-	s := l.writer().store
+	s := l.writer().Remote
 	l.sendReset(&r)
-	until := l.registry.clock().Add(resetTimeout)
-	for waits := true; waits && l.arrival(&r, false) != nil; {
-		waits = l.awaitCharge(&r, until)
-	}
+	l.awaitCharges(&r, false, l.registry.clock().Add(resetTimeout))
 	err := s.Reset(ctx, r)
 	m := l.moment()
 	e := l.enter(&r, &m)

@@ -63,9 +63,10 @@ type Options struct {
 }
 
 // Ledger is a view of a registry on a store. The registry is shared; the store and the
-// settings are the view's own. It is safe for concurrent use.
+// settings are the view's own. What it does not override is the store's: Check admits no
+// request, [Ledger.Admit] does. It is safe for concurrent use.
 type Ledger struct {
-	store      store.Remote
+	store.Remote
 	registry   *Registry
 	opts       Options
 	trust      int64
@@ -83,25 +84,10 @@ func New(registry *Registry, s store.Remote, opts Options) *Ledger {
 	opts.Trust = cmp.Or(opts.Trust, DefaultTrust)
 	opts.MaxBuckets = cmp.Or(opts.MaxBuckets, DefaultMaxBuckets)
 	opts.Timeout = cmp.Or(opts.Timeout, DefaultTimeout)
-	l := &Ledger{store: s, registry: registry, opts: opts, trust: opts.Trust.Microseconds()}
+	l := &Ledger{Remote: s, registry: registry, opts: opts, trust: opts.Trust.Microseconds()}
 	l.membership.life, l.membership.end = context.WithCancel(context.Background())
 	registry.attach(l)
 	return l
-}
-
-// Check implements [store.Store]. It admits no request: [Ledger.Admit] does.
-func (l *Ledger) Check(ctx context.Context, reqs []store.Request, states []store.State) {
-	l.store.Check(ctx, reqs, states)
-}
-
-// Peek implements [store.Store].
-func (l *Ledger) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
-	l.store.Peek(ctx, reqs, states)
-}
-
-// Charge implements [store.Store].
-func (l *Ledger) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
-	l.store.Charge(ctx, reqs, states)
 }
 
 // ChargeDetached is Charge without waiting, for requests that hold nothing.
@@ -109,12 +95,12 @@ func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]in
 
 // ChargeByID charges, without waiting, requests that the store may have charged already: it knows
 // them by their IDs, so they are not added to others.
-func (l *Ledger) ChargeByID(reqs []store.Request) { l.store.ChargeReported(reqs, nil) }
+func (l *Ledger) ChargeByID(reqs []store.Request) { l.ChargeReported(reqs, nil) }
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
 	entries := l.beginRefund(reqs)
-	l.store.Refund(ctx, reqs, states)
+	l.Remote.Refund(ctx, reqs, states)
 	for i, e := range entries {
 		l.endRefund(e, reqs[i].Cost)
 	}
@@ -169,9 +155,9 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 
 func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.State)) {
 	entries := l.beginRefund(reqs)
-	w.store.RefundReported(reqs, func(i int, st store.State) {
+	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
-			w.opts.OnUndelivered(w.store.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
+			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
 		w.endRefund(entries[i], reqs[i].Cost)
 		if report != nil {
@@ -199,11 +185,6 @@ func (l *Ledger) endRefund(e *entry, cost int64) {
 	e.release(&m)
 }
 
-// Penalize implements [store.Store].
-func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
-	l.store.Penalize(ctx, reqs, states)
-}
-
 // PenalizeDetached is Penalize without waiting.
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 	m := l.moment()
@@ -215,11 +196,8 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 		e.Penalize(&reqs[i], &m)
 		e.release(&m)
 	}
-	l.writer().store.PenalizeDetached(reqs)
+	l.writer().Remote.PenalizeDetached(reqs)
 }
-
-// Warm gets the store ready; see [store.Remote].
-func (l *Ledger) Warm(ctx context.Context) { l.store.Warm(ctx) }
 
 // Figures are those of the registry.
 func (l *Ledger) Figures() Figures { return l.registry.Figures() }

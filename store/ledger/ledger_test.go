@@ -13,6 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
@@ -356,7 +357,8 @@ func TestLoans(t *testing.T) {
 			t.Fatalf("borrowed %+v", loaned)
 		}
 		e := l.find(&s)
-		if e.IsIdle() {
+		m := l.moment()
+		if e.Worth(&m) <= core.Alone {
 			t.Error("an entry with a loan may be forgotten")
 		}
 		e.stripe.mu.Unlock()

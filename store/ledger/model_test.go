@@ -16,6 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 var (
@@ -390,7 +391,8 @@ func (m *model) atEnd() {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
 	if e := m.ledger.find(&r); e != nil {
 		defer e.stripe.mu.Unlock()
-		if !e.IsIdle() {
+		now := m.ledger.moment()
+		if e.Worth(&now) > core.Alone {
 			m.fail("left at the end: %+v", e.Bucket)
 		}
 	}

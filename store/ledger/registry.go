@@ -88,13 +88,10 @@ func (e *entry) acquire() {
 // unlocks the stripe.
 func (e *entry) release(m *core.Moment) {
 	e.stripe.note(e, e.stripe.before, m)
-	for _, c := range m.Woken {
-		close(c.Come)
-	}
 	for i := range m.Turns {
 		e.pass(&m.Turns[i])
 	}
-	m.Woken, m.Turns = nil, nil
+	m.Turns = nil
 	e.stripe.mu.Unlock()
 }
 
@@ -401,41 +398,35 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 // sweep removes expired entries. p is locked.
 func (b *Registry) sweep(p *stripe, m *core.Moment) {
 	for range sweepSize {
-		if e := p.entries.next(); e != nil && e.IsExpired(m) {
+		if e := p.entries.next(); e != nil && e.Worth(m) == core.Expired {
 			b.remove(p, e)
 		}
 	}
 }
 
-// evict makes room in p, which is locked. It prefers an idle entry, if possible one that
-// counts nothing which the store does not know; without one it gives up the charges of an
-// entry in a retry queue.
+// evict makes room in p, which is locked: it removes the entry of least worth of some, and
+// gives up its charges.
 func (l *Ledger) evict(p *stripe, m *core.Moment) {
-	var alone, owing *entry
-	for range min(evictSize, p.entries.count) {
-		switch e := p.entries.next(); {
-		case e.IsIdle() && !e.CountsAlone(m):
-			l.registry.remove(p, e)
-			return
-		case e.IsIdle():
-			alone = e
-		case owing == nil && e.CanGiveUp():
-			owing = e
+	var least *entry
+	worth := core.InUse
+	for n := min(evictSize, p.entries.count); n > 0 && worth > core.Idle; n-- {
+		e := p.entries.next()
+		if w := e.Worth(m); w < worth {
+			least, worth = e, w
 		}
 	}
-	switch {
-	case alone != nil:
-		l.registry.remove(p, alone)
-	case owing != nil:
-		before := owing.Gauges()
-		n := owing.GiveUp(errNoRoom)
-		l.lose(&n)
-		p.note(owing, before, m)
-		l.registry.remove(p, owing)
+	if least == nil {
+		return
 	}
+	before := least.Gauges()
+	if n := least.GiveUp(errNoRoom); n.Lost > 0 {
+		l.lose(&n)
+	}
+	p.note(least, before, m)
+	l.registry.remove(p, least)
 }
 
-// remove removes an entry that is idle.
+// remove removes an entry that is not in use.
 func (b *Registry) remove(p *stripe, e *entry) {
 	p.gauges.Uncertain -= e.Gauges().Uncertain
 	p.entries.remove(e, b.seed)

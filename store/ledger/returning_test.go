@@ -13,6 +13,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // worker sends requests one after the other, each of which gives back what it took.
@@ -323,24 +324,24 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 			e.RefundSent(cost, &m)
 		}
 		e.release(&m)
-		claim := func(cost int64) claim {
+		claimed := func(cost int64) *core.Claim {
+			r := r
 			r.Cost = cost
-			c, _ := l.claimReturn(&r, &store.State{}, l.registry.now())
-			return c
+			k := &taking{call: call{ledger: l, reqs: []store.Request{r}, states: make([]store.State, 1)}}
+			return k.claimReturn(0, l.registry.now())
 		}
 		receive := func(cost int64) { l.endRefund(e, cost) }
-		first, second := claim(2), claim(1)
+		first, second := claimed(2), claimed(1)
 		receive(1)
-		l.withdraw(first)
-		select {
-		case <-second.Come:
-		default:
+		k := &taking{call: call{ledger: l}}
+		k.withdraw([]*core.Claim{first})
+		if len(second.Call.(*call).turns) == 0 {
 			t.Error("the second take waits, although the first one has left it enough")
 		}
-		third := claim(2)
+		third := claimed(2)
 		receive(1)
-		l.withdraw(third)
-		if c := claim(4); c.Claim != nil {
+		k.withdraw([]*core.Claim{third})
+		if c := claimed(4); c != nil {
 			t.Error("4 were claimed while 3 are on their way")
 		}
 		receive(3)
@@ -368,8 +369,9 @@ func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
 			t    *taking
 			want int
 		}{{both, 0}, {one, 1}, {one, 0}} {
-			if refused, _ := c.t.claimReturns(now); len(refused) != c.want {
-				t.Errorf("a call of %d requests repeats %d, want %d", len(c.t.reqs), len(refused), c.want)
+			refused := new(core.Retakes).Refused(c.t.states)
+			if claims, _ := c.t.claimReturns(refused, now); len(claims) != c.want {
+				t.Errorf("a call of %d requests repeats %d, want %d", len(c.t.reqs), len(claims), c.want)
 			}
 		}
 	})

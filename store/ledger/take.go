@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -10,10 +9,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
-
-// maxRetakes is how often a refused take is repeated because of what came back while it was
-// asked. All takes together are repeated for no more than has come back.
-const maxRetakes = 4
 
 // Take implements [store.Store]. If a bucket is known to refuse its request, Take
 // takes nothing from the others, and their states are zero. Requests with a batch
@@ -43,6 +38,8 @@ type taking struct {
 	call
 	// moves is set if a charge is in flight to another owner of some bucket.
 	moves bool
+	// stands is set if a refusal stands because its take could not be repeated.
+	stands bool
 }
 
 // refuseKnown sets the states of requests that are refused without a call, and
@@ -146,7 +143,11 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 			if loans != nil {
 				t.ledger.repay(&reqs[n], loans[n], &st)
 			}
-			t.states[own[n]] = st
+			if core.Stands(&t.states[own[n]], &st) {
+				t.stands = true
+			} else {
+				t.states[own[n]] = st
+			}
 		} else if i := fetches[n-len(own)]; t.fetched(i, &reqs[n], &st) == core.Take {
 			again = append(again, i)
 		}
@@ -165,12 +166,10 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 		e.TakeSent(&reqs[i])
 		e.release(&m)
 	}
-	if t.moves {
-		if err := t.ledger.awaitMoves(reqs); err != nil {
-			return slices.Repeat([]store.State{{Err: err}}, len(reqs))
-		}
+	if failed := t.ledger.awaitMoves(t.moves, reqs); failed != nil {
+		return failed
 	}
-	return store.Answers(t.ctx, t.ledger.store.Take, reqs)
+	return store.Answers(t.ctx, t.ledger.Remote.Take, reqs)
 }
 
 // isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends
@@ -220,149 +219,109 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 	return do
 }
 
-// retake repeats takes that the store refused while something was on its way back to their
-// buckets, once that has arrived, for up to the view's timeout. So a client that sends one
-// request after the other is not refused because of what its last one gives back.
+// retake repeats takes that the store refused, as the core says.
 func (t *taking) retake(asked int64) {
-	var until time.Time
-	for retakes := 0; retakes < maxRetakes; {
-		refused, claims := t.claimReturns(asked)
-		if len(refused) == 0 {
+	l := t.ledger
+	for again := (core.Retakes{Asked: asked}); ; {
+		refused := again.Refused(t.states)
+		claims, waiting := t.claimReturns(refused, again.Asked)
+		if len(claims) == 0 {
 			return
 		}
-		if until.IsZero() {
-			until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
-		}
-		waits := slices.ContainsFunc(claims, func(c claim) bool { return c.Come != nil })
-		if !waits {
-			retakes++
-		} else if !t.ledger.registry.clock().Before(until) {
-			retakes = maxRetakes
-		}
-		for _, c := range claims {
-			t.awaitReturn(c, until)
+		again.Claimed(len(waiting) > 0, l.opts.Timeout.Microseconds(), l.registry.now())
+		if len(waiting) > 0 {
+			t.awaitReturns(waiting, again.Until)
 		}
 		hasLeft := t.ctx.Err() != nil
-		asked = t.ledger.registry.now()
-		if hasLeft || t.takeAgain(refused) {
+		again.Asked = l.registry.now()
+		if !hasLeft {
+			t.take(refused, nil, nil)
+		}
+		if hasLeft || t.stands {
 			t.withdraw(claims)
 			return
 		}
 	}
 }
 
-// takeAgain takes the costs of requests that the store has refused. Where that ends in an error
-// and nothing was spent, the refusal stands, and takeAgain reports it.
-func (t *taking) takeAgain(places []int) (failed bool) {
-	was := slices.Clone(t.states)
-	t.take(places, nil, nil)
-	for _, i := range places {
-		if errors.Is(t.states[i].Err, store.ErrNotExecuted) {
-			t.states[i], failed = was[i], true
-		}
-	}
-	return failed
-}
-
-// claim is what a refused take claims of what comes back to its bucket.
-type claim struct {
-	*core.Claim
-	entry     *entry
-	clientKey string
-}
-
-// claimReturns returns the requests that the store refused, unless there is one to whose bucket
-// nothing comes back, and what they claim of it.
-func (t *taking) claimReturns(asked int64) (refused []int, claims []claim) {
-	for i := range t.reqs {
-		st := &t.states[i]
-		if st.Err != nil || st.Allowed {
-			continue
-		}
-		c, ok := t.ledger.claimReturn(&t.reqs[i], st, asked)
-		if !ok {
-			t.withdraw(claims)
+// claimReturns returns what refused requests claim of what comes back to their buckets, and those
+// of them that wait for it; none, if there is a request to whose bucket nothing does.
+func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
+	for _, i := range refused {
+		c := t.claimReturn(i, asked)
+		if c == nil {
+			for range len(waiting) - t.withdraw(claims) {
+				// It has got its turn meanwhile.
+				<-t.turns
+			}
 			return nil, nil
 		}
-		refused, claims = append(refused, i), append(claims, c)
+		if claims = append(claims, c); !c.Arrived {
+			waiting = append(waiting, c)
+		}
 	}
-	return refused, claims
+	return claims, waiting
 }
 
-func (l *Ledger) claimReturn(r *store.Request, st *store.State, asked int64) (c claim, ok bool) {
-	e := l.find(r)
+func (t *taking) claimReturn(place int, asked int64) *core.Claim {
+	e := t.ledger.find(&t.reqs[place])
 	if e == nil {
-		return claim{}, false
+		return nil
 	}
 	defer e.stripe.mu.Unlock()
-	c = claim{e.ClaimReturn(r, st, asked), e, r.ClientKey}
-	return c, c.Claim != nil
+	c := e.ClaimReturn(t.waiter(place), asked)
+	if c != nil && !c.Arrived {
+		t.expectTurn()
+	}
+	return c
 }
 
-func (t *taking) withdraw(claims []claim) {
+// withdraw ends the waiting of claims, and returns how many have waited.
+func (t *taking) withdraw(claims []*core.Claim) (waited int) {
+	m := t.ledger.moment()
 	for _, c := range claims {
-		t.ledger.withdraw(c)
+		e := t.ledger.enter(c.Request, &m)
+		if e.Withdraw(c, &m) {
+			waited++
+		}
+		e.release(&m)
 	}
+	return waited
 }
 
-func (l *Ledger) withdraw(c claim) {
-	c.entry.acquire()
-	m := l.moment()
-	c.entry.Withdraw(c.Claim, &m)
-	c.entry.release(&m)
-}
-
-// awaitReturn waits until what c needs has arrived, for as long as there is time and the
+// awaitReturns waits until what claims need has arrived, for as long as there is time and the
 // client stays.
-func (t *taking) awaitReturn(c claim, until time.Time) {
-	if c.Come == nil {
-		return
+func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
+	for _, c := range claims {
+		t.ledger.Hurry(c.Request.ClientKey)
 	}
-	t.ledger.store.Hurry(c.clientKey)
-	timer := time.NewTimer(until.Sub(t.ledger.registry.clock()))
+	timer := time.NewTimer(time.Duration(until-t.ledger.registry.now()) * time.Microsecond)
 	defer timer.Stop()
-	select {
-	case <-c.Come:
-	case <-timer.C:
-		t.ledger.withdraw(c)
-	case <-t.ctx.Done():
-		t.ledger.withdraw(c)
+	for waits := len(claims); waits > 0; {
+		select {
+		case <-t.turns:
+			waits--
+		case <-timer.C:
+			waits -= t.withdraw(claims)
+		case <-t.ctx.Done():
+			waits -= t.withdraw(claims)
+		}
 	}
 }
 
 // reclaim looks for what the store refused in a batch that overtook the request.
-// If that ends in an error and nothing was spent, the refusal stands.
 func (t *taking) reclaim() {
-	var again, waiting, refused []int
-	for i := range t.reqs {
-		switch st := &t.states[i]; {
-		case st.Err != nil || st.Allowed:
-		case t.reqs[i].Batch == 0:
-			// The call is refused, whatever the others find.
-			return
-		default:
-			refused = append(refused, i)
-		}
-	}
-	if len(refused) == 0 {
-		return
-	}
-	was := slices.Clone(t.states)
-	for _, i := range refused {
+	var again []int
+	waiting := 0
+	for _, i := range core.Reclaimable(t.reqs, t.states) {
 		switch t.reclaimOne(i) {
 		case core.Wait:
-			waiting = append(waiting, i)
+			waiting++
 		case core.Take:
 			again = append(again, i)
 		}
 	}
-	again = t.await(len(waiting), again)
-	for _, i := range waiting {
-		if t.states[i].Err != nil {
-			t.states[i] = was[i]
-		}
-	}
-	t.takeAgain(again)
+	t.take(t.await(waiting, again), nil, nil)
 }
 
 func (t *taking) reclaimOne(i int) core.Do {

@@ -78,9 +78,8 @@ func (b *Bucket) refuseFresh(r *store.Request, st *store.State, m *Moment) bool 
 // Settle. Do is Nothing if the state is set, CheckReplica or CheckPrimary if the request
 // makes the check that c describes, or Wait if it waits for the next one.
 func (b *Bucket) Ask(w Waiter, c *Check, m *Moment) Do {
-	r := w.Request
-	switch {
-	case b.refuseFresh(r, w.State, m), b.admitUnasked(r, w.State, m):
+	switch r := w.Request; {
+	case b.AskKnown(r, w.State, m):
 		return Nothing
 	case b.check == nil:
 		b.check = checks.Get().(*check)
@@ -88,6 +87,11 @@ func (b *Bucket) Ask(w Waiter, c *Check, m *Moment) Do {
 	}
 	b.check.next = append(b.check.next, w)
 	return Wait
+}
+
+// AskKnown is Ask, as far as what is known answers: it reports whether the state is set.
+func (b *Bucket) AskKnown(r *store.Request, st *store.State, m *Moment) bool {
+	return b.refuseFresh(r, st, m) || b.admitUnasked(r, st, m)
 }
 
 // begin begins a check.
@@ -266,7 +270,7 @@ func (b *Bucket) RefuseUnclear(r *store.Request, st *store.State, m *Moment) {
 		*st = v.ahead(0)
 		b.showAhead(st, &v)
 	}
-	refuseForFlight(st, r, v.known, v.flight)
+	RefuseForFlight(st, r, v.known, v.flight)
 }
 
 // AskAhead decides about a request that waits behind others, and holds nothing. Do is
@@ -331,5 +335,6 @@ func (b *Bucket) Foresee(r *store.Request, peek store.State, asked int64, m *Mom
 // Penalize notes the penalty that a request earns, in a bucket that can be copied.
 func (b *Bucket) Penalize(r *store.Request, m *Moment) {
 	b.known.Penalize(r, m.Now+b.clock)
+	b.ensureExtra().penalized = m.Now
 	b.keepUntil(r, m)
 }

@@ -19,6 +19,9 @@ const (
 	shortPart = 10
 )
 
+// IdleBatch is how long, in microseconds, tokens may lie unused before they are given back.
+const IdleBatch = 1_000_000
+
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // batch has the tokens of one bucket: events that were taken in advance.
@@ -227,6 +230,21 @@ func (b *Bucket) Claim(w Waiter, m *Moment) (do Do, size int64) {
 	return Fetch, size
 }
 
+// Reclaimable returns the places of the refused requests of a call if batches may serve them.
+// Where one has none the call is refused, whatever the others find.
+func Reclaimable(reqs []store.Request, states []store.State) (places []int) {
+	for i := range states {
+		switch st := &states[i]; {
+		case st.Err != nil || st.Allowed:
+		case reqs[i].Batch == 0:
+			return nil
+		default:
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
 // Reclaim serves a request that the store has refused from a batch that was
 // fetched since, or says what it has to do: Wait, Take, or Nothing, also if the refusal
 // stands.
@@ -263,6 +281,9 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 	for n, w := range waiters {
 		turn := Again
 		switch {
+		case st.Err != nil && w.State.RetryAfter != 0:
+			// What the store has refused before stays refused.
+			turn = Nothing
 		case st.Err != nil:
 			*w.State, turn = *st, Nothing
 		case st.Allowed && b.serve(w.Request, w.State, m):

@@ -8,7 +8,8 @@
 //	a charge is sent      Send; its outcome: Delivered
 //	a refund              RefundSent, RefundArrived
 //	an operator           Penalize, ResetSent, ResetFailed, ResetDone
-//	nobody                Surplus, GiveUp
+//	a take is refused     ClaimReturn, Withdraw, Reclaim; all of a call: Retakes
+//	nobody                Surplus, GiveUp, Worth, RetryPause
 //
 // Nothing here waits, locks, reads a clock, or calls a store: package ledger does. A copy
 // ([Bucket.Copy]) answers what a request would be told.
@@ -48,10 +49,8 @@ type Moment struct {
 
 	// Counts counts the event.
 	Counts Counts
-	// Turns are for requests that wait for what another one asks, Woken for takes that
-	// wait for what comes back.
+	// Turns are for requests that wait for what another one asks, or for what comes back.
 	Turns []Turn
-	Woken []*Claim
 }
 
 // leastTrust is the trust, and no less than the usual one, however short the config makes
@@ -160,6 +159,8 @@ type extra struct {
 	refunded int64
 	// failed is when the primary last failed to answer.
 	failed int64
+	// penalized is when this process last set a penalty.
+	penalized int64
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
@@ -290,22 +291,39 @@ func (b *Bucket) isDue(m *Moment) bool {
 	return !b.trusts(m) && (b.asked == 0 || m.Now-b.asked > m.Trust)
 }
 
-// IsIdle reports whether forgetting the bucket loses knowledge and nothing else.
-func (b *Bucket) IsIdle() bool { return b.isUnused() && b.pending == nil }
+// Worth is what is lost if a bucket is forgotten. A full registry forgets those of least worth.
+type Worth uint8
+
+const (
+	// Expired is nothing, because what is known counts no more.
+	Expired Worth = iota
+	// Idle is knowledge that the store has too.
+	Idle
+	// Alone is the count of what the store does not know.
+	Alone
+	// Owing is charges that wait for their shard.
+	Owing
+	// InUse is the worth of a bucket that cannot be forgotten.
+	InUse
+)
+
+// Worth returns that of the bucket.
+func (b *Bucket) Worth(m *Moment) Worth {
+	switch {
+	case !b.isUnused(), b.pending != nil && b.pending.phase != queued:
+		return InUse
+	case b.pending != nil:
+		return Owing
+	case b.until <= m.Now:
+		return Expired
+	case b.extras().alone != 0:
+		return Alone
+	}
+	return Idle
+}
 
 func (b *Bucket) isUnused() bool {
 	return b.flight == 0 && b.taking == 0 && b.refunds == 0 && b.extras().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
-}
-
-// IsExpired reports whether the bucket is idle, and what is known of it counts no more.
-func (b *Bucket) IsExpired(m *Moment) bool { return b.IsIdle() && b.until <= m.Now }
-
-// CountsAlone reports whether the bucket counts something that the store does not know.
-func (b *Bucket) CountsAlone(m *Moment) bool { return b.extras().alone != 0 && b.until > m.Now }
-
-// CanGiveUp reports whether the bucket holds nothing but charges that wait for their shard.
-func (b *Bucket) CanGiveUp() bool {
-	return b.isUnused() && b.pending != nil && b.pending.phase == queued
 }
 
 // keepUntil sets when the bucket may be forgotten.
@@ -385,6 +403,10 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 			b.confirm(b.known, asked)
 		}
 	case !st.Replica && !overlaps:
+		if penalized := b.extras().penalized; penalized != 0 && asked <= penalized+landing {
+			// The penalty may be on its way yet.
+			answer.KeepPenalty(r.Limit, b.known)
+		}
 		b.confirm(answer, asked)
 	default:
 		stale = b.known.Raise(r.Limit, answer, st.Now) && st.Replica
@@ -444,23 +466,15 @@ const (
 // be copied, st is the store's last answer.
 func (b *Bucket) judge(r *store.Request, st *store.State, storeNow int64, m *Moment) judgement {
 	v := b.viewOf(r, st, storeNow)
-	if with := v.ahead(v.flight); with.Allowed {
-		*st = with
+	j := v.judge(st)
+	switch {
+	case j == unclear:
+	case st.Allowed, st.InFlight:
 		b.showAhead(st, &v)
-		return fits
-	}
-	if v.unclear > 0 {
-		if with := v.ahead(v.flight - v.unclear); with.Allowed {
-			return unclear
-		}
-	}
-	if *st = v.ahead(0); st.Allowed {
-		refuseForFlight(st, r, v.known, v.flight)
-		b.showAhead(st, &v)
-	} else {
+	default:
 		b.awaitLanding(r, st, m)
 	}
-	return full
+	return j
 }
 
 // awaitLanding makes a refused request wait for the end of the window in which pending charges
@@ -551,6 +565,23 @@ func (v *view) ahead(cost int64) store.State {
 	return st
 }
 
+// judge sets the state of the request, unless it is unclear.
+func (v *view) judge(st *store.State) judgement {
+	if with := v.ahead(v.flight); with.Allowed {
+		*st = with
+		return fits
+	}
+	if v.unclear > 0 {
+		if with := v.ahead(v.flight - v.unclear); with.Allowed {
+			return unclear
+		}
+	}
+	if *st = v.ahead(0); st.Allowed {
+		RefuseForFlight(st, v.req, v.known, v.flight)
+	}
+	return full
+}
+
 // showAhead makes a state count the cost ahead of the request, and the unclear
 // part of it once.
 func (b *Bucket) showAhead(st *store.State, v *view) {
@@ -564,13 +595,8 @@ func (b *Bucket) showAhead(st *store.State, v *view) {
 	ShowFlight(st, v.flight-v.unclear)
 }
 
-// RefuseForFlight refuses a request that fits but for what is in flight in a bucket of
-// which st shows the content.
-func RefuseForFlight(st *store.State, r *store.Request, flight int64) {
-	refuseForFlight(st, r, algorithm.Known{Content: st.Content}, flight)
-}
-
-func refuseForFlight(st *store.State, r *store.Request, known algorithm.Known, flight int64) {
+// RefuseForFlight refuses a request that fits but for what is in flight in a bucket that is known.
+func RefuseForFlight(st *store.State, r *store.Request, known algorithm.Known, flight int64) {
 	wait := r.Limit.Window
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		known.Charge(r, flight, st.Now)

@@ -3,6 +3,7 @@ package core
 import (
 	"errors"
 	"fmt"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -69,10 +70,10 @@ type Next struct {
 	// Charge is what is to be sent: one request. Transit is for the driver to note its way.
 	Charge  []store.Request
 	Transit *Transit
-	// Arrived is the channel of the charge that was answered, to be closed, or nil; Took is how
-	// long its reply took, or 0 without one.
-	Arrived chan struct{}
-	Took    int64
+	// Arrived is the channel of the charge that was answered, to be closed, or nil; Delivery is
+	// that of [Moment] from now on, or 0 if it stays.
+	Arrived  chan struct{}
+	Delivery int64
 	// Lost is how many requests' charges are given up, of the client with a key, and Err is
 	// why.
 	Lost      int64
@@ -231,9 +232,9 @@ func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next) {
 	p := b.pending
 	requests, cost, heard := p.requests, p.cost, p.heard
-	arrived, took := p.transit.Arrived, int64(0)
+	arrived, delivery := p.transit.Arrived, int64(0)
 	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
-	defer func() { n.Arrived, n.Took = arrived, took }()
+	defer func() { n.Arrived, n.Delivery = arrived, delivery }()
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
@@ -244,7 +245,7 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		// the charge counts after it.
 		p.isStale, b.disturbed = false, m.Now
 	case st.Err == nil:
-		took = max(m.Now-p.at, 1)
+		delivery = m.averageDelivery(m.Now - p.at)
 		b.confirmCharge(r, st, cost, heard, m)
 	case errors.Is(st.Err, store.ErrUncertain):
 		b.suspect(r, cost, m)
@@ -266,6 +267,14 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	}
 	b.sendNext(&n, m)
 	return n
+}
+
+// averageDelivery is a moving average of how long charges take, once another one took so long.
+func (m *Moment) averageDelivery(took int64) int64 {
+	if m.Delivery == 0 {
+		return max(took, 1)
+	}
+	return m.Delivery + (max(took, 1)-m.Delivery)/8
 }
 
 func lost(r *store.Request, requests int64, err error) Next {
@@ -373,6 +382,23 @@ func (b *Bucket) Send(m *Moment) (n Next) {
 	return n
 }
 
+const (
+	// retryPause is the first pause after a shard executed none of the charges it was
+	// sent. Pauses double up to maxRetryPause.
+	retryPause    = 50 * time.Millisecond
+	maxRetryPause = time.Second
+)
+
+// RetryPause returns how long the charges that wait for a shard wait until they are sent again, if
+// they waited for last before, or 0 if none were sent yet. executes is set if the shard executed
+// some.
+func RetryPause(last time.Duration, executes bool) time.Duration {
+	if executes {
+		return 0
+	}
+	return min(max(2*last, retryPause), maxRetryPause)
+}
+
 // IsHeld reports whether charges wait for the next tick.
 func (b *Bucket) IsHeld() bool { return b.pending != nil && b.pending.phase == held }
 
@@ -443,12 +469,18 @@ func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age 
 // add notes that a request was to be charged at now.
 func (a *age) add(r *store.Request, now int64) {
 	a.least = min(a.least, r.Events)
-	switch t := algorithm.Of(r.Limit.Algorithm); {
-	case t.Windowed:
-	case t.Copies():
-		a.known.Charge(r, r.Cost, now+a.clock)
-	default:
-		addToWheel(&a.known.Content, r.Limit, r.Cost, now)
+	if !algorithm.Of(r.Limit.Algorithm).Windowed {
+		spend(&a.known, r, r.Cost, now, a.clock)
+	}
+}
+
+// spend adds a cost to what is known of a bucket, or to the wheel that stands for it. clock is how
+// far the store's clock is ahead.
+func spend(known *algorithm.Known, r *store.Request, cost, now, clock int64) {
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
+		known.Charge(r, cost, now+clock)
+	} else {
+		addToWheel(&known.Content, r.Limit, cost, now)
 	}
 }
 

@@ -59,6 +59,25 @@ func TestAnswerOfTheSameInstant(t *testing.T) {
 	}
 }
 
+// TestPenaltyOnItsWay: an answer asked for before the penalty arrives lacks it. What the primary
+// says later counts: somebody may have ended it.
+func TestPenaltyOnItsWay(t *testing.T) {
+	const now = 1_000_000
+	r := requestOf("alice", 100)
+	r.Until = 2 * now
+	b := New(0, &Moment{Now: now})
+	b.Penalize(&r, &Moment{Now: now})
+	for _, c := range []struct {
+		asked int64
+		want  bool
+	}{{now - 1, true}, {now + landing, true}, {now + landing + 1, false}} {
+		b.hear(&r, &store.State{Now: now, Content: store.Content{1, 2 * now}}, c.asked, &Moment{Now: now})
+		if st := b.known.View(&r, 0, now); (st.Penalty != 0) != c.want {
+			t.Errorf("an answer of %d leaves the penalty %d, want one: %t", c.asked, st.Penalty, c.want)
+		}
+	}
+}
+
 // TestPendingChargesAddToOthers: pending charges count on top of the cost that other
 // processes have spent.
 func TestPendingChargesAddToOthers(t *testing.T) {

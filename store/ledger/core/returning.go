@@ -1,6 +1,7 @@
 package core
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -24,10 +25,11 @@ type returning struct {
 
 // Claim is what a refused take claims of what is on its way back, or of what has arrived.
 type Claim struct {
+	Waiter
 	need int64
-	// Come is closed by the driver when the claim is woken; nil if what it claims has
-	// arrived already.
-	Come chan struct{}
+	// Arrived is set if what it claims has come back already. Otherwise the waiter gets a
+	// turn once that has, or nothing more does.
+	Arrived bool
 }
 
 // RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it.
@@ -79,7 +81,7 @@ func (v *returning) wake(m *Moment) (rest int64) {
 		first := v.waiters[0]
 		v.arrived -= first.need
 		v.remove(0)
-		m.Woken = append(m.Woken, first)
+		m.turn(first.Waiter, Again)
 	}
 	if len(v.waiters) == 0 {
 		rest, v.arrived = max(v.arrived, 0), 0
@@ -92,10 +94,10 @@ func (v *returning) remove(i int) {
 	v.waiters = slices.Delete(v.waiters, i, i+1)
 }
 
-// ClaimReturn claims what a request, refused with st, needs of what has come back
+// ClaimReturn claims what a request that was refused needs of what has come back
 // since it was asked, or will. It returns nil if that is not enough.
-func (b *Bucket) ClaimReturn(r *store.Request, st *store.State, asked int64) *Claim {
-	rare := b.extras()
+func (b *Bucket) ClaimReturn(w Waiter, asked int64) *Claim {
+	r, st, rare := w.Request, w.State, b.extras()
 	need := max(r.Cost-st.Remaining, 1)
 	switch v := rare.returning; {
 	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
@@ -108,30 +110,77 @@ func (b *Bucket) ClaimReturn(r *store.Request, st *store.State, asked int64) *Cl
 			return nil
 		}
 		b.extra.back = back
-		return &Claim{need: need}
+		return &Claim{Waiter: w, need: need, Arrived: true}
 	default:
-		c := &Claim{need: need, Come: make(chan struct{})}
+		c := &Claim{Waiter: w, need: need}
 		v.claimed += need
 		v.waiters = append(v.waiters, c)
 		return c
 	}
 }
 
-// Withdraw ends the waiting of c, and leaves what has arrived for it to those behind it.
-func (b *Bucket) Withdraw(c *Claim, m *Moment) {
+// Withdraw ends the waiting of c, and leaves what has arrived for it to those behind it. It
+// reports whether c has waited: if not, its waiter has got its turn.
+func (b *Bucket) Withdraw(c *Claim, m *Moment) (waited bool) {
 	rest, v := int64(0), b.extras().returning
-	if c.Come == nil {
+	if c.Arrived {
 		rest = c.need
 	} else if v != nil {
 		if i := slices.Index(v.waiters, c); i >= 0 {
 			v.remove(i)
-			rest = v.wake(m)
+			rest, waited = v.wake(m), true
 		}
 	}
 	if rest > 0 {
 		rare := b.ensureExtra()
 		rare.back = min(rare.back+rest, wholeBucket)
 	}
+	return waited
+}
+
+// maxRetakes is how often a refused take is repeated because of what came back while it was
+// asked. All takes together are repeated for no more than has come back.
+const maxRetakes = 4
+
+// Retakes are how a call of takes goes on that the store refused while something was on its
+// way back to their buckets. So a client that sends one request after the other is not refused
+// because of what its last one gives back.
+type Retakes struct {
+	// Asked is when the takes were asked the last time, Until when they wait no longer for what
+	// comes back; 0 until they have to.
+	Asked, Until int64
+	count        int
+}
+
+// Refused returns the places of the takes that the store refused. They are to be repeated if
+// each has a claim, and otherwise none.
+func (t *Retakes) Refused(states []store.State) (places []int) {
+	for i := range states {
+		if st := &states[i]; t.count < maxRetakes && st.Err == nil && !st.Allowed {
+			places = append(places, i)
+		}
+	}
+	return places
+}
+
+// Claimed notes that the takes are repeated, at once or when those that wait have got their
+// turns. They wait for up to timeout together.
+func (t *Retakes) Claimed(waits bool, timeout, now int64) {
+	if t.Until == 0 {
+		t.Until = now + timeout
+	}
+	switch {
+	case !waits:
+		t.count++
+	case now >= t.Until:
+		t.count = maxRetakes
+	}
+}
+
+// Stands reports whether a state stands although the take was answered with st: it is a refusal,
+// and repeating its take ended in an error, and spent nothing.
+func Stands(was, st *store.State) bool {
+	return was.RetryAfter != 0 && errors.Is(st.Err, store.ErrNotExecuted)
 }
 
 // ResetSent notes that the bucket is being emptied. It sends held charges, so that the reset

@@ -68,7 +68,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m 
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 	// The take counts in what is known, and others counts without it.
-	refuseForFlight(st, r, b.known, max(others-st.Used, 0))
+	RefuseForFlight(st, r, b.known, max(others-st.Used, 0))
 	st.Used = max(others, 0)
 	st.Remaining = max(st.Limit-st.Used, 0)
 	return refund
@@ -94,8 +94,8 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 	b.ensureExtra().took = m.Now
 }
 
-// landing is how long, in microseconds, a take without a reply may be on its way: an answer
-// that the primary gives meanwhile may lack it.
+// landing is how long, in microseconds, a take without a reply or a penalty may be on its way:
+// an answer that the primary gives meanwhile may lack it.
 const landing = 2_000_000
 
 // AskAlone decides about a request that the store does not answer, by what this process
@@ -143,12 +143,10 @@ func (b *Bucket) ownCount(r *store.Request, m *Moment) algorithm.Known {
 	}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		// When events leave a log only the store knows.
-		own.Content = store.Content{}
-		addToWheel(&own.Content, r.Limit, b.lastCount(r, m)+waiting, m.Now)
-		return own
+		own.Content, waiting = store.Content{}, waiting+b.lastCount(r, m)
 	}
 	if waiting > 0 {
-		own.Charge(r, waiting, m.Now+b.clock)
+		spend(&own, r, waiting, m.Now, b.clock)
 	}
 	return own
 }
@@ -158,11 +156,7 @@ func (b *Bucket) countOwn(r *store.Request, m *Moment) {
 	if r.Cost == 0 || !b.isAlone(r, m) {
 		return
 	}
-	if own := &b.extra.own; algorithm.Of(r.Limit.Algorithm).Copies() {
-		own.Charge(r, r.Cost, m.Now+b.clock)
-	} else {
-		addToWheel(&own.Content, r.Limit, r.Cost, m.Now)
-	}
+	spend(&b.extra.own, r, r.Cost, m.Now, b.clock)
 	b.keepUntil(r, m)
 }
 
@@ -176,45 +170,34 @@ func (b *Bucket) lastCount(r *store.Request, m *Moment) int64 {
 
 // aloneState returns what the bucket says to a request while the store does not answer.
 func (b *Bucket) aloneState(r *store.Request, own algorithm.Known, m *Moment) store.State {
-	t := algorithm.Of(r.Limit.Algorithm)
-	if !t.Copies() {
-		return b.aloneInLog(r, own, m)
-	}
-	storeNow := m.Now + b.clock
-	merged := own
-	merged.Raise(r.Limit, b.known, storeNow)
-	if t.Windowed && own.IsOpen(r.Limit, storeNow) {
+	var st store.State
+	v := view{req: r, known: own, answer: &st, now: m.Now + b.clock, flight: b.flight + b.taking}
+	if t := algorithm.Of(r.Limit.Algorithm); !t.Copies() {
+		st = b.aloneInLog(r, own, m)
+	} else if v.known.Raise(r.Limit, b.known, v.now); t.Windowed && own.IsOpen(r.Limit, v.now) {
 		// A window that the store has opened later does not forget what was admitted in this one.
-		merged.Content[0] = max(merged.Content[0], own.Content[0])
+		v.known.Content[0] = max(v.known.Content[0], own.Content[0])
 	}
-	flight := b.flight + b.taking
-	st := merged.View(r, flight, storeNow)
-	if !st.Allowed {
-		if st = merged.View(r, 0, storeNow); st.Allowed {
-			refuseForFlight(&st, r, merged, flight)
-		}
-	}
-	ShowFlight(&st, flight)
+	v.judge(&st)
+	ShowFlight(&st, v.flight)
 	return st
 }
 
-// aloneInLog is aloneState where buckets cannot be copied.
+// aloneInLog is what the bucket says, without what is in flight, where buckets cannot be
+// copied.
 func (b *Bucket) aloneInLog(r *store.Request, own algorithm.Known, m *Moment) store.State {
 	counted, until := b.lastCount(r, m), b.trusted+r.Limit.Window.Microseconds()
 	if spent := inWheel(own.Content, r.Limit, m.Now); spent >= counted {
 		counted, until = spent, wheelFrees(own.Content, r.Limit, r.Capacity()-r.Need(), m.Now)
 	}
-	now, flight := m.Now+b.clock, b.flight+b.taking
+	now := m.Now + b.clock
 	reset := now + r.Limit.Window.Microseconds()
 	st := store.State{Limit: max(r.Capacity(), 0), Used: counted, Now: now, Reset: reset, ResetOtherwise: reset}
-	ShowFlight(&st, flight)
 	switch {
-	case r.Cost == 0, st.Used+r.Need() <= r.Capacity():
+	case r.Cost == 0, counted+r.Need() <= r.Capacity():
 		st.Allowed = true
 	case r.Cost > r.Capacity():
 		st.RetryAfter = store.Never
-	case counted+r.Need() <= r.Capacity():
-		refuseForFlight(&st, r, own, flight)
 	default:
 		st.RetryAfter = micros(until - m.Now)
 	}
