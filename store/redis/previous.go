@@ -15,7 +15,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/operate"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
@@ -84,7 +83,7 @@ func (m *Migrations) join(target string) (running *migration, isNew bool) {
 // joins the queues of checks, so that many migrations share a pipeline.
 type migration struct {
 	store          *Store
-	was, now       *operate.Shard
+	was, now       *Shard
 	clientKey      string
 	source, target string
 	limit          store.Limit
@@ -96,8 +95,8 @@ type migration struct {
 
 // migrate returns the migration of a bucket from its previous owner, or nil if it
 // is done. Other processes may migrate the bucket at the same time.
-func (s *Store) migrate(was *operate.Shard, r *store.Request) *migration {
-	now := s.shards[s.sharder.owner(r.ClientKey)].Shard
+func (s *Store) migrate(was *Shard, r *store.Request) *migration {
+	now := s.owner(r.ClientKey).Shard
 	m, isNew := s.opts.Migrations.join(s.asker.Keys.In(now.Shard).Key(r.Limit, r.ClientKey))
 	if !isNew {
 		return m
@@ -160,7 +159,7 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 	})
 }
 
-func (m *migration) ask(shard *operate.Shard, cmd *wire.Command, then func(reply string, err error)) {
+func (m *migration) ask(shard *Shard, cmd *wire.Command, then func(reply string, err error)) {
 	at := m.store.asker.Keys.Servers(shard.Shard, m.clientKey)
 	if at == nil {
 		then("", wire.ErrNoServers)
@@ -221,12 +220,12 @@ func notMigrated(err error) error {
 
 // previousOwner returns the member that owned a client key, or nil if its shard
 // owns the key now.
-func (s *Store) previousOwner(clientKey string) *operate.Member {
+func (s *Store) previousOwner(clientKey string) *Member {
 	if s.previous == nil {
 		return nil
 	}
-	was := &s.before[s.previous.owner(clientKey)]
-	if was.Shard == s.shards[s.sharder.owner(clientKey)].Shard {
+	was := &s.Previous[s.previous.owner(clientKey)]
+	if was.Shard == s.owner(clientKey).Shard {
 		return nil
 	}
 	return was

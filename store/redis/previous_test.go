@@ -466,7 +466,7 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 		must(t, store.Answers(t.Context(), before.Check, oneOf(client))[0].Err)
 		must(t, store.Answers(t.Context(), after.Check, oneOf(client))[0].Err)
 		for _, m := range r.members {
-			for _, at := range m.Shard.shard.Servers() {
+			for _, at := range m.Shard.Servers() {
 				for _, l := range append([]*wire.Lane{at.Checks, at.Charges}, at.Replicas...) {
 					breaker := *hidden[*gobreaker.TwoStepCircuitBreaker[any]](l, "breaker")
 					if counts := breaker.Counts(); counts.TotalFailures > 0 {
@@ -564,7 +564,7 @@ func TestManyBucketsMigrateInFewPipelines(t *testing.T) {
 		must(t, st.Err)
 	}
 	dumps, restores := &pipelineCounter{script: luascripts.Dump}, &pipelineCounter{script: luascripts.Restore}
-	from, to := before[0].Shard.shard.Owner(0).Checks, after[0].Shard.shard.Owner(0).Checks
+	from, to := before[0].Shard.Owner(0).Checks, after[0].Shard.Owner(0).Checks
 	clientOf(from).AddHook(dumps)
 	clientOf(to).AddHook(restores)
 	// Calls wait together while a server is paused.
@@ -621,7 +621,7 @@ func TestResetIsNotUndone(t *testing.T) {
 		must(t, after.Reset(t.Context(), req))
 		other := r.store(r.members, r.members[:2])
 		late, _ := other.opts.Migrations.join(key)
-		late.store, late.now, late.clientKey = other, r.members[2].Shard.shard, client
+		late.store, late.now, late.clientKey = other, r.members[2].Shard, client
 		late.restore(expiry.Milliseconds(), content, true)
 		must(t, late.wait(t.Context()))
 		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {

@@ -28,7 +28,7 @@ type Asker struct {
 	ReadPrimary bool
 	// Time, in tests, takes the place of the primary's clock; nil for none.
 	Time func() time.Time
-	// Observers receive the commands that Run and AskOne send to a shard.
+	// Observers receive the commands that Run, AskOne and Post send to a shard.
 	Observers map[*wire.Shard]Observer
 	// OnUndelivered, if set, receives the failures of what is posted without a report.
 	OnUndelivered func(clientKey string, op algorithm.Operation, err error)
@@ -247,9 +247,9 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 }
 
 // Post runs an operation at a primary without waiting. report, unless it is nil, receives the
-// state of each member of g by its place, and observe, unless it is nil, each command. A
-// refund waits for a take of its ID that is under way. Without servers, nil, nothing runs.
-func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, observe Observer, report func(i int, st store.State)) {
+// state of each member of g by its place. A refund waits for a take of its ID that is under
+// way. Without servers, nil, nothing runs.
+func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report func(i int, st store.State)) {
 	g = g.complete()
 	if at == nil {
 		for _, i := range g.Members {
@@ -258,10 +258,10 @@ func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, observe 
 		return
 	}
 	if takes := abandonedTakes(at.Charges.Shard, op, g); len(takes) > 0 {
-		at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, observe, report) })
+		at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, report) })
 		return
 	}
-	a.post(op, at, g, observe, report)
+	a.post(op, at, g, report)
 }
 
 // abandonedTakes returns what is closed when the takes of these refunds have ended that
@@ -280,7 +280,7 @@ func abandonedTakes(shard *wire.Shard, op algorithm.Operation, g Group) (ends []
 	return ends
 }
 
-func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, observe Observer, report func(i int, st store.State)) {
+func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report func(i int, st store.State)) {
 	op, now := a.Writing(what, at), time.Now()
 	if what == algorithm.Charge && !at.Charges.Scripted.Load() {
 		// Without a recent reading of the primary's clock no instant is sure.
@@ -290,12 +290,12 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, observ
 	}
 	c := a.call(at.Charges, g, now.Add(a.ChargeTimeout), op)
 	c.Detached = func(c *wire.Call) {
-		observe.observeAll(op, c)
+		a.Observers[at.Charges.Shard].observeAll(op, c)
 		for _, cmd := range c.Cmds {
 			r := &g.Reqs[cmd.Place]
 			st, missed := op.outcome(cmd, r)
 			if missed.is {
-				a.repair(at, r, cmd.Place, missed, observe, report)
+				a.repair(at, r, cmd.Place, missed, report)
 				continue
 			}
 			a.Report(report, what, r, cmd.Place, st)
@@ -360,8 +360,8 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
-func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed missing, observe Observer, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, whole([]store.Request{missed.rest(r)}, nil), observe, func(_ int, st store.State) {
+func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed missing, report func(i int, st store.State)) {
+	a.post(algorithm.Charge, at, whole([]store.Request{missed.rest(r)}, nil), func(_ int, st store.State) {
 		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}

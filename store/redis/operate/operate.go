@@ -28,10 +28,17 @@ func NewShard(opts wire.Options) *Shard {
 	return s
 }
 
-// Member is a shard of a store, under its name there.
+// Member is a shard's place in a store.
 type Member struct {
-	Name  string
+	// Name is the shard's identity: it decides which client keys it owns.
+	Name string
+	// Weight is its share of the client keys relative to the others'; 0 means
+	// 1.
+	Weight int
+	// Shard holds the connections.
 	Shard *Shard
+	// Observe, if set, receives every command that the store runs there.
+	Observe ask.Observer
 }
 
 // Operator does what operators ask of a store. It is safe for concurrent use.
