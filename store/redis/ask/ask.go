@@ -241,7 +241,7 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 	}
 	observe.observeAll(op, c)
 	for n, i := range g.Members {
-		g.States[i] = op.State(c.Cmds[n], &g.Reqs[i])
+		g.States[i], _ = op.Outcome(c.Cmds[n], &g.Reqs[i])
 	}
 	c.Release()
 }
@@ -293,8 +293,8 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report
 		a.Observers[at.Charges.Shard].observeAll(op, c)
 		for _, cmd := range c.Cmds {
 			r := &g.Reqs[cmd.Place]
-			st, missed := op.outcome(cmd, r)
-			if missed.is {
+			st, missed := op.Outcome(cmd, r)
+			if missed.Is {
 				a.repair(at, r, cmd.Place, missed, report)
 				continue
 			}
@@ -360,8 +360,8 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
-func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed missing, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, whole([]store.Request{missed.rest(r)}, nil), func(_ int, st store.State) {
+func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed Missed, report func(i int, st store.State)) {
+	a.post(algorithm.Charge, at, whole([]store.Request{missed.Rest(r)}, nil), func(_ int, st store.State) {
 		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}

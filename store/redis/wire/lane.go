@@ -218,7 +218,7 @@ func (l *Lane) Figures() store.Lane {
 func (l *Lane) warm(ctx context.Context, scripts []*Script) {
 	pipe := l.client.Load().Pipeline()
 	for _, s := range scripts {
-		s.load(ctx, pipe)
+		s.Load(ctx, pipe)
 	}
 	_, _ = pipe.Exec(ctx)
 }

@@ -1,7 +1,7 @@
 // Package wire brings commands to the servers of a [Shard], which it is given or finds, and
-// their replies back. Of buckets it knows how a charge is made without a script. A [Call] of commands joins the
-// queue of the [Lane] to a server, whose workers send what waits in a pipeline, repeat what
-// certainly did not run, and follow redirections.
+// their replies back. A [Call] of commands joins the queue of the [Lane] to a server, whose
+// workers send what waits in a pipeline, repeat what certainly did not run, and follow
+// redirections.
 package wire
 
 import (
