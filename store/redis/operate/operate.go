@@ -11,9 +11,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// Shard is a shard with what is known of it beyond any store.
+// Shard is one independent Redis: the connections to it, and what is known of it beyond any
+// store.
 type Shard struct {
-	*wire.Shard
+	*wire.Connections
 
 	mu sync.Mutex
 	// met are the inspected servers, by address.
@@ -24,7 +25,7 @@ type Shard struct {
 // NewShard returns a shard whose servers are examined from the first use until it is closed.
 func NewShard(opts wire.Options) *Shard {
 	s := &Shard{met: map[string]sight{}}
-	s.Shard = wire.NewShard(opts, s.examine)
+	s.Connections = wire.NewConnections(opts, s.examine)
 	return s
 }
 

@@ -206,13 +206,13 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 		if isServerFault(cmd.Outcome) {
 			fault = cmd.Outcome
 		}
-		if l.Shard.finder != nil && pointsElsewhere(cmd.Outcome) {
-			l.Shard.nudge()
+		if l.Connections.finder != nil && pointsElsewhere(cmd.Outcome) {
+			l.Connections.nudge()
 		}
 		reconnect = reconnect || Says(cmd.Outcome, demoted)
 	}
 	if reconnect {
-		l.Shard.reconnect(l.Addr)
+		l.Connections.reconnect(l.Addr)
 	}
 	observe(cmds, sent, at)
 	return fault
@@ -267,7 +267,7 @@ func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 
 // canBundle reports whether commands can be bundled. In a Redis Cluster, and behind
 // some proxies, the keys of a call have to be in one slot.
-func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Shard.InCluster && !l.splits.Load() }
+func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Connections.InCluster && !l.splits.Load() }
 
 // guess lets scripts do without reading the clock. The first one of a pipeline reads it,
 // and so do bundles, once each.
@@ -458,7 +458,7 @@ func (l *Lane) askTime(ctx context.Context, cmds []*Command) {
 // conclude finishes a call, redirects it, or queues it for another try, without
 // delaying the other calls of its pipeline.
 func (l *Lane) conclude(c *Call) {
-	if l.Shard.InCluster && l.redirect(c) {
+	if l.Connections.InCluster && l.redirect(c) {
 		return
 	}
 	if !l.persistent || !c.isOpen() {
@@ -471,7 +471,7 @@ func (l *Lane) conclude(c *Call) {
 		return
 	}
 	if c.Detached != nil && len(c.Cmds) > 1 {
-		c.finishSettled()
+		c.finishDone()
 	}
 	c.reopen()
 	l.queue.putBack(c, after)
@@ -498,22 +498,22 @@ func Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// finishSettled reports the outcomes of those commands of a detached call that are
+// finishDone reports the outcomes of those commands of a detached call that are
 // not open. The others stay in c.
-func (c *Call) finishSettled() {
-	settled := NewCall(c.deadline, 0)
-	settled.Began, settled.Detached = c.Began, c.Detached
+func (c *Call) finishDone() {
+	done := NewCall(c.deadline, 0)
+	done.Began, done.Detached = c.Began, c.Detached
 	open := c.Cmds[:0]
 	for _, cmd := range c.Cmds {
 		if cmd.isOpen() {
 			open = append(open, cmd)
 		} else {
-			settled.Cmds = append(settled.Cmds, cmd)
+			done.Cmds = append(done.Cmds, cmd)
 		}
 	}
 	clear(c.Cmds[len(open):])
 	c.Cmds = open
-	settled.finish()
+	done.finish()
 }
 
 // reopen prepares c for another try. If nothing of it ran, its caller may abandon it.
