@@ -11,8 +11,8 @@ const (
 	RoleReplica Role = "replica"
 )
 
-// Shard is the state of a shard.
-type Shard struct {
+// ShardFigures are the state of a shard.
+type ShardFigures struct {
 	// Name is the shard's, Kind how its servers are found: static, sentinel or
 	// cluster.
 	Name, Kind string
@@ -20,7 +20,7 @@ type Shard struct {
 	Retired bool
 	// Found is set if its servers are known.
 	Found   bool
-	Servers []Server
+	Servers []ServerFigures
 }
 
 // ServerState says whether calls of a server are made.
@@ -44,8 +44,8 @@ const (
 // ServerStates are all of them.
 var ServerStates = []ServerState{ServerUp, ServerUnmet, ServerLeftOut, ServerLagging, ServerForeign}
 
-// Server is the state of a server.
-type Server struct {
+// ServerFigures are the state of a server.
+type ServerFigures struct {
 	Address string
 	Role    Role
 	State   ServerState
@@ -57,11 +57,11 @@ type Server struct {
 	Jump     time.Duration
 	JumpedAt time.Time
 	// Lanes are the ways to it, one for each purpose.
-	Lanes []Lane
+	Lanes []LaneFigures
 }
 
-// Lane is the state of the connections to a server for one purpose.
-type Lane struct {
+// LaneFigures are the state of the connections to a server for one purpose.
+type LaneFigures struct {
 	// Purpose is what it is for: checks or charges.
 	Purpose string
 	// Breaker is BreakerClosed, open or half-open.
@@ -70,17 +70,17 @@ type Lane struct {
 	// none.
 	Latency time.Duration
 	Queued  int
-	Pool    Pool
+	Pool    PoolFigures
 }
 
 // BreakerClosed is the Breaker of a lane that is used.
 const BreakerClosed = "closed"
 
 // IsUp reports whether calls are made.
-func (l *Lane) IsUp() bool { return l.Breaker == BreakerClosed }
+func (l *LaneFigures) IsUp() bool { return l.Breaker == BreakerClosed }
 
-// Pool is the state of a pool of connections.
-type Pool struct {
+// PoolFigures are the state of a pool of connections.
+type PoolFigures struct {
 	// Connections is their number, and Idle how many of them are not in use.
 	Connections, Idle int64
 	// Hits counts the calls that found an idle connection, Misses those that made

@@ -25,7 +25,7 @@ type Operable interface {
 
 	// Shards returns the state of the shards, from calls made so far; it makes none. It is
 	// empty if there are none.
-	Shards() []Shard
+	Shards() []ShardFigures
 	// LastJump returns by how much this machine's clock was set last, and when; zero if it
 	// was not, or the clock of another machine decides.
 	LastJump() (by time.Duration, at time.Time)

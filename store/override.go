@@ -19,6 +19,15 @@ type Override struct {
 	By     string `json:"by,omitempty"`
 }
 
+// ID returns what identifies o.
+func (o *Override) ID() OverrideID { return OverrideID{o.Kind, o.Zone, o.ClientKey} }
+
+// OverrideID identifies an [Override]: there is one of each at most.
+type OverrideID struct {
+	Kind            OverrideKind
+	Zone, ClientKey string
+}
+
 // OverrideKind says what an [Override] does.
 type OverrideKind string
 

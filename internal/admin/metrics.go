@@ -79,7 +79,7 @@ func collectStore(found chan<- prometheus.Metric, open *stores.Opened) {
 	collectLedger(found, open.Name, open.Accounts.Figures(), open.IsRemote)
 }
 
-func collectShard(found chan<- prometheus.Metric, name string, shard *store.Shard) {
+func collectShard(found chan<- prometheus.Metric, name string, shard *store.ShardFigures) {
 	// By role and state, and by role and purpose.
 	servers, open := map[[2]string]int{}, map[[2]string]int{}
 	for _, role := range []store.Role{store.RolePrimary, store.RoleReplica} {

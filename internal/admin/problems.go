@@ -109,7 +109,7 @@ func jumped(by time.Duration, at time.Time) string {
 }
 
 // leftOutOf returns the purposes for which a server is not called.
-func leftOutOf(server *store.Server) (purposes []string) {
+func leftOutOf(server *store.ServerFigures) (purposes []string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() {
 			purposes = append(purposes, lane.Purpose)

@@ -22,8 +22,8 @@ type jumper struct {
 func (j jumper) LastJump() (by time.Duration, at time.Time) { return j.by, j.at }
 
 // Shards implements [store.Operable].
-func (j jumper) Shards() []store.Shard {
-	return []store.Shard{{Name: "a", Found: true, Servers: []store.Server{{
+func (j jumper) Shards() []store.ShardFigures {
+	return []store.ShardFigures{{Name: "a", Found: true, Servers: []store.ServerFigures{{
 		Address: "h:1", Role: store.RolePrimary, State: store.ServerUp, Jump: j.by, JumpedAt: j.at,
 	}}}}
 }

@@ -107,7 +107,7 @@ func moduleOf(handle *stores.Handle) string {
 	return ""
 }
 
-func statusOfServer(server *store.Server) adminapi.Server {
+func statusOfServer(server *store.ServerFigures) adminapi.Server {
 	s := adminapi.Server{
 		Address: server.Address, Role: server.Role, State: server.State,
 		Breakers: map[string]string{}, Latency: map[string]float64{}, Pools: map[string]adminapi.Pool{},

@@ -94,7 +94,7 @@ type Store struct {
 	Ledger  *Ledger `json:"ledger,omitempty"`
 }
 
-// Shard is the state of a [store.Shard].
+// Shard is the state of a [store.ShardFigures].
 type Shard struct {
 	Name    string   `json:"name"`
 	Kind    string   `json:"kind"`
@@ -103,8 +103,8 @@ type Shard struct {
 	Servers []Server `json:"servers"`
 }
 
-// Server is the state of a [store.Server]. The maps are by the purpose of a
-// [store.Lane].
+// Server is the state of a [store.ServerFigures]. The maps are by the purpose of a
+// [store.LaneFigures].
 type Server struct {
 	Address  string             `json:"address"`
 	Role     store.Role         `json:"role"`
@@ -116,7 +116,7 @@ type Server struct {
 	Queued   int                `json:"queued"`
 }
 
-// Pool is a [store.Pool].
+// Pool is a [store.PoolFigures].
 type Pool struct {
 	Connections int64 `json:"connections"`
 	Idle        int64 `json:"idle"`

@@ -5,10 +5,14 @@
 package simstore
 
 import (
+	"context"
+	"encoding"
 	"errors"
 	"fmt"
 	"strconv"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -30,8 +34,6 @@ type Server struct {
 	Plain int
 
 	do func(args ...string) (any, error)
-	// loaded are the scripts that the server has.
-	loaded map[string]bool
 }
 
 // keys are those of all buckets.
@@ -39,8 +41,11 @@ var keys = ask.Keys{Prefix: "rl"}
 
 // New returns a Server whose commands do runs: Do of a simredis.Server, or what behaves like it.
 func New(do func(args ...string) (any, error)) *Server {
-	s := &Server{do: do, loaded: map[string]bool{}}
+	s := &Server{do: do}
 	s.Now, s.Execute = s.now, s.execute
+	for _, script := range ask.Scripts() {
+		script.Load(context.Background(), s.Pipe())
+	}
 	return s
 }
 
@@ -89,16 +94,19 @@ func (s *Server) Ask(op ask.Op, reqs ...store.Request) []store.State {
 	s.Execute(cmds)
 	states := make([]store.State, len(reqs))
 	for i, cmd := range cmds {
-		if _, isPlain := cmd.Charged(); isPlain {
+		if isPlain(cmd) {
 			s.Plain++
 		}
-		states[i] = op.State(cmd, &reqs[i])
-		if again, is := op.Rest(cmd, &reqs[i]); is {
-			states[i] = s.repair(op, &reqs[i], again)
+		var missed ask.Missed
+		if states[i], missed = op.Outcome(cmd, &reqs[i]); missed.Is {
+			states[i] = s.repair(op, &reqs[i], missed.Rest(&reqs[i]))
 		}
 	}
 	return states
 }
+
+// isPlain reports whether cmd is a charge without a script.
+func isPlain(cmd *wire.Command) bool { return !cmd.Reads && !cmd.IsScript() }
 
 // repair charges by the script what is left of r, and returns the state of r.
 func (s *Server) repair(op ask.Op, r *store.Request, again store.Request) store.State {
@@ -112,34 +120,54 @@ func (s *Server) repair(op ask.Op, r *store.Request, again store.Request) store.
 
 func (s *Server) execute(cmds []*wire.Command) {
 	for _, cmd := range cmds {
-		if _, isPlain := cmd.Charged(); isPlain {
-			cmd.CheckWindow(s.Now())
+		if isPlain(cmd) {
+			cmd.CheckTime(s.Now())
 		}
-		s.Answer(cmd)
+		cmd.AddTo(context.Background(), s.Pipe())
+		cmd.SetOutcome(nil)
 	}
 }
 
-// Answer runs one command, and gives it the reply.
-func (s *Server) Answer(cmd *wire.Command) {
-	if cmd.IsScript() {
-		s.Load(cmd.Source())
-	}
-	var replies []any
-	for _, words := range cmd.Words() {
-		replies = append(replies, s.Send(words...))
-	}
-	cmd.Answer(replies...)
+// Pipe returns a pipeline that runs each command as it is added.
+func (s *Server) Pipe() goredis.Pipeliner { return pipe{server: s} }
+
+// pipe has the methods of a pipeline that package wire calls.
+type pipe struct {
+	goredis.Pipeliner
+	server *Server
 }
 
-// Load loads a script, unless that was done before.
-func (s *Server) Load(source string) {
-	if s.loaded[source] {
-		return
-	}
-	if err, failed := s.Send("SCRIPT", "LOAD", source).(error); failed {
+func (p pipe) ScriptLoad(_ context.Context, source string) *goredis.StringCmd {
+	if err, failed := p.server.Send("SCRIPT", "LOAD", source).(error); failed {
 		panic(fmt.Sprintf("simstore: load a script: %v", err))
 	}
-	s.loaded[source] = true
+	return nil
+}
+
+func (p pipe) Process(_ context.Context, cmd goredis.Cmder) error {
+	reply := p.server.Send(cmd.Args()...)
+	if c, is := cmd.(*wire.Command); is {
+		cmd = c.Cmder
+	}
+	if err, failed := reply.(error); failed {
+		cmd.SetErr(err)
+		return err
+	}
+	switch cmd := cmd.(type) {
+	case *goredis.StringCmd:
+		cmd.SetVal(reply.(string))
+	case *goredis.IntCmd:
+		cmd.SetVal(reply.(int64))
+	case *goredis.StringSliceCmd:
+		texts := make([]string, len(reply.([]any)))
+		for i, text := range reply.([]any) {
+			texts[i], _ = text.(string)
+		}
+		cmd.SetVal(texts)
+	case interface{ SetVal(reply any) }:
+		cmd.SetVal(reply)
+	}
+	return nil
 }
 
 // Send runs a command of Redis, and returns the reply, which may be an error.
@@ -160,8 +188,13 @@ func text(word any) string {
 	switch word := word.(type) {
 	case string:
 		return word
+	case *string:
+		return *word
 	case []byte:
 		return string(word)
+	case encoding.BinaryMarshaler:
+		packed, _ := word.MarshalBinary()
+		return string(packed)
 	case int:
 		return strconv.Itoa(word)
 	case int64:

@@ -70,16 +70,12 @@ type Overflow struct {
 // overflow returns the requests of clients beyond the bound, unless the store says that they
 // are not new: that they have a bucket. If it is foreseen, nobody is let in.
 func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time, isForeseen bool) (beyond []Overflow) {
-	letsIn := n.letIn
-	if isForeseen {
-		letsIn = n.wouldLetIn
-	}
 	var unknown []int
 	var asked []store.Request
 	for i := range reqs {
 		r := &reqs[i]
 		// Leases last only while requests run, and a limit of 0 needs no bucket.
-		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !letsIn(r, now) {
+		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !n.letIn(r, now, isForeseen) {
 			unknown, asked = append(unknown, i), append(asked, *r)
 		}
 	}
@@ -103,19 +99,17 @@ func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time
 	return beyond
 }
 
-func (n *newcomers) letIn(r *store.Request, now time.Time) bool {
-	if n.known.renew(r, now) {
+// letIn reports whether the client of r is known, or let in now. If that is foreseen, it stays
+// unknown.
+func (n *newcomers) letIn(r *store.Request, now time.Time, isForeseen bool) bool {
+	if n.known.has(r, now, !isForeseen) {
 		return true
 	}
-	isLetIn := n.rateOf(r.Limit.Zone).allow(now)
-	if isLetIn {
+	isLetIn := n.rateOf(r.Limit.Zone).allows(now, !isForeseen)
+	if isLetIn && !isForeseen {
 		n.known.add(r, now)
 	}
 	return isLetIn
-}
-
-func (n *newcomers) wouldLetIn(r *store.Request, now time.Time) bool {
-	return n.known.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
 }
 
 func (n *newcomers) rateOf(zone string) *newcomerRate {
@@ -136,23 +130,18 @@ type newcomerRate struct {
 	limiter *rate.Limiter
 }
 
-func (r *newcomerRate) allow(now time.Time) bool {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now.After(r.latest) {
-		r.latest = now
-	}
-	return r.limiter.AllowN(r.latest, 1)
-}
-
-// allows reports whether allow would.
-func (r *newcomerRate) allows(now time.Time) bool {
+// allows reports whether another client may be let in, and counts it if counts is set.
+func (r *newcomerRate) allows(now time.Time, counts bool) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if now.Before(r.latest) {
 		now = r.latest
 	}
-	return r.limiter.TokensAt(now) >= 1
+	if !counts {
+		return r.limiter.TokensAt(now) >= 1
+	}
+	r.latest = now
+	return r.limiter.AllowN(now, 1)
 }
 
 func (n *newcomers) report(zone string, now time.Time) {
@@ -220,30 +209,21 @@ func (a *knownClients) until(r *store.Request, now time.Time) time.Duration {
 	return now.Sub(a.began) + max(min(r.Limit.Window, store.MaxWindow/knownWindows)*knownWindows, leastKnown)
 }
 
-// renew reports whether the client of r is remembered, and extends that if so.
-func (a *knownClients) renew(r *store.Request, now time.Time) bool {
+// has reports whether the client of r is remembered, and extends that if extends is set.
+func (a *knownClients) has(r *store.Request, now time.Time, extends bool) bool {
 	p, hash := a.pageOf(r)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	until, ok := p.until[hash]
+	ok = ok && until > now.Sub(a.began)
 	switch {
-	case !ok:
-		return false
-	case until <= now.Sub(a.began):
+	case !extends:
+	case ok:
+		p.until[hash] = a.until(r, now)
+	default:
 		delete(p.until, hash)
-		return false
 	}
-	p.until[hash] = a.until(r, now)
-	return true
-}
-
-// has reports whether the client of r is remembered.
-func (a *knownClients) has(r *store.Request, now time.Time) bool {
-	p, hash := a.pageOf(r)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	until, ok := p.until[hash]
-	return ok && until > now.Sub(a.began)
+	return ok
 }
 
 // add remembers the client of r, if there is room.

@@ -25,24 +25,24 @@ func TestKnownClientsLastWhileTheyAreUsed(t *testing.T) {
 	a.add(alice, now)
 	for range 10 {
 		now = now.Add(knownWindows*time.Hour - 1)
-		if !a.renew(alice, now) {
+		if !a.has(alice, now, true) {
 			t.Fatal("a client that comes is forgotten")
 		}
 	}
-	if a.renew(alice, now.Add(knownWindows*time.Hour)) {
+	if a.has(alice, now.Add(knownWindows*time.Hour), true) {
 		t.Error("a client that has not come for three windows is remembered")
 	}
 	// Zones remember their clients separately.
 	a.add(alice, now)
 	other := *alice.Limit
 	other.Zone = "other"
-	if a.renew(&store.Request{Limit: &other, ClientKey: "alice"}, now) {
+	if a.has(&store.Request{Limit: &other, ClientKey: "alice"}, now, true) {
 		t.Error("a client is remembered in a zone that it never used")
 	}
 	long := *alice.Limit
 	long.Window = store.MaxWindow
 	a.add(&store.Request{Limit: &long, ClientKey: "bob"}, now)
-	if !a.renew(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(store.MaxWindow/2)) {
+	if !a.has(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(store.MaxWindow/2), true) {
 		t.Error("a client is forgotten before the longest window is over")
 	}
 }
@@ -59,7 +59,7 @@ func TestNewcomersAreBoundedWhateverTheOrderOfTheirTimes(t *testing.T) {
 		if i%2 == 1 {
 			now = now.Add(-time.Second)
 		}
-		if n.rateOf("test").allow(now) {
+		if n.rateOf("test").allows(now, true) {
 			admitted++
 		}
 	}
@@ -87,7 +87,7 @@ func TestMadeUpKeysEvictNoClient(t *testing.T) {
 	}
 	lost := func() (lost int) {
 		for n := range regulars {
-			if !a.renew(acquaintance(strconv.Itoa(n)), now) {
+			if !a.has(acquaintance(strconv.Itoa(n)), now, true) {
 				lost++
 			}
 		}
@@ -115,7 +115,7 @@ func TestMadeUpKeysEvictNoClient(t *testing.T) {
 	missing := 0
 	for n := range most / 2 {
 		r := acquaintance(fmt.Sprint("new-", n))
-		if a.add(r, now); !a.renew(r, now) {
+		if a.add(r, now); !a.has(r, now, true) {
 			missing++
 		}
 	}

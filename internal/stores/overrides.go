@@ -28,7 +28,7 @@ const firstLook = 250 * time.Millisecond
 // when the store was looked at last.
 type overrides struct {
 	kept    store.Operable
-	current atomic.Pointer[map[overrideID]store.Override]
+	current atomic.Pointer[map[store.OverrideID]store.Override]
 	// changed is called after a look that has found another state.
 	changed func()
 	// looking is held during a look, so that none undoes a later one.
@@ -39,11 +39,6 @@ type overrides struct {
 	started sync.Once
 	life    context.Context
 	stop    context.CancelFunc
-}
-
-type overrideID struct {
-	kind          store.OverrideKind
-	zone, keptKey string
 }
 
 // overridePeriod is the time for which an answer of the store is trusted.
@@ -92,9 +87,9 @@ func (o *overrides) refresh(ctx context.Context) error {
 	o.looking.Lock()
 	defer o.looking.Unlock()
 	all, err := o.kept.Overrides(ctx)
-	current := make(map[overrideID]store.Override, len(all))
+	current := make(map[store.OverrideID]store.Override, len(all))
 	for _, override := range all {
-		current[overrideID{override.Kind, override.Zone, o.kept.KeptKey(override.ClientKey)}] = override
+		current[store.OverrideID{Kind: override.Kind, Zone: override.Zone, ClientKey: o.kept.KeptKey(override.ClientKey)}] = override
 	}
 	if before := o.current.Swap(&current); before != nil && !maps.Equal(*before, current) {
 		o.changed()
@@ -103,7 +98,7 @@ func (o *overrides) refresh(ctx context.Context) error {
 }
 
 // known returns the overrides as the last look showed them. It waits for the first one.
-func (o *overrides) known() map[overrideID]store.Override {
+func (o *overrides) known() map[store.OverrideID]store.Override {
 	current := o.current.Load()
 	if current == nil {
 		o.start()
@@ -140,7 +135,7 @@ func (h *Handle) OverridesOf(zone, clientKey string, now time.Time) (block, gran
 	}
 	keptKey := o.kept.KeptKey(clientKey)
 	find := func(kind store.OverrideKind) *store.Override {
-		if found, ok := known[overrideID{kind, zone, keptKey}]; ok && found.Until > now.UnixMicro() {
+		if found, ok := known[store.OverrideID{Kind: kind, Zone: zone, ClientKey: keptKey}]; ok && found.Until > now.UnixMicro() {
 			return &found
 		}
 		return nil

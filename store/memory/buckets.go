@@ -13,8 +13,8 @@ import (
 )
 
 const (
-	shardBits  = 6
-	shardCount = 1 << shardBits
+	stripeBits  = 6
+	stripeCount = 1 << stripeBits
 
 	// sampleSize is how many live buckets are compared to evict one of them, at least;
 	// and fullSample, if all of those are full.
@@ -35,7 +35,7 @@ const (
 // buckets, so that memory follows the number of live ones. Nothing runs in the
 // background.
 //
-// An insertion into a full view removes an expired bucket of any shard. Without
+// An insertion into a full view removes an expired bucket of any stripe. Without
 // one it evicts a live bucket: of a random sample the one that has spent the least share
 // of its capacity, among equals the one that resets first. Least is lost with that
 // bucket, a flood of new clients mostly evicts itself, and limits of different size
@@ -52,18 +52,18 @@ type Buckets struct {
 	// inserted, and leaves it after it is removed.
 	count atomic.Int64
 
-	// nearest has each shard's earliest due, readable without the shard's lock.
+	// nearest has each stripe's earliest due, readable without the stripe's lock.
 	// The values lie side by side in a few cache lines.
-	nearest [shardCount]atomic.Int64
-	shards  [shardCount]shard
+	nearest [stripeCount]atomic.Int64
+	stripes [stripeCount]stripe
 }
 
 // NewBuckets returns an empty set of buckets.
 func NewBuckets() *Buckets {
 	b := &Buckets{seed: maphash.MakeSeed()}
-	for i := range b.shards {
-		b.shards[i].nearest, b.shards[i].limits = &b.nearest[i], &b.limits
-		b.shards[i].publish()
+	for i := range b.stripes {
+		b.stripes[i].nearest, b.stripes[i].limits = &b.nearest[i], &b.limits
+		b.stripes[i].publish()
 	}
 	return b
 }
@@ -75,7 +75,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 // fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {
 	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.shards[b.shardOf(id)]
+	s := &b.stripes[b.stripeOf(id)]
 	st, found, revived := s.run(op, id, r, now, false)
 	switch {
 	case revived:
@@ -103,8 +103,8 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	}
 }
 
-func (b *Buckets) shardOf(id identity.ID) uint64 {
-	return id.Hash(b.seed) >> (64 - shardBits)
+func (b *Buckets) stripeOf(id identity.ID) uint64 {
+	return id.Hash(b.seed) >> (64 - stripeBits)
 }
 
 // reserve takes a place for a bucket, evicting one if there are as many as the view allows.
@@ -135,18 +135,18 @@ func (b *Buckets) reserve(now int64, by *Store) {
 // it did.
 func (b *Buckets) evict(now int64, by *Store) bool {
 	// A random start spreads evictions over the locks.
-	start := rand.IntN(shardCount)
-	for i := range shardCount {
-		i = (start + i) % shardCount
-		if b.nearest[i].Load() <= now && b.shards[i].expire(now, 1, math.MaxInt) == 1 {
+	start := rand.IntN(stripeCount)
+	for i := range stripeCount {
+		i = (start + i) % stripeCount
+		if b.nearest[i].Load() <= now && b.stripes[i].expire(now, 1, math.MaxInt) == 1 {
 			return true
 		}
 	}
 	var victim candidate
-	for i, seen := 0, 0; i < shardCount && (seen < sampleSize || victim.isFull() && seen < fullSample); i++ {
-		seen += b.shards[(start+i)%shardCount].sample(now, &victim)
+	for i, seen := 0, 0; i < stripeCount && (seen < sampleSize || victim.isFull() && seen < fullSample); i++ {
+		seen += b.stripes[(start+i)%stripeCount].sample(now, &victim)
 	}
-	if victim.bucket == nil || !victim.shard.evict(victim.bucket) {
+	if victim.bucket == nil || !victim.stripe.evict(victim.bucket) {
 		return false
 	}
 	if by.onEvict != nil && victim.counts(now) {
@@ -156,8 +156,8 @@ func (b *Buckets) evict(now int64, by *Store) bool {
 }
 
 func (b *Buckets) sweep(now int64) {
-	i := rand.IntN(shardCount)
+	i := rand.IntN(stripeCount)
 	if b.nearest[i].Load() <= now {
-		b.count.Add(-int64(b.shards[i].expire(now, sweepSize, sweepSize)))
+		b.count.Add(-int64(b.stripes[i].expire(now, sweepSize, sweepSize)))
 	}
 }

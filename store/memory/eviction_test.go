@@ -12,7 +12,7 @@ import (
 )
 
 // TestBoundIsReached: as many buckets as the bound allows fit in, however their keys
-// spread over the shards.
+// spread over the stripes.
 func TestBoundIsReached(t *testing.T) {
 	for _, bound := range []int{1, 2, 10, 63, 64, 65, 200} {
 		for range 20 { // each spreads keys differently
@@ -128,7 +128,7 @@ func TestExpiredBucketsGoFirst(t *testing.T) {
 	}
 	f.clock.Advance(time.Minute)
 
-	// The places of expired buckets of any shard are free.
+	// The places of expired buckets of any stripe are free.
 	newcomers := limit("newcomers", time.Hour)
 	for i := range half {
 		f.charge(newcomers, clientKey(i), 5)

@@ -25,7 +25,7 @@ const (
 // Has reports whether the bucket exists, and opens none.
 func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
 	id := identity.ID{Limit: b.limits.Number(limit), Key: clientKey}
-	s := &b.shards[b.shardOf(id)]
+	s := &b.stripes[b.stripeOf(id)]
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.find(id) != nil
@@ -35,11 +35,11 @@ func (b *Buckets) Has(limit *store.Limit, clientKey string) bool {
 func (b *Buckets) Verify() error {
 	var errs []error
 	total := 0
-	for i := range b.shards {
-		s := &b.shards[i]
+	for i := range b.stripes {
+		s := &b.stripes[i]
 		total += len(s.queue)
 		if err := s.verify(); err != nil {
-			errs = append(errs, fmt.Errorf("shard %d: %w", i, err))
+			errs = append(errs, fmt.Errorf("stripe %d: %w", i, err))
 		}
 	}
 	if n := b.Len(); n != total {
@@ -48,7 +48,7 @@ func (b *Buckets) Verify() error {
 	return errors.Join(errs...)
 }
 
-func (s *shard) verify() error {
+func (s *stripe) verify() error {
 	indexed := 0
 	for _, x := range s.indexes {
 		indexed += len(x.buckets)
@@ -87,17 +87,17 @@ func (q queue) verify() error {
 	return nil
 }
 
-// TestShardsShareWork: zones that count all clients together do not share one lock.
-func TestShardsShareWork(t *testing.T) {
+// TestStripesShareWork: zones that count all clients together do not share one lock.
+func TestStripesShareWork(t *testing.T) {
 	const zones = 256
 	b := NewBuckets()
-	shards := map[uint64]int{}
+	stripes := map[uint64]int{}
 	for z := range uint32(zones) {
-		shards[b.shardOf(identity.ID{Limit: z, Key: ""})]++
+		stripes[b.stripeOf(identity.ID{Limit: z, Key: ""})]++
 	}
-	for s, n := range shards {
+	for s, n := range stripes {
 		if n > zones/8 {
-			t.Errorf("shard %d has %d of %d buckets", s, n, zones)
+			t.Errorf("stripe %d has %d of %d buckets", s, n, zones)
 		}
 	}
 }

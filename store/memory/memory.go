@@ -103,7 +103,7 @@ func (s *Store) instant() int64 {
 func (s *Store) LastJump() (by time.Duration, at time.Time) { return s.buckets.clock.lastJump() }
 
 // Shards implements [store.Operable]: there are none.
-func (*Store) Shards() []store.Shard { return nil }
+func (*Store) Shards() []store.ShardFigures { return nil }
 
 // Inspect implements [store.Operable].
 func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
@@ -124,9 +124,9 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, s
 			visit(i, b.key, &st)
 		}
 	}
-	for n := range s.buckets.shards {
+	for n := range s.buckets.stripes {
 		for from, more := 0, true; more; from += walkSize {
-			more = s.buckets.shards[n].walk(from, look)
+			more = s.buckets.stripes[n].walk(from, look)
 		}
 	}
 }
@@ -142,7 +142,7 @@ func (s *Store) Len() int { return s.buckets.Len() }
 
 func (b *Buckets) forget(r *store.Request) {
 	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.shards[b.shardOf(id)]
+	s := &b.stripes[b.stripeOf(id)]
 	s.mu.Lock()
 	found := s.find(id)
 	s.mu.Unlock()

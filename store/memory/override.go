@@ -11,16 +11,11 @@ import (
 // overrides are those of all views. The zero value is empty.
 type overrides struct {
 	mu  sync.Mutex
-	all map[overrideID]store.Override
-}
-
-type overrideID struct {
-	kind            store.OverrideKind
-	zone, clientKey string
+	all map[store.OverrideID]store.Override
 }
 
 // live removes those that have ended, and returns the others. mu is held.
-func (o *overrides) live(now int64) map[overrideID]store.Override {
+func (o *overrides) live(now int64) map[store.OverrideID]store.Override {
 	for id, override := range o.all {
 		if override.Until <= now {
 			delete(o.all, id)
@@ -34,13 +29,13 @@ func (s *Store) SetOverride(_ context.Context, o store.Override) error {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	id := overrideID{o.Kind, o.Zone, o.ClientKey}
+	id := o.ID()
 	all := kept.live(s.now().UnixMicro())
 	if _, ok := all[id]; !ok && len(all) >= store.MaxOverrides {
 		return fmt.Errorf("there are %d overrides, which is the most: remove some", store.MaxOverrides)
 	}
 	if kept.all == nil {
-		kept.all = map[overrideID]store.Override{}
+		kept.all = map[store.OverrideID]store.Override{}
 	}
 	kept.all[id] = o
 	return nil
@@ -51,7 +46,7 @@ func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone,
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	id := overrideID{kind, zone, clientKey}
+	id := store.OverrideID{Kind: kind, Zone: zone, ClientKey: clientKey}
 	_, removed := kept.live(s.now().UnixMicro())[id]
 	delete(kept.all, id)
 	return removed, nil

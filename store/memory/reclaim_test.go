@@ -34,7 +34,7 @@ func TestFloodIsReclaimed(t *testing.T) {
 	}
 	flooded := heap() - before
 
-	// Shards are swept at random, so the last one takes a few more.
+	// Stripes are swept at random, so the last one takes a few more.
 	for i := 0; f.buckets.Len() > 2; i++ {
 		f.clock.Advance(time.Minute)
 		f.charge(minute, "client", 1)

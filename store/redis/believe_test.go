@@ -109,7 +109,7 @@ func TestFalseTimeIsNotBelieved(t *testing.T) {
 		if !errors.Is(st.Err, want) || st.Err == nil && time.UnixMicro(st.Now).Sub(time.Now().Add(ahead)).Abs() > algorithm.Grace {
 			t.Fatalf("a take %v ahead: %+v, want the error %v", ahead, st, want)
 		}
-		if now, _, _ := shard.shard.Owner(0).Clock.Estimate(time.Now()); want != nil && time.Until(time.UnixMicro(now)).Abs() > algorithm.Grace {
+		if now, _, _ := shard.Owner(0).Clock.Estimate(time.Now()); want != nil && time.Until(time.UnixMicro(now)).Abs() > algorithm.Grace {
 			t.Fatalf("the estimate is %v", time.UnixMicro(now))
 		}
 	}

@@ -237,7 +237,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		t.Fatal("the charge was not redirected")
 	}
 	was := laneAt(shard, e.to.Addr())
-	topology := hidden[atomic.Pointer[struct{}]](shard.shard.Shard, "topology")
+	topology := hidden[atomic.Pointer[struct{}]](shard.Connections, "topology")
 	// The topology that is being adopted may be older than the redirection.
 	for range 3 {
 		before := topology.Load()
@@ -252,7 +252,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		t.Error("the node has another lane")
 	}
 	used(t, "charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 2)
-	if at := shard.shard.Owner(wire.SlotOf([]byte("k"))); at == nil || at.Primary != e.from.Addr() {
+	if at := shard.Owner(wire.SlotOf([]byte("k"))); at == nil || at.Primary != e.from.Addr() {
 		t.Errorf("the owner is %+v, want %s", at, e.from.Addr())
 	}
 	if all := j.all(wire.PrimaryChanged, e.to.Addr()); len(all) > 0 {

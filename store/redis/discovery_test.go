@@ -339,12 +339,12 @@ func TestSentinelFailover(t *testing.T) {
 	t.Logf("charges work %v after the primary was killed", time.Since(killed).Round(time.Millisecond))
 	must(t, sh.Primary.Restart())
 	eventually(t, "the old primary answers checks as a replica", func() error {
-		for _, l := range shard.shard.Servers()[0].Replicas {
+		for _, l := range shard.Servers()[0].Replicas {
 			if l.Addr == sh.Primary.Addr() && l.IsUp() {
 				return nil
 			}
 		}
-		return fmt.Errorf("replicas are %v", shard.shard.Servers()[0].Replicas)
+		return fmt.Errorf("replicas are %v", shard.Servers()[0].Replicas)
 	})
 	sent := tr.stop()
 	if changed.Load() == 0 {
@@ -478,7 +478,7 @@ func TestDiscoveryIsPartOfTheDeadline(t *testing.T) {
 			sentinel.knows.Store(true)
 			var deadline time.Time
 			eventually(t, "the call is queued", func() error {
-				for _, at := range shard.shard.Servers() {
+				for _, at := range shard.Servers() {
 					for _, l := range []*wire.Lane{at.Checks, at.Charges} {
 						mu := hidden[sync.Mutex](l, "queue", "mu")
 						mu.Lock()

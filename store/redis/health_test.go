@@ -178,7 +178,7 @@ func TestMisconfiguredServersAreReportedOnce(t *testing.T) {
 	} {
 		shard := newShard(t, c.ShardOptions)
 		j := keepJournal(shard)
-		shard.shard.Await(t.Context())
+		shard.Await(t.Context())
 		j.awaitProblem(t, c.Addr(), c.words...)
 		before := len(j.all(wire.Misconfigured, c.Addr()))
 		eventually(t, "the server was inspected", func() error {
@@ -218,7 +218,7 @@ func TestServerThatComesBackIsLookedAtAgain(t *testing.T) {
 		return new(net.Dialer).DialContext(ctx, network, behind.Load().Addr())
 	}})
 	j := keepJournal(shard)
-	shard.shard.Await(t.Context())
+	shard.Await(t.Context())
 	j.await(t, wire.Met, addr)
 	times := func(kind wire.EventKind, n int) {
 		t.Helper()
@@ -263,7 +263,7 @@ func TestTwinsAreFound(t *testing.T) {
 	var members []Member
 	for i, shard := range shards {
 		members = append(members, Member{Name: string(rune('a' + i)), Shard: shard})
-		shard.shard.Await(t.Context())
+		shard.Await(t.Context())
 	}
 	s := New(Options{Members: members})
 	eventually(t, "all servers were inspected", func() error {
@@ -293,7 +293,7 @@ func TestServerComesBackByPings(t *testing.T) {
 	waitUntilUp(t, s)
 	must(t, server.Kill())
 	eventually(t, "the server is left out", func() error {
-		if shard.shard.Owner(0).Checks.IsUp() {
+		if shard.Owner(0).Checks.IsUp() {
 			return fmt.Errorf("check: %w", store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 		}
 		return nil
@@ -337,7 +337,7 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 	} {
 		shard := newShard(t, ShardOptions{Primary: c.Addr(), Credentials: c.Credentials})
 		j := keepJournal(shard)
-		shard.shard.Await(t.Context())
+		shard.Await(t.Context())
 		j.awaitProblem(t, c.Addr(), c.words...)
 		for _, e := range j.all(wire.Misconfigured, c.Addr()) {
 			if strings.Contains(e.Err.Error(), hint) != c.hints {

@@ -30,7 +30,7 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	s := newStore(t, shard, nil)
 	waitUntilUp(t, s)
 	// While one connection is in use, the check opens the other.
-	taken := clientOf(shard.shard.Owner(0).Checks).Conn()
+	taken := clientOf(shard.Owner(0).Checks).Conn()
 	must(t, taken.Ping(t.Context()).Err())
 	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 	must(t, taken.Close())
@@ -99,7 +99,7 @@ func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
 	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
 	// A call that is left to a worker fails.
-	replica := shard.shard.Owner(0).Replicas[0]
+	replica := shard.Owner(0).Replicas[0]
 	mu := hidden[sync.Mutex](replica, "queue", "mu")
 	mu.Lock()
 	*hidden[bool](replica, "queue", "closed") = true
@@ -199,7 +199,7 @@ func useAllConnections(t *testing.T, s *Store, plain bool) {
 			wg.Go(func() { store.Answers(t.Context(), s.Take, oneOf("probe")) })
 		}
 		wg.Wait()
-		if n := s.opts.Members[0].Shard.shard.Owner(0).Checks.Figures().Pool.Idle; n < 4 {
+		if n := s.opts.Members[0].Shard.Owner(0).Checks.Figures().Pool.Idle; n < 4 {
 			return fmt.Errorf("there are %d", n)
 		}
 		return nil
@@ -250,7 +250,7 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 // reported.
 func TestRefundsThatWaitAreBounded(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
-	lane := s.ownerOf("k").servers.Charges
+	lane := s.serversOf("k").Charges
 	mu := hidden[sync.Mutex](lane, "queue", "mu")
 	mu.Lock()
 	*hidden[int](lane, "queue", "limit") = 0

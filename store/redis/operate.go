@@ -6,7 +6,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/operate"
 )
 
 // resetTimeout bounds the removal of a bucket, including the search for its servers.
@@ -21,23 +20,12 @@ func (*Store) Len() int { return -1 }
 // LastJump implements [store.Operable]. The clocks that decide are those of [Store.Shards].
 func (*Store) LastJump() (by time.Duration, at time.Time) { return 0, time.Time{} }
 
-// Shards implements [store.Operable].
-func (s *Store) Shards() []store.Shard { return s.operator.Shards() }
-
-// Twins returns the addresses of two servers of different shards that are the same
-// server; empty if there are none.
-func (s *Store) Twins() (first, second string) { return s.operator.Twins() }
-
-// Diagnose implements [store.Operable]. It uses the options of the shards, and neither
-// their connections nor what they do in the background.
-func (s *Store) Diagnose(ctx context.Context) store.Diagnosis { return s.operator.Diagnose(ctx) }
-
 // Inspect implements [store.Operable]. A bucket that has not migrated yet is at
 // its previous shard only.
 func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
-	found := s.operator.Inspect(ctx, s.shards[s.sharder.owner(r.ClientKey)], r)
+	found := s.Operator.Inspect(ctx, *s.owner(r.ClientKey), r)
 	if was := s.previousOwner(r.ClientKey); was != nil {
-		previous := s.operator.Inspect(ctx, *was, r)
+		previous := s.Operator.Inspect(ctx, *was, r)
 		found.Previous = &previous
 	}
 	return found
@@ -51,12 +39,12 @@ func (s *Store) Reset(ctx context.Context, r store.Request) error {
 	defer cancel()
 	was := s.previousOwner(r.ClientKey)
 	if was != nil {
-		if err := s.operator.Remove(ctx, was.Shard, &r, false); err != nil {
+		if err := s.Remove(ctx, was.Shard, &r, false); err != nil {
 			return fmt.Errorf("reset at the previous shard %s: %w", was.Name, err)
 		}
 	}
-	now := &s.shards[s.sharder.owner(r.ClientKey)]
-	if err := s.operator.Remove(ctx, now.Shard, &r, was != nil); err != nil {
+	now := s.owner(r.ClientKey)
+	if err := s.Remove(ctx, now.Shard, &r, was != nil); err != nil {
 		return fmt.Errorf("reset at shard %s: %w", now.Name, err)
 	}
 	return nil
@@ -67,20 +55,9 @@ func (s *Store) KeptKey(clientKey string) string { return s.asker.Keys.Client(cl
 
 // SetOverride implements [store.Operable]. It is kept on the client's shard.
 func (s *Store) SetOverride(ctx context.Context, o store.Override) error {
-	var before *operate.Shard
+	var before *Shard
 	if was := s.previousOwner(o.ClientKey); was != nil {
 		before = was.Shard
 	}
-	return s.operator.SetOverride(ctx, o, s.shards[s.sharder.owner(o.ClientKey)].Shard, before)
-}
-
-// RemoveOverride implements [store.Operable]. It asks all shards, because the shard of a kept
-// key is not known.
-func (s *Store) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
-	return s.operator.RemoveOverride(ctx, kind, zone, clientKey)
-}
-
-// Overrides implements [store.Operable].
-func (s *Store) Overrides(ctx context.Context) ([]store.Override, error) {
-	return s.operator.Overrides(ctx)
+	return s.Operator.SetOverride(ctx, o, s.owner(o.ClientKey).Shard, before)
 }

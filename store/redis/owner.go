@@ -13,29 +13,25 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// owner is the place of the member that owns a bucket, and its servers that hold
-// the bucket; nil while none are known.
-type owner struct {
-	member  int
-	servers *wire.Servers
+// owner returns the member that owns a client key.
+func (s *Store) owner(clientKey string) *Member { return &s.Members[s.sharder.owner(clientKey)] }
+
+// serversOf returns the servers that hold a client's buckets, or nil while none are known.
+func (s *Store) serversOf(clientKey string) *wire.Servers {
+	return s.asker.Keys.Servers(s.owner(clientKey).Shard.Connections, clientKey)
 }
 
-func (s *Store) onlyOwner(reqs []store.Request) (only owner, ok bool) {
+func (s *Store) onlyServers(reqs []store.Request) (only *wire.Servers, ok bool) {
 	if len(reqs) == 0 {
-		return owner{}, false
+		return nil, false
 	}
-	only = s.ownerOf(reqs[0].ClientKey)
+	only = s.serversOf(reqs[0].ClientKey)
 	for i := 1; i < len(reqs); i++ {
-		if reqs[i].ClientKey != reqs[0].ClientKey && s.ownerOf(reqs[i].ClientKey) != only {
-			return owner{}, false
+		if reqs[i].ClientKey != reqs[0].ClientKey && s.serversOf(reqs[i].ClientKey) != only {
+			return nil, false
 		}
 	}
 	return only, true
-}
-
-func (s *Store) ownerOf(clientKey string) owner {
-	member := s.sharder.owner(clientKey)
-	return owner{member, s.asker.Keys.Servers(s.shards[member].Shard.Shard, clientKey)}
 }
 
 // rendezvous chooses a member for a client key by weighted rendezvous hashing:
@@ -89,11 +85,11 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// perOwner calls f concurrently, once for each owner of buckets, and waits.
-func (s *Store) perOwner(reqs []store.Request, states []store.State, f func(at owner, g ask.Group)) {
-	owned := map[owner][]int{}
+// perServers calls f concurrently, once for all servers that hold the same buckets, and waits.
+func (s *Store) perServers(reqs []store.Request, states []store.State, f func(at *wire.Servers, g ask.Group)) {
+	owned := map[*wire.Servers][]int{}
 	for i := range reqs {
-		at := s.ownerOf(reqs[i].ClientKey)
+		at := s.serversOf(reqs[i].ClientKey)
 		owned[at] = append(owned[at], i)
 	}
 	var wg sync.WaitGroup
@@ -110,7 +106,7 @@ func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, deadline
 		return
 	}
 	for i := range reqs {
-		shard := s.shards[s.sharder.owner(reqs[i].ClientKey)].Shard
+		shard := s.owner(reqs[i].ClientKey).Shard
 		if shard.IsFound() {
 			continue
 		}

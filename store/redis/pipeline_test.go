@@ -99,7 +99,7 @@ func TestBundlesAreFewCalls(t *testing.T) {
 					t.Fatalf("take %d is at %d, the first of its bundle at %d", i, st.Now, first.Now)
 				}
 			}
-			if _, _, known := s.opts.Members[0].Shard.shard.Owner(0).Clock.Estimate(time.Now()); !known {
+			if _, _, known := s.opts.Members[0].Shard.Owner(0).Clock.Estimate(time.Now()); !known {
 				t.Error("the primary's clock is not known")
 			}
 			if n := calls(t, server, "evalsha") - before; n != c.want {

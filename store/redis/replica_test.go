@@ -166,7 +166,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 			if st := store.Answers(t.Context(), after.Check, full("another")[:1])[0]; st.Err == nil {
 				t.Errorf("check of a window that is not open: %+v", st)
 			}
-			if _, _, ok := after.opts.Members[0].Shard.shard.Owner(0).Clock.Estimate(time.Now()); ok {
+			if _, _, ok := after.opts.Members[0].Shard.Owner(0).Clock.Estimate(time.Now()); ok {
 				t.Error("a replica's clock is taken for the primary's")
 			}
 		})
@@ -254,7 +254,7 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	s := newStore(t, shardOf(t, sh), nil)
 	must(t, store.Answers(t.Context(), s.Charge, oneOf("other"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
-	clock := s.ownerOf("k").servers.Clock
+	clock := s.serversOf("k").Clock
 	age := func() {
 		mu, start, offset := hidden[sync.Mutex](clock, "mu"), hidden[time.Time](clock, "start"), hidden[int64](clock, "offset")
 		mu.Lock()

@@ -69,29 +69,15 @@ type Options struct {
 	OnUndelivered func(shard string, op algorithm.Operation, err error)
 }
 
-// Member is a shard's place in a store.
-type Member struct {
-	// Name is the shard's identity: it decides which client keys it owns.
-	Name string
-	// Weight is its share of the client keys relative to the others'; 0 means
-	// 1.
-	Weight int
-	// Shard holds the connections.
-	Shard *Shard
-	// Observe, if set, receives every command that the store runs there.
-	Observe ask.Observer
-}
-
 // Store keeps buckets on its shards. It is safe for concurrent use.
 type Store struct {
-	opts Options
-	// shards are those of Members, and before those of Previous, at the same places.
-	shards, before []operate.Member
-	sharder        *rendezvous
+	// Operator does what operators ask for that concerns all shards.
+	*operate.Operator
+	opts    Options
+	sharder *rendezvous
 	// previous chooses among the shards before a resharding, or is nil.
 	previous *rendezvous
 	asker    *ask.Asker
-	operator *operate.Operator
 	// static is set if the servers of all shards are given.
 	static bool
 	// awaiting counts the detached calls that wait for buckets to migrate.
@@ -111,10 +97,11 @@ func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	observers := map[*wire.Shard]ask.Observer{}
+	observers := map[*wire.Connections]ask.Observer{}
+	for _, m := range slices.Concat(opts.Previous, opts.Members) {
+		observers[m.Shard.Connections] = m.Observe
+	}
 	s := &Store{
-		before:  shardsOf(opts.Previous, observers),
-		shards:  shardsOf(opts.Members, observers),
 		sharder: newRendezvous(opts.Members),
 		asker: &ask.Asker{
 			Keys:          ask.Keys{Prefix: opts.KeyPrefix, Secret: opts.KeySecret},
@@ -130,8 +117,8 @@ func New(opts Options) *Store {
 			s.opts.OnUndelivered(s.Owner(clientKey), op, err)
 		}
 	}
-	s.operator = &operate.Operator{Members: s.shards, Previous: s.before, Asker: s.asker, Now: opts.Now}
-	s.static = !slices.ContainsFunc(s.shards, func(m operate.Member) bool { return m.Shard.Finds() })
+	s.Operator = &operate.Operator{Members: opts.Members, Previous: opts.Previous, Asker: s.asker, Now: opts.Now}
+	s.static = !slices.ContainsFunc(opts.Members, func(m Member) bool { return m.Shard.Finds() })
 	if len(opts.Previous) > 0 {
 		s.previous = newRendezvous(opts.Previous)
 		if opts.Migrations == nil {
@@ -142,19 +129,10 @@ func New(opts Options) *Store {
 	return s
 }
 
-// shardsOf returns the shards of members, and adds their observers.
-func shardsOf(members []Member, observers map[*wire.Shard]ask.Observer) (shards []operate.Member) {
-	for _, m := range members {
-		shards = append(shards, operate.Member{Name: m.Name, Shard: m.Shard.shard})
-		observers[m.Shard.shard.Shard] = m.Observe
-	}
-	return shards
-}
-
 // Warm implements [store.Remote].
 func (s *Store) Warm(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, m := range s.shards {
+	for _, m := range s.Members {
 		wg.Go(func() { m.Shard.Warm(ctx, ask.Scripts()) })
 	}
 	wg.Wait()
@@ -205,11 +183,11 @@ func (s *Store) run(ctx context.Context, op algorithm.Operation, reqs []store.Re
 // runMigrated runs an operation on buckets that are at their owners.
 func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
 	s.awaitServers(ctx, reqs, deadline)
-	if only, ok := s.onlyOwner(reqs); ok {
-		s.asker.Run(ctx, op, only.servers, ask.Group{Reqs: reqs, States: states}, deadline)
+	if only, ok := s.onlyServers(reqs); ok {
+		s.asker.Run(ctx, op, only, ask.Group{Reqs: reqs, States: states}, deadline)
 		return
 	}
-	s.perOwner(reqs, states, func(at owner, g ask.Group) { s.asker.Run(ctx, op, at.servers, g, deadline) })
+	s.perServers(reqs, states, func(at *wire.Servers, g ask.Group) { s.asker.Run(ctx, op, at, g, deadline) })
 }
 
 // PenalizeDetached implements [store.Remote].
@@ -254,25 +232,23 @@ func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation,
 
 // detachMigrated is detach for buckets that are at their owners.
 func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	if only, ok := s.onlyOwner(reqs); ok {
-		s.asker.Post(op, only.servers, ask.Group{Reqs: reqs}, s.opts.Members[only.member].Observe, report)
+	if only, ok := s.onlyServers(reqs); ok {
+		s.asker.Post(op, only, ask.Group{Reqs: reqs}, report)
 		return
 	}
-	s.perOwner(reqs, nil, func(at owner, g ask.Group) {
-		s.asker.Post(op, at.servers, g, s.opts.Members[at.member].Observe, report)
-	})
+	s.perServers(reqs, nil, func(at *wire.Servers, g ask.Group) { s.asker.Post(op, at, g, report) })
 }
 
 // Hurry implements [store.Remote]: what waits joins a pipeline.
 func (s *Store) Hurry(clientKey string) {
-	if at := s.ownerOf(clientKey); at.servers != nil {
-		at.servers.Charges.Hurry()
+	if at := s.serversOf(clientKey); at != nil {
+		at.Charges.Hurry()
 	}
 }
 
 // Owner implements [store.Remote].
 func (s *Store) Owner(clientKey string) string {
-	return s.opts.Members[s.sharder.owner(clientKey)].Name
+	return s.owner(clientKey).Name
 }
 
 // Interface guards.

@@ -28,8 +28,8 @@ type Asker struct {
 	ReadPrimary bool
 	// Time, in tests, takes the place of the primary's clock; nil for none.
 	Time func() time.Time
-	// Observers receive the commands that Run and AskOne send to a shard.
-	Observers map[*wire.Shard]Observer
+	// Observers receive the commands that Run, AskOne and Post send to a shard.
+	Observers map[*wire.Connections]Observer
 	// OnUndelivered, if set, receives the failures of what is posted without a report.
 	OnUndelivered func(clientKey string, op algorithm.Operation, err error)
 
@@ -215,21 +215,21 @@ func (a *Asker) AskOne(ctx context.Context, l *wire.Lane, r store.Request, deadl
 
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Time, op Op) {
-	for _, take := range abandonedTakes(l.Shard, op.Operation, g) {
+	for _, take := range abandonedTakes(l.Connections, op.Operation, g) {
 		select {
 		case <-take:
 		case <-ctx.Done():
 		}
 	}
 	c := a.call(l, g, deadline, op)
-	observe, began := a.Observers[l.Shard], c.Began
+	observe, began := a.Observers[l.Connections], c.Began
 	sent, err := l.Do(ctx, c)
 	if err != nil {
 		for range g.Members {
 			observe.observe(op.Role, op.Operation, time.Since(began), err)
 		}
 		if sent && op.Operation == algorithm.Take {
-			l.Shard.Abandoned.Add(c, g.ids())
+			l.Connections.Abandoned.Add(c, g.ids())
 		}
 		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
@@ -241,15 +241,15 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 	}
 	observe.observeAll(op, c)
 	for n, i := range g.Members {
-		g.States[i] = op.State(c.Cmds[n], &g.Reqs[i])
+		g.States[i], _ = op.Outcome(c.Cmds[n], &g.Reqs[i])
 	}
 	c.Release()
 }
 
 // Post runs an operation at a primary without waiting. report, unless it is nil, receives the
-// state of each member of g by its place, and observe, unless it is nil, each command. A
-// refund waits for a take of its ID that is under way. Without servers, nil, nothing runs.
-func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, observe Observer, report func(i int, st store.State)) {
+// state of each member of g by its place. A refund waits for a take of its ID that is under
+// way. Without servers, nil, nothing runs.
+func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report func(i int, st store.State)) {
 	g = g.complete()
 	if at == nil {
 		for _, i := range g.Members {
@@ -257,16 +257,16 @@ func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, observe 
 		}
 		return
 	}
-	if takes := abandonedTakes(at.Charges.Shard, op, g); len(takes) > 0 {
-		at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, observe, report) })
+	if takes := abandonedTakes(at.Charges.Connections, op, g); len(takes) > 0 {
+		at.Charges.Connections.Abandoned.After(takes, func() { a.post(op, at, g, report) })
 		return
 	}
-	a.post(op, at, g, observe, report)
+	a.post(op, at, g, report)
 }
 
 // abandonedTakes returns what is closed when the takes of these refunds have ended that
 // their callers do not await.
-func abandonedTakes(shard *wire.Shard, op algorithm.Operation, g Group) (ends []chan struct{}) {
+func abandonedTakes(shard *wire.Connections, op algorithm.Operation, g Group) (ends []chan struct{}) {
 	if op != algorithm.Refund {
 		return nil
 	}
@@ -280,7 +280,7 @@ func abandonedTakes(shard *wire.Shard, op algorithm.Operation, g Group) (ends []
 	return ends
 }
 
-func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, observe Observer, report func(i int, st store.State)) {
+func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report func(i int, st store.State)) {
 	op, now := a.Writing(what, at), time.Now()
 	if what == algorithm.Charge && !at.Charges.Scripted.Load() {
 		// Without a recent reading of the primary's clock no instant is sure.
@@ -290,12 +290,12 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, observ
 	}
 	c := a.call(at.Charges, g, now.Add(a.ChargeTimeout), op)
 	c.Detached = func(c *wire.Call) {
-		observe.observeAll(op, c)
+		a.Observers[at.Charges.Connections].observeAll(op, c)
 		for _, cmd := range c.Cmds {
 			r := &g.Reqs[cmd.Place]
-			st, missed := op.outcome(cmd, r)
-			if missed.is {
-				a.repair(at, r, cmd.Place, missed, observe, report)
+			st, missed := op.Outcome(cmd, r)
+			if missed.Is {
+				a.repair(at, r, cmd.Place, missed, report)
 				continue
 			}
 			a.Report(report, what, r, cmd.Place, st)
@@ -331,7 +331,7 @@ func (a *Asker) call(l *wire.Lane, g Group, deadline time.Time, op Op) *wire.Cal
 	// A replica and the primary share the timeout, part of which is over when they
 	// are asked.
 	c := wire.NewCall(deadline, a.CheckTimeout*7/16)
-	keys := a.Keys.In(l.Shard)
+	keys := a.Keys.In(l.Connections)
 	for n, i := range g.Members {
 		room := &c.Room
 		if n > 0 {
@@ -360,8 +360,8 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
-func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed missing, observe Observer, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, whole([]store.Request{missed.rest(r)}, nil), observe, func(_ int, st store.State) {
+func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed Missed, report func(i int, st store.State)) {
+	a.post(algorithm.Charge, at, whole([]store.Request{missed.Rest(r)}, nil), func(_ int, st store.State) {
 		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}

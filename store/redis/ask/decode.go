@@ -2,6 +2,7 @@ package ask
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -9,26 +10,22 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// State returns what the outcome of cmd, a command of op, means to r.
-func (op Op) State(cmd *wire.Command, r *store.Request) store.State {
-	st, _ := op.outcome(cmd, r)
-	return st
-}
-
-// outcome is State, and what a plain charge has missed.
-func (op Op) outcome(cmd *wire.Command, r *store.Request) (st store.State, missed missing) {
+// Outcome returns what the outcome of cmd, a command of op, means to r, and what a plain
+// charge has missed.
+func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, missed Missed) {
 	if cmd.Outcome != nil {
-		return store.State{Err: cmd.Outcome}, missing{}
+		return store.State{Err: cmd.Outcome}, Missed{}
 	}
 	l := &layouts[r.Limit.Algorithm]
-	if reply, is := cmd.Charged(); is {
-		st = l.charged(r, &reply)
-		missed = missedWindow(r, &reply, st.Err)
-	} else if cmd.IsScript() {
+	switch {
+	case cmd.IsScript():
 		// A script that did without the clock was given an instant that has passed.
 		st = op.replied(l, r, cmd.Numbers(), cmd.Passed())
-	} else {
-		st = l.read(r, cmd.Texts(), op.Now)
+	case op.reads():
+		texts, _ := cmd.Texts() // the error is the outcome
+		st = l.read(r, texts, op.Now)
+	default:
+		st, missed = l.charged(r, cmd)
 	}
 	st.Replica = op.Role == store.RoleReplica
 	if st.Err != nil && !op.reads() {
@@ -38,60 +35,47 @@ func (op Op) outcome(cmd *wire.Command, r *store.Request) (st store.State, misse
 	return st, missed
 }
 
-// Rest returns the charge that is left for the script, and whether one is, because cmd, a
-// charge of r without a script, did not count in an open window.
-func (op Op) Rest(cmd *wire.Command, r *store.Request) (again store.Request, is bool) {
-	_, missed := op.outcome(cmd, r)
-	return missed.rest(r), missed.is
-}
-
-// A charge of a fixed window that the caller knows to be open calls no script: it is
-// HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
-// caller thought; what it was not, Post repairs.
-
-// charged is what the reply to a plain charge means to r.
-func (l *layout) charged(r *store.Request, reply *wire.ChargeReply) store.State {
-	if reply.Err != nil {
-		return store.State{Err: reply.Err}
-	}
-	numbers, err := parseNumbers(append(reply.Room, reply.Count), reply.Window)
-	if err != nil {
-		return store.State{Err: err}
-	}
-	return l.state(r, reply.Now, true, numbers)
-}
-
-// missing says what is left of a plain charge that did not count in an open window.
-type missing struct {
-	// is is set if the script has to charge what is left.
-	is   bool
+// Missed says what is left of a plain charge that did not count in an open window.
+type Missed struct {
+	// Is is set if the script has to charge what is left.
+	Is   bool
 	left int64
 	// isHidden is set if the server refuses to show the window.
 	isHidden bool
 }
 
-// rest returns what is left of r.
-func (m missing) rest(r *store.Request) store.Request {
+// Rest returns what is left of r.
+func (m Missed) Rest(r *store.Request) store.Request {
 	again := *r
 	again.Cost, again.Until = m.left, 0
 	return again
 }
 
-// missedWindow returns what a plain charge of r has missed, as far as its reply shows, which
-// is decoded or has the error: nothing is left of an orphan, which the charge made if there
-// was no bucket, or if the server has counted it and does not show the window; all if the
-// window was over, as on a promoted server with an old copy, or is not believed.
-func missedWindow(r *store.Request, reply *wire.ChargeReply, err error) missing {
+// charged is what the replies to a plain charge mean to r, and what it has missed, as far as
+// they show: nothing is left of an orphan, which the charge made if there was no bucket, or if
+// the server has counted it and does not show the window; all if the window was over, as on
+// a promoted server with an old copy, or is not believed.
+func (l *layout) charged(r *store.Request, cmd *wire.Command) (store.State, Missed) {
+	window, err := cmd.Texts()
 	if err != nil {
-		isHidden := wire.Says(reply.Err, wire.Lacking)
-		return missing{is: isHidden, isHidden: isHidden}
+		isHidden := wire.Says(err, wire.Lacking)
+		return store.State{Err: err}, Missed{Is: isHidden, isHidden: isHidden}
 	}
-	if reply.Window[0] == "" {
-		return missing{is: true}
+	var room [3]int64
+	numbers, err := parseNumbers(append(room[:0], cmd.Number()), window)
+	if err != nil {
+		return store.State{Err: err}, Missed{}
 	}
-	// The state has shown that it is a number.
-	end, _ := strconv.ParseInt(reply.Window[0], 10, 64)
-	return missing{is: end <= reply.Now || !algorithm.Believes(end, reply.Now, r.Limit.Window), left: r.Cost}
+	now := cmd.Passed()
+	st := l.state(r, now, true, numbers)
+	switch end := numbers[1]; {
+	case st.Err != nil:
+		return st, Missed{}
+	case window[0] == "":
+		return st, Missed{Is: true}
+	default:
+		return st, Missed{Is: end <= now || !algorithm.Believes(end, now, r.Limit.Window), left: r.Cost}
+	}
 }
 
 // replied is what a script's reply means to r. fallback is the instant of a script
@@ -177,7 +161,7 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 		sane = sane && isSane(n)
 	}
 	if !sane {
-		return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, numbers, now)}
+		return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, slices.Clone(numbers), now)}
 	}
 	var content store.Content
 	copy(content[:], numbers)

@@ -14,7 +14,7 @@ import (
 )
 
 // Op is what a command does with a bucket. It needs no server: Command encodes it, and
-// State decodes the reply.
+// Outcome decodes the reply.
 type Op struct {
 	algorithm.Operation
 	// Role is that of the server that is asked.
@@ -46,15 +46,15 @@ func (op Op) reads() bool {
 func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.Command {
 	l, key := layoutOf(r.Limit.Algorithm), keys.Key(r.Limit, r.ClientKey)
 	if op.Latest != 0 && l.isHash && r.Until > op.Latest && r.Cost > 0 {
-		return wire.NewPlainCharge(key, r, op.Now, op.Clock, chargeByScript)
+		return wire.NewWrite((*plainCharge)(r), key, [...]any{wordHIncrBy, wordCount, r.Cost}, [...]any{wordHMGet, wordReset, wordPenalty}, op.Now, op.Clock)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
 	// Without one, the script runs for the server's own time.
 	switch reads := op.ReadOnly && op.Now != 0; {
 	case reads && l.isHash:
-		return wire.NewHashRead(key)
+		return wire.NewRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
 	case reads && !l.isSet:
-		return wire.NewStringRead(key)
+		return wire.NewRead(wordMGet, key)
 	}
 	if call == nil {
 		call = new(wire.ScriptCall)
@@ -63,9 +63,27 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 	return &call.Command
 }
 
-// chargeByScript encodes a plain charge as a call of the script.
-func chargeByScript(call *wire.ScriptCall, key string, r *store.Request, clock *wire.Clock) {
-	Op{Operation: algorithm.Charge, Clock: clock}.callScript(layoutOf(r.Limit.Algorithm), call, key, r)
+// The words of commands that call no script, and the fields of a hash, boxed.
+var (
+	wordHMGet   any = "hmget"
+	wordMGet    any = "mget"
+	wordHIncrBy any = "hincrby"
+	wordCount   any = "c"
+	wordReset   any = "r"
+	wordPenalty any = "p"
+)
+
+// plainCharge is a charge of a window that the caller knows to be open. It calls no script:
+// it is HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
+// caller thought; what it was not, Post repairs.
+type plainCharge store.Request
+
+// Latest implements [wire.Write].
+func (c *plainCharge) Latest() int64 { return c.Until }
+
+// CallScript implements [wire.Write].
+func (c *plainCharge) CallScript(call *wire.ScriptCall, key string, clock *wire.Clock) {
+	Op{Operation: algorithm.Charge, Clock: clock}.callScript(layoutOf(c.Limit.Algorithm), call, key, (*store.Request)(c))
 }
 
 func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.Request) {
@@ -114,7 +132,7 @@ type Keys struct {
 }
 
 // In returns the keys in a shard.
-func (k Keys) In(shard *wire.Shard) Keys {
+func (k Keys) In(shard *wire.Connections) Keys {
 	k.Tagged = shard.InCluster
 	return k
 }
@@ -234,7 +252,7 @@ func (k Keys) Mark(bucket string) string {
 
 // Servers returns the servers in a shard that hold a client's buckets, or nil while none
 // are known.
-func (k Keys) Servers(shard *wire.Shard, clientKey string) *wire.Servers {
+func (k Keys) Servers(shard *wire.Connections, clientKey string) *wire.Servers {
 	if !shard.InCluster {
 		return shard.Owner(0)
 	}

@@ -13,29 +13,26 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
-// TestCommandsNeedNoLane: whoever has the words of a command run, and gives it the replies,
-// has the state that the algorithm has.
+// TestCommandsNeedNoLane: whoever has a command run has the state that the algorithm has.
 func TestCommandsNeedNoLane(t *testing.T) {
-	client := redistest.Start(t).Client()
+	server := redistest.Start(t)
+	shard := wire.NewConnections(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
+	redistest.CloseAtEnd(t, shard)
+	shard.Warm(t.Context(), Scripts())
 	run := func(cmd *wire.Command) {
 		t.Helper()
-		var replies []any
-		for _, words := range cmd.Words() {
-			if cmd.IsScript() {
-				words[0], words[1] = "eval", cmd.Source()
-			}
-			reply, err := client.Do(t.Context(), words...).Result()
-			redistest.Must(t, err)
-			replies = append(replies, reply)
-		}
-		cmd.Answer(replies...)
+		pipe := server.Client().Pipeline()
+		cmd.AddTo(t.Context(), pipe)
+		_, err := pipe.Exec(t.Context())
+		redistest.Must(t, err)
+		cmd.SetOutcome(nil)
 	}
 	rng := rand.New(rand.NewPCG(1, 2))
 	for n, limit := range storetest.Limits {
 		limit.Zone = fmt.Sprint("offline", n)
 		bucket := algorithm.New(&limit)
 		now := time.Now().UnixMicro()
-		until := int64(0)
+		until, want := int64(0), store.State{}
 		for i := range 200 {
 			now += rng.Int64N(limit.Window.Microseconds() / 4)
 			r := store.Request{Limit: &limit, ClientKey: "k", Events: 10, Cost: 1 + rng.Int64N(3), ID: fmt.Sprint(i), Until: until}
@@ -46,8 +43,8 @@ func TestCommandsNeedNoLane(t *testing.T) {
 			}
 			cmd := op.Command(Keys{Prefix: "rl"}, &r, nil)
 			run(cmd)
-			got, want := op.State(cmd, &r), what.Run(bucket, &r, now)
-			if got != want {
+			got, _ := op.Outcome(cmd, &r)
+			if want = what.Run(bucket, &r, now); got != want {
 				t.Fatalf("%v %v, step %d, %v: %+v, want %+v", limit.Algorithm, limit.Align, i, what, got, want)
 			}
 			// Checks do not store an aligned window.

@@ -31,12 +31,12 @@ func TestCalendarWindowByTheServersClock(t *testing.T) {
 				c.Add(now)
 				fixedWindow.arguments(&c, op, &r)
 				c.Ready()
-				sent := c.Words()[0]
-				text, err := client.Eval(t.Context(), c.Source(), []string{key}, sent[len(sent)-2:]...).Text()
+				pipe := client.Pipeline()
+				fixedWindow.script.Load(t.Context(), pipe)
+				c.AddTo(t.Context(), pipe)
+				_, err := pipe.Exec(t.Context())
 				redistest.Must(t, err)
-				reply, err := wire.Unpack(nil, text)
-				redistest.Must(t, err)
-				if st := op.replied(fixedWindow, &r, reply, 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
+				if st := op.replied(fixedWindow, &r, c.Numbers(), 0); st.Err != nil || st.Reset != limit.Calendar.End(now) {
 					t.Errorf("%s, hour %d, caller's clock %v ahead: the window ends at %v, want %v", day, hour, skew,
 						time.UnixMicro(st.Reset), time.UnixMicro(limit.Calendar.End(now)))
 				}
@@ -50,7 +50,7 @@ func TestCalendarWindowByTheServersClock(t *testing.T) {
 // more than five seconds after that instant. A take does the same.
 func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	server := redistest.Start(t)
-	shard := wire.NewShard(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
+	shard := wire.NewConnections(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
 	redistest.CloseAtEnd(t, shard)
 	for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take} {
 		for i, c := range []struct {

@@ -8,8 +8,8 @@ import (
 )
 
 // Shards describes the shards of the store, those that own nothing any more at the end.
-func (p *Operator) Shards() []store.Shard {
-	var all []store.Shard
+func (p *Operator) Shards() []store.ShardFigures {
+	var all []store.ShardFigures
 	for _, m := range p.Members {
 		all = append(all, m.Shard.figures(m.Name))
 	}
@@ -22,8 +22,8 @@ func (p *Operator) Shards() []store.Shard {
 }
 
 // figures describes the shard, which a store knows by this name.
-func (s *Shard) figures(name string) store.Shard {
-	f := store.Shard{Name: name, Kind: s.Kind, Found: s.IsFound()}
+func (s *Shard) figures(name string) store.ShardFigures {
+	f := store.ShardFigures{Name: name, Kind: s.Kind, Found: s.IsFound()}
 	for _, at := range s.Servers() {
 		primary := s.serverFigures(store.RolePrimary, at.Checks, at.Charges)
 		primary.Jump, primary.JumpedAt = at.Clock.LastJump()
@@ -35,12 +35,12 @@ func (s *Shard) figures(name string) store.Shard {
 	return f
 }
 
-func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.Server {
+func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.ServerFigures {
 	addr := lanes[0].Addr
 	s.mu.Lock()
 	_, met := s.met[addr]
 	s.mu.Unlock()
-	f := store.Server{Address: addr, Role: role, State: store.ServerUp}
+	f := store.ServerFigures{Address: addr, Role: role, State: store.ServerUp}
 	if !met {
 		f.State = store.ServerUnmet
 	}

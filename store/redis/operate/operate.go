@@ -11,9 +11,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// Shard is a shard with what is known of it beyond any store.
+// Shard is one independent Redis: the connections to it, and what is known of it beyond any
+// store.
 type Shard struct {
-	*wire.Shard
+	*wire.Connections
 
 	mu sync.Mutex
 	// met are the inspected servers, by address.
@@ -24,14 +25,21 @@ type Shard struct {
 // NewShard returns a shard whose servers are examined from the first use until it is closed.
 func NewShard(opts wire.Options) *Shard {
 	s := &Shard{met: map[string]sight{}}
-	s.Shard = wire.NewShard(opts, s.examine)
+	s.Connections = wire.NewConnections(opts, s.examine)
 	return s
 }
 
-// Member is a shard of a store, under its name there.
+// Member is a shard's place in a store.
 type Member struct {
-	Name  string
+	// Name is the shard's identity: it decides which client keys it owns.
+	Name string
+	// Weight is its share of the client keys relative to the others'; 0 means
+	// 1.
+	Weight int
+	// Shard holds the connections.
 	Shard *Shard
+	// Observe, if set, receives every command that the store runs there.
+	Observe ask.Observer
 }
 
 // Operator does what operators ask of a store. It is safe for concurrent use.

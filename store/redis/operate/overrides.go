@@ -38,8 +38,9 @@ type readOverrides struct {
 	isHandedOver bool
 }
 
-func nameOfOverride(kind store.OverrideKind, zone, keptKey string) string {
-	return string(kind) + ":" + zone + ":" + keptKey
+// nameOf returns the name of an override in the hash, which has the kept form of the client key.
+func (p *Operator) nameOf(o store.OverrideID) string {
+	return string(o.Kind) + ":" + o.Zone + ":" + p.Asker.Keys.Client(o.ClientKey)
 }
 
 // SetOverride keeps an override on a shard, and on the one before a resharding, which may
@@ -56,7 +57,7 @@ func (p *Operator) SetOverride(ctx context.Context, o store.Override, shard, bef
 		return err
 	}
 	// Another shard may have owned the client. What cannot be removed there is older.
-	name := nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey))
+	name := p.nameOf(o.ID())
 	_ = p.atAllShards(func(other *Shard) (err error) {
 		if other != shard && other != before {
 			_, err = p.override(ctx, other, "remove", name)
@@ -73,7 +74,7 @@ func (p *Operator) keep(ctx context.Context, shard *Shard, op string, o *store.O
 		return fmt.Errorf("encode an override: %w", err)
 	}
 	ends := (o.Until + 999) / 1000
-	reply, err := p.override(ctx, shard, op, nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey)), wire.AppendPacked(nil, ends, store.MaxOverrides), content)
+	reply, err := p.override(ctx, shard, op, p.nameOf(o.ID()), wire.AppendPacked(nil, ends, store.MaxOverrides), content)
 	if err == nil && reply != "SET" {
 		err = fmt.Errorf("there are %d overrides on this shard, which is the most: remove some", store.MaxOverrides)
 	}
@@ -83,7 +84,7 @@ func (p *Operator) keep(ctx context.Context, shard *Shard, op string, o *store.O
 // RemoveOverride removes an override, and reports whether there was one. It asks all shards, because the shard of a kept
 // key is not known.
 func (p *Operator) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
-	name := nameOfOverride(kind, zone, p.Asker.Keys.Client(clientKey))
+	name := p.nameOf(store.OverrideID{Kind: kind, Zone: zone, ClientKey: clientKey})
 	var removed atomic.Bool
 	err := p.atAllShards(func(shard *Shard) error {
 		reply, err := p.override(ctx, shard, "remove", name)
@@ -104,7 +105,7 @@ func (p *Operator) Overrides(ctx context.Context) ([]store.Override, error) {
 		mu.Lock()
 		defer mu.Unlock()
 		for _, o := range some {
-			name := nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey))
+			name := p.nameOf(o.ID())
 			if other, ok := latest[name]; !ok || o.Since > other.Since {
 				latest[name] = o
 			}
@@ -185,10 +186,8 @@ func (p *Operator) handOver(ctx context.Context, shard *Shard, all []store.Overr
 		return err
 	}
 	for _, o := range all {
-		if !slices.ContainsFunc(now.all, func(other store.Override) bool {
-			return other.Kind == o.Kind && other.Zone == o.Zone && other.ClientKey == o.ClientKey
-		}) {
-			if _, err := p.override(ctx, to, "remove", nameOfOverride(o.Kind, o.Zone, p.Asker.Keys.Client(o.ClientKey))); err != nil {
+		if !slices.ContainsFunc(now.all, func(other store.Override) bool { return other.ID() == o.ID() }) {
+			if _, err := p.override(ctx, to, "remove", p.nameOf(o.ID())); err != nil {
 				return err
 			}
 		}

@@ -71,8 +71,8 @@ func (a *Abandoned) After(ends []chan struct{}, refund func()) {
 	}()
 }
 
-// settle waits until no refund waits, or ctx ends.
-func (a *Abandoned) settle(ctx context.Context) {
+// await waits until no refund waits, or ctx ends.
+func (a *Abandoned) await(ctx context.Context) {
 	a.mu.Lock()
 	if a.refunds == 0 {
 		a.mu.Unlock()

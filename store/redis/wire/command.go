@@ -10,8 +10,6 @@ import (
 	"slices"
 
 	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Script is one Lua script. Its name is boxed once, because every request builds
@@ -34,16 +32,16 @@ func NewScript(source, bundle string) *Script {
 	return s
 }
 
-// load adds to a pipeline what loads the script, for one bucket and for several.
-func (s *Script) load(ctx context.Context, pipe goredis.Pipeliner) {
+// Load adds to a pipeline what loads the script, for one bucket and for several.
+func (s *Script) Load(ctx context.Context, pipe goredis.Pipeliner) {
 	pipe.ScriptLoad(ctx, s.source)
 	if s.bundle != nil {
-		s.bundle.load(ctx, pipe)
+		s.bundle.Load(ctx, pipe)
 	}
 }
 
-// Command is one command in a pipeline: a call of a script, a read, or a charge without a
-// script, which takes two commands of Redis.
+// Command is one command in a pipeline: a call of a script, a read, or a write without a
+// script, which a read of what it has changed follows.
 type Command struct {
 	// Cmder is nil for a call of a script that was not sent by itself.
 	goredis.Cmder
@@ -52,13 +50,11 @@ type Command struct {
 	// reply and failure are what a bundle got for its member.
 	reply   string
 	failure error
-	// charge is what a charge that calls no script charges, or nil; byScript encodes the
-	// same charge as a call of the script. window reads the window that was charged, and
-	// follows in the same pipeline; windowArgs are its words.
-	charge     *store.Request
-	byScript   EncodeCharge
-	window     *goredis.StringSliceCmd
-	windowArgs []any
+	// write is a write that calls no script, or nil. follow reads what it has changed;
+	// followArgs are its words.
+	write      Write
+	follow     *goredis.StringSliceCmd
+	followArgs []any
 	// Clock, if not nil, is the clock that decides, which is the server's. It
 	// learns the time from replies.
 	Clock *Clock
@@ -81,7 +77,7 @@ type Command struct {
 	// so that they are not boxed one by one.
 	args []any
 	key  string
-	// ints are a script's numbers, packed into one argument. A charge that calls no
+	// ints are a script's numbers, packed into one argument. A write that calls no
 	// script has only the instant.
 	ints   []int64
 	packed packed
@@ -101,13 +97,12 @@ type (
 		Command
 		argsRoom [5]any
 	}
-	// plainCharge is a charge without a script, with the room that it needs.
-	plainCharge struct {
+	// plainWrite is a write without a script, with the room that it needs.
+	plainWrite struct {
 		Command
-		nowRoom     [1]int64
-		numbersRoom [3]int64
-		argsRoom    [4]any
-		windowRoom  [4]any
+		nowRoom    [1]int64
+		argsRoom   [4]any
+		followRoom [4]any
 	}
 	// ScriptCall is a call of a script on one key, with the room that it needs: Begin, then
 	// Add the numbers, then Ready.
@@ -127,12 +122,6 @@ var (
 	wordEvalSHARO any = "evalsha_ro"
 	wordAsking    any = "asking"
 	wordOneKey    any = 1
-	wordHMGet     any = "hmget"
-	wordMGet      any = "mget"
-	wordHIncrBy   any = "hincrby"
-	wordCount     any = "c"
-	wordReset     any = "r"
-	wordPenalty   any = "p"
 	wordEach      any = "each"
 )
 
@@ -145,36 +134,34 @@ const (
 // placeOfNow is that of the instant among a script's numbers, and in its reply.
 const placeOfNow = 0
 
-// NewHashRead returns a command that reads a hash with the fields c, r and p.
-func NewHashRead(key string) *Command {
-	return newRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
-}
-
-// NewStringRead returns a command that reads a string.
-func NewStringRead(key string) *Command { return newRead(wordMGet, key) }
-
-func newRead(word any, key string, rest ...any) *Command {
+// NewRead returns a command that reads texts from a key. Boxed words cost it no memory.
+func NewRead(word any, key string, rest ...any) *Command {
 	c := &readCommand{Command: Command{key: key, Reads: true}}
 	c.args = append(append(c.argsRoom[:0], word, &c.key), rest...)
 	c.Ready()
 	return &c.Command
 }
 
-// NewPlainCharge returns a charge of an open window in a hash at an instant: HINCRBY, and
-// HMGET of the window. Where the window may be over before it runs, or the server refuses
-// these commands, it becomes a call of the script that byScript encodes.
-func NewPlainCharge(key string, r *store.Request, now int64, clock *Clock, byScript EncodeCharge) *Command {
-	c := &plainCharge{Command: Command{key: key, Clock: clock, charge: r, byScript: byScript}}
+// Write is a write without a script.
+type Write interface {
+	// Latest is the instant by which it has to run.
+	Latest() int64
+	// CallScript makes call the call of a script that writes the same, by that clock. It
+	// takes its place if Latest may pass before, or the server refuses the command.
+	CallScript(call *ScriptCall, key string, clock *Clock)
+}
+
+// NewWrite returns a command that writes to a key at an instant and has a number for reply,
+// and one that reads it: a word, and what follows the key.
+func NewWrite(w Write, key string, write, read [3]any, now int64, clock *Clock) *Command {
+	c := &plainWrite{Command: Command{key: key, Clock: clock, write: w}}
 	c.nowRoom[placeOfNow] = -now
-	c.ints, c.numbers = c.nowRoom[:], c.numbersRoom[:0]
-	c.args = append(c.argsRoom[:0], wordHIncrBy, &c.key, wordCount, r.Cost)
-	c.windowArgs = append(c.windowRoom[:0], wordHMGet, &c.key, wordReset, wordPenalty)
+	c.ints = c.nowRoom[:]
+	c.args = append(c.argsRoom[:0], write[0], &c.key, write[1], write[2])
+	c.followArgs = append(c.followRoom[:0], read[0], &c.key, read[1], read[2])
 	c.Ready()
 	return &c.Command
 }
-
-// EncodeCharge makes call a call of the script that charges r by that clock.
-type EncodeCharge func(call *ScriptCall, key string, r *store.Request, clock *Clock)
 
 // Begin makes c a call of s on one key, to which arguments are added.
 func (c *ScriptCall) Begin(s *Script, op any, readOnly bool, key string) {
@@ -216,69 +203,6 @@ func NewCommand(word, key string, rest ...any) *Command {
 	return c
 }
 
-// Source returns the text of the script that c calls, or an empty one.
-func (c *Command) Source() string {
-	if c.script == nil {
-		return ""
-	}
-	return c.script.source
-}
-
-// Words returns the words of the Redis commands that c consists of, as they are sent: two
-// commands for a charge without a script, otherwise one.
-func (c *Command) Words() [][]any {
-	words := plainWords(c.args)
-	if c.charge != nil {
-		return [][]any{words, {wordHMGet, c.key, wordReset, wordPenalty}}
-	}
-	return [][]any{words}
-}
-
-// plainWords returns args without pointers.
-func plainWords(args []any) []any {
-	words := make([]any, len(args))
-	for i, arg := range args {
-		switch arg := arg.(type) {
-		case *string:
-			words[i] = *arg
-		case *packed:
-			words[i] = []byte(*arg)
-		default:
-			words[i] = arg
-		}
-	}
-	return words
-}
-
-// Answer gives c the replies to its Words in place of a server: a string of a script, an
-// integer and a list of a charge without one, a list of a reading, or an error, which is a
-// server's reply if it is a [goredis.Error]. Missing values of a list are nil.
-func (c *Command) Answer(replies ...any) {
-	c.single()
-	c.sent = true
-	for i, reply := range replies {
-		cmd := c.Cmder
-		if i > 0 {
-			cmd = c.window
-		}
-		switch reply := reply.(type) {
-		case error:
-			cmd.SetErr(reply)
-		case string:
-			cmd.(*goredis.StringCmd).SetVal(reply)
-		case int64:
-			cmd.(*goredis.IntCmd).SetVal(reply)
-		case []any:
-			texts := make([]string, len(reply))
-			for n, text := range reply {
-				texts[n], _ = text.(string)
-			}
-			cmd.(*goredis.StringSliceCmd).SetVal(texts)
-		}
-	}
-	c.settleOutcome(nil)
-}
-
 // Ready makes c ready to be sent, again.
 func (c *Command) Ready() {
 	switch {
@@ -289,9 +213,9 @@ func (c *Command) Ready() {
 		}
 		c.packed = AppendPacked(c.packed[:0], c.ints...)
 		c.Cmder, c.reply, c.failure = nil, "", nil
-	case c.charge != nil:
+	case c.write != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
-		c.window = goredis.NewStringSliceCmd(context.Background(), c.windowArgs...)
+		c.follow = goredis.NewStringSliceCmd(context.Background(), c.followArgs...)
 	case c.anyReply:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 	default:
@@ -302,12 +226,12 @@ func (c *Command) Ready() {
 	c.sent, c.Outcome = false, nil
 }
 
-// becomeScript makes a plain charge a call of the script, which decides by the clock of
+// becomeScript makes a plain write a call of the script, which decides by the clock of
 // the server that runs it.
 func (c *Command) becomeScript() {
 	room := new(ScriptCall)
-	c.byScript(room, c.key, c.charge, c.Clock)
-	c.charge, c.script, c.ints = nil, room.script, room.ints
+	c.write.CallScript(room, c.key, c.Clock)
+	c.write, c.script, c.ints = nil, room.script, room.ints
 	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, room.args[placeOfOperation], &c.packed}
 	c.Ready()
 }
@@ -315,14 +239,15 @@ func (c *Command) becomeScript() {
 // IsScript reports whether c calls a script.
 func (c *Command) IsScript() bool { return c.script != nil }
 
-// Passed is the instant that the script was told has passed; 0 if it was told none.
+// Passed is the instant that the script was told has passed, 0 if it was told none, or that
+// decided whether the write could be plain.
 func (c *Command) Passed() int64 { return -c.ints[placeOfNow] }
 
 // forgetClock makes c use the clock of whichever server runs it: c goes to another
 // server than that of c.Clock.
 func (c *Command) forgetClock() {
 	c.Clock = nil
-	if c.charge != nil {
+	if c.write != nil {
 		c.becomeScript()
 	}
 	if c.MayGuess {
@@ -331,28 +256,16 @@ func (c *Command) forgetClock() {
 	}
 }
 
-// ChargeReply is the reply to a charge without a script.
-type ChargeReply struct {
-	Count int64
-	// Window has the fields r and p of the window, or Err is the error of their reading.
-	Window []string
-	Err    error
-	// Now is the instant that decided whether the charge could be plain.
-	Now int64
-	// Room has room for the numbers of a bucket.
-	Room []int64
-}
+// Number is the reply to a write without a script.
+func (c *Command) Number() int64 { return c.Cmder.(*goredis.IntCmd).Val() }
 
-// Charged returns the reply to a charge without a script, and whether c is one.
-func (c *Command) Charged() (reply ChargeReply, is bool) {
-	if c.charge == nil {
-		return ChargeReply{}, false
+// Texts is the reply to a read, or to the one that follows a write, or its error.
+func (c *Command) Texts() ([]string, error) {
+	if c.write != nil {
+		return c.follow.Result()
 	}
-	return ChargeReply{c.Cmder.(*goredis.IntCmd).Val(), c.window.Val(), c.window.Err(), -c.ints[placeOfNow], c.numbers[:0]}, true
+	return c.Cmder.(*goredis.StringSliceCmd).Result()
 }
-
-// Texts is the reply to a reading.
-func (c *Command) Texts() []string { return c.Cmder.(*goredis.StringSliceCmd).Val() }
 
 // Unpack appends packed doubles that are integers.
 func Unpack(numbers []int64, packed string) ([]int64, error) {

@@ -29,7 +29,7 @@ type finder interface {
 	Close()
 }
 
-func (s *Shard) discover() {
+func (s *Connections) discover() {
 	tick := time.NewTicker(findPeriod)
 	defer tick.Stop()
 	var failing bool
@@ -61,7 +61,7 @@ func (s *Shard) discover() {
 	}
 }
 
-func (s *Shard) nudge() {
+func (s *Connections) nudge() {
 	select {
 	case s.nudged <- struct{}{}:
 	default:
@@ -98,8 +98,8 @@ func NewSentinel(opts *Options) *Sentinel {
 	return s
 }
 
-// Answer is what a sentinel says.
-type Answer struct {
+// SentinelReply is what a sentinel says.
+type SentinelReply struct {
 	Roles
 	epoch int64
 	Err   error
@@ -115,8 +115,8 @@ func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
 }
 
 // AskAll asks the sentinels at the same time; the answers are in their order.
-func (s *Sentinel) AskAll(ctx context.Context) []Answer {
-	answers := make([]Answer, len(s.clients))
+func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
+	answers := make([]SentinelReply, len(s.clients))
 	var all sync.WaitGroup
 	for i, client := range s.clients {
 		all.Go(func() { answers[i] = s.ask(ctx, client) })
@@ -126,8 +126,8 @@ func (s *Sentinel) AskAll(ctx context.Context) []Answer {
 }
 
 // Latest returns the roles after the latest failover that an answer knows of.
-func (s *Sentinel) Latest(answers []Answer) (Roles, error) {
-	var latest Answer
+func (s *Sentinel) Latest(answers []SentinelReply) (Roles, error) {
+	var latest SentinelReply
 	var failures []error
 	for _, a := range answers {
 		switch {
@@ -143,20 +143,20 @@ func (s *Sentinel) Latest(answers []Answer) (Roles, error) {
 	return latest.Roles, nil
 }
 
-func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a Answer) {
+func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {
 	master, err := client.Master(ctx, s.master).Result()
 	if err != nil {
-		return Answer{Err: err}
+		return SentinelReply{Err: err}
 	}
 	if a.epoch, err = strconv.ParseInt(master["config-epoch"], 10, 64); err != nil {
-		return Answer{Err: fmt.Errorf("config-epoch: %w", err)}
+		return SentinelReply{Err: fmt.Errorf("config-epoch: %w", err)}
 	}
 	if a.Primary = addrIn(master); a.Primary == "" {
-		return Answer{Err: fmt.Errorf("no address of %s in its answer", s.master)}
+		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.master)}
 	}
 	replicas, err := client.Replicas(ctx, s.master).Result()
 	if err != nil {
-		return Answer{Err: err}
+		return SentinelReply{Err: err}
 	}
 	for _, replica := range replicas {
 		switch addr := addrIn(replica); {

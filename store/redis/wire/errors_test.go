@@ -92,7 +92,7 @@ func TestWhatRepliesMean(t *testing.T) {
 			sent.single()
 			sent.Args()
 			sent.SetErr(text)
-			sent.settleOutcome(text)
+			sent.SetOutcome(text)
 			later := errors.Is(sent.Outcome, store.ErrNotExecuted) && !errors.Is(sent.Outcome, store.ErrFinal)
 			if later != errors.Is(want, errLater) || sent.isOpen() != later || !later && !errors.Is(sent.Outcome, want) {
 				t.Errorf("%q is %v, want: %v", text, sent.Outcome, want)

@@ -1,25 +1,19 @@
 package wire
 
-import "time"
+import (
+	"context"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
 
 // NewClock returns a clock that reads at instants after start.
 func NewClock(start time.Time) *Clock { return &Clock{start: start} }
 
-// Bundle returns the text of the script that does the same for several buckets, or an empty
-// one.
-func (s *Script) Bundle() string {
-	if s.bundle == nil {
-		return ""
-	}
-	return s.bundle.source
-}
-
 // Offline runs commands as a lane does, without its connection.
 type Offline struct {
-	// Send runs a command of Redis, and returns the reply, which may be an error. Answer runs
-	// one of the store.
-	Send   func(words ...any) any
-	Answer func(cmd *Command)
+	// To runs commands.
+	To goredis.Pipeliner
 	// Now is the clock of the callers.
 	Now func() time.Time
 	// Estimate returns the time of the clock that decides, or 0 while it is not known.
@@ -33,8 +27,8 @@ type Offline struct {
 // Execute is pipeline and exec of a lane.
 func (o *Offline) Execute(cmds []*Command) {
 	for _, cmd := range cmds {
-		if cmd.charge != nil {
-			cmd.CheckWindow(o.Estimate())
+		if cmd.write != nil {
+			cmd.CheckTime(o.Estimate())
 		}
 	}
 	var bundles []*bundle
@@ -46,27 +40,19 @@ func (o *Offline) Execute(cmds []*Command) {
 	if o.Clock != nil {
 		passed = o.Clock.passed(o.Now())
 	}
+	ctx := context.Background()
 	for _, b := range bundles {
-		o.run(b)
+		_ = o.To.Process(ctx, b)
+		b.share()
 	}
 	for _, cmd := range others {
 		if cmd.asksClock() {
 			cmd.stamp(passed)
 		}
-		o.Answer(cmd)
+		cmd.AddTo(ctx, o.To)
+	}
+	for _, cmd := range cmds {
+		cmd.SetOutcome(nil)
 	}
 	observe(cmds, o.Now(), o.Now())
-}
-
-func (o *Offline) run(b *bundle) {
-	switch reply := o.Send(plainWords(b.Args())...).(type) {
-	case error:
-		b.SetErr(reply)
-	default:
-		b.SetVal(reply)
-	}
-	b.share()
-	for _, cmd := range b.members {
-		cmd.settleOutcome(nil)
-	}
 }

@@ -9,13 +9,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
 
-// newShard returns a shard that is closed when the test ends.
-func newShard(t testing.TB, opts Options) *Shard {
+// newConnections returns those to a shard, which are closed when the test ends.
+func newConnections(t testing.TB, opts Options) *Connections {
 	t.Helper()
 	if opts.DialTimeout == 0 {
 		opts.DialTimeout = redistest.WaitTimeout
 	}
-	s := NewShard(opts, nil)
+	s := NewConnections(opts, nil)
 	redistest.CloseAtEnd(t, s)
 	return s
 }

@@ -52,7 +52,7 @@ const (
 // Lane leads to one server for one purpose: a client, a queue, and the workers
 // that turn queued calls into pipelines.
 type Lane struct {
-	Shard *Shard
+	Connections *Connections
 	// Addr is the server's address.
 	Addr string
 	// client holds the connections. It is replaced when they lead to a server that
@@ -96,16 +96,16 @@ type Lane struct {
 	end  context.CancelFunc
 }
 
-func newLane(s *Shard, addr string, persistent bool) *Lane {
+func newLane(s *Connections, addr string, persistent bool) *Lane {
 	opts := &s.Options
 	l := &Lane{
-		Shard:      s,
-		Addr:       addr,
-		queue:      newQueue(queueLimit),
-		flight:     make(chan struct{}, 1),
-		hurried:    make(chan struct{}, 1),
-		batch:      1,
-		persistent: persistent,
+		Connections: s,
+		Addr:        addr,
+		queue:       newQueue(queueLimit),
+		flight:      make(chan struct{}, 1),
+		hurried:     make(chan struct{}, 1),
+		batch:       1,
+		persistent:  persistent,
 	}
 	l.client.Store(NewClient(addr, opts, persistent))
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
@@ -132,7 +132,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 
 // isUsable reports whether a replica can answer checks.
 func (l *Lane) isUsable() bool {
-	return l.IsUp() && time.Duration(l.Lag.Load()) <= l.Shard.Options.MaxReplicaLag
+	return l.IsUp() && time.Duration(l.Lag.Load()) <= l.Connections.Options.MaxReplicaLag
 }
 
 // close lets the workers finish the queued calls, until ctx ends.
@@ -166,7 +166,7 @@ const (
 
 // probe pings the servers that are left out, until the shard is closed, so that no
 // request waits to find out whether a server is back.
-func (s *Shard) probe() {
+func (s *Connections) probe() {
 	for Pause(s.life, probePeriod) {
 		var pings sync.WaitGroup
 		s.mu.Lock()
@@ -199,14 +199,14 @@ func (l *Lane) ping(ctx context.Context) {
 func (l *Lane) Info(ctx context.Context) (string, error) { return l.client.Load().Info(ctx).Result() }
 
 // Figures describes the lane for operators.
-func (l *Lane) Figures() store.Lane {
+func (l *Lane) Figures() store.LaneFigures {
 	pool := l.client.Load().PoolStats()
-	return store.Lane{
+	return store.LaneFigures{
 		Purpose: string(l.purpose()),
 		Breaker: l.breaker.State().String(),
 		Latency: time.Duration(l.pace.Load()),
 		Queued:  l.queue.len() + int(l.awaiting.Load()),
-		Pool: store.Pool{
+		Pool: store.PoolFigures{
 			Connections: int64(pool.TotalConns), Idle: int64(pool.IdleConns),
 			Hits: int64(pool.Hits), Misses: int64(pool.Misses), Timeouts: int64(pool.Timeouts), Stale: int64(pool.StaleConns),
 		},
@@ -218,7 +218,7 @@ func (l *Lane) Figures() store.Lane {
 func (l *Lane) warm(ctx context.Context, scripts []*Script) {
 	pipe := l.client.Load().Pipeline()
 	for _, s := range scripts {
-		s.load(ctx, pipe)
+		s.Load(ctx, pipe)
 	}
 	_, _ = pipe.Exec(ctx)
 }
@@ -230,8 +230,8 @@ func (l *Lane) reconnect() {
 	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
 		return
 	}
-	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
-	l.Shard.retired.Go(func() {
+	old := l.client.Swap(NewClient(l.Addr, &l.Connections.Options, l.persistent))
+	l.Connections.retired.Go(func() {
 		for Pause(l.life, retirePause) {
 			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
 				break
@@ -251,8 +251,8 @@ func (l *Lane) purpose() Purpose {
 func (l *Lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
-		l.Shard.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
+		l.Connections.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
-		l.Shard.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
+		l.Connections.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
 	}
 }

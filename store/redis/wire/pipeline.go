@@ -95,7 +95,7 @@ func (c *Command) answered() bool {
 	case *goredis.StringSliceCmd:
 		return cmd.Val() != nil
 	case *goredis.IntCmd:
-		// A charge adds to its count.
+		// A write without a script adds to a number.
 		return cmd.Val() != 0
 	case *goredis.Cmd:
 		return cmd.Val() != nil
@@ -104,7 +104,7 @@ func (c *Command) answered() bool {
 }
 
 // send tries every command once and sets the outcomes. A server that lacks a
-// script gets it and is asked again, and one that refuses plain charges is sent scripts.
+// script gets it and is asked again, and one that refuses plain writes is sent scripts.
 func (l *Lane) send(ctx context.Context, cmds []*Command) {
 	var reported func(error)
 	err := ErrShardDown
@@ -187,11 +187,11 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 		if cmd.sent || cmd.Outcome != nil {
 			cmd.Ready()
 		}
-		if cmd.charge != nil {
+		if cmd.write != nil {
 			if now == 0 || nowBy != cmd.Clock {
 				now, nowBy = cmd.Clock.Now(), cmd.Clock
 			}
-			cmd.CheckWindow(now)
+			cmd.CheckTime(now)
 		}
 	}
 	sent := time.Now()
@@ -199,29 +199,29 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 	at := time.Now()
 	var reconnect bool
 	for _, cmd := range cmds {
-		if cmd.settleOutcome(err); cmd.Outcome == nil {
+		if cmd.SetOutcome(err); cmd.Outcome == nil {
 			continue
 		}
 		cmd.Outcome = fmt.Errorf("redis %s: %w", l.Addr, cmd.Outcome)
 		if isServerFault(cmd.Outcome) {
 			fault = cmd.Outcome
 		}
-		if l.Shard.finder != nil && pointsElsewhere(cmd.Outcome) {
-			l.Shard.nudge()
+		if l.Connections.finder != nil && pointsElsewhere(cmd.Outcome) {
+			l.Connections.nudge()
 		}
 		reconnect = reconnect || Says(cmd.Outcome, demoted)
 	}
 	if reconnect {
-		l.Shard.reconnect(l.Addr)
+		l.Connections.reconnect(l.Addr)
 	}
 	observe(cmds, sent, at)
 	return fault
 }
 
-// CheckWindow makes a plain charge a script call if its window may be over before it
-// runs, by the time now: the charge may have waited for long.
-func (c *Command) CheckWindow(now int64) {
-	if c.ints[placeOfNow] = -now; c.charge.Until <= now+ReplyTimeout.Microseconds() {
+// CheckTime makes a plain write a script call if it may run too late, by the time now: it
+// may have waited for long.
+func (c *Command) CheckTime(now int64) {
+	if c.ints[placeOfNow] = -now; c.write.Latest() <= now+ReplyTimeout.Microseconds() {
 		c.becomeScript()
 	}
 }
@@ -233,10 +233,8 @@ func (l *Lane) exec(ctx context.Context, cmds []*Command) error {
 		bundles, cmds = newBundles(cmds)
 	}
 	guess(cmds, slices.ContainsFunc(bundles, func(b *bundle) bool { return b.members[0].asksClock() }))
-	for _, cmd := range cmds {
-		cmd.single()
-	}
-	if len(bundles) == 0 && len(cmds) == 1 && !cmds[0].asking && cmds[0].charge == nil {
+	if len(bundles) == 0 && len(cmds) == 1 && !cmds[0].asking && cmds[0].write == nil {
+		cmds[0].single()
 		return l.client.Load().Process(ctx, cmds[0])
 	}
 	pipe := l.client.Load().Pipeline()
@@ -244,17 +242,7 @@ func (l *Lane) exec(ctx context.Context, cmds []*Command) error {
 		_ = pipe.Process(ctx, b)
 	}
 	for _, cmd := range cmds {
-		if cmd.asking {
-			pipe.Do(ctx, wordAsking)
-		}
-		_ = pipe.Process(ctx, cmd)
-		if cmd.charge == nil {
-			continue
-		}
-		if cmd.asking {
-			pipe.Do(ctx, wordAsking)
-		}
-		_ = pipe.Process(ctx, cmd.window)
+		cmd.AddTo(ctx, pipe)
 	}
 	_, err := pipe.Exec(ctx)
 	for _, b := range bundles {
@@ -263,9 +251,23 @@ func (l *Lane) exec(ctx context.Context, cmds []*Command) error {
 	return err
 }
 
+// AddTo adds to a pipeline the commands of Redis that c consists of.
+func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
+	c.single()
+	for _, cmd := range [...]goredis.Cmder{c, c.follow} {
+		if c.asking {
+			pipe.Do(ctx, wordAsking)
+		}
+		_ = pipe.Process(ctx, cmd)
+		if c.write == nil {
+			return
+		}
+	}
+}
+
 // canBundle reports whether commands can be bundled. In a Redis Cluster, and behind
 // some proxies, the keys of a call have to be in one slot.
-func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Shard.InCluster && !l.splits.Load() }
+func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Connections.InCluster && !l.splits.Load() }
 
 // guess lets scripts do without reading the clock. The first one of a pipeline reads it,
 // and so do bundles, once each.
@@ -303,7 +305,7 @@ func (c *Command) single() {
 }
 
 // NoRetry keeps go-redis from repeating a command that may have spent something.
-func (c *Command) NoRetry() bool { return c.script != nil || c.charge != nil }
+func (c *Command) NoRetry() bool { return c.script != nil || c.write != nil }
 
 // Args is called by go-redis to write the command to a connection: until then it
 // certainly did not run.
@@ -312,8 +314,8 @@ func (c *Command) Args() []any {
 	return c.Cmder.Args()
 }
 
-// settleOutcome sets the outcome of c after a pipeline that returned execErr.
-func (c *Command) settleOutcome(execErr error) {
+// SetOutcome sets the outcome of c after a pipeline that returned execErr.
+func (c *Command) SetOutcome(execErr error) {
 	_, err := c.Result()
 	if err == nil {
 		if c.answered() {
@@ -390,11 +392,11 @@ func (c *Command) Numbers() []int64 {
 	return numbers
 }
 
-// replacePlain makes the plain charges that the server has refused calls of the script,
+// replacePlain makes the plain writes that the server has refused calls of the script,
 // and returns them.
 func replacePlain(cmds []*Command) (instead []*Command) {
 	for _, c := range cmds {
-		if c.charge != nil && c.Outcome != nil && Says(c.Outcome, Lacking) {
+		if c.write != nil && c.Outcome != nil && Says(c.Outcome, Lacking) {
 			c.becomeScript()
 			instead = append(instead, c)
 		}
@@ -417,7 +419,7 @@ func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 	for _, cmd := range cmds {
 		if !loaded[cmd.script] {
 			loaded[cmd.script] = true
-			cmd.script.load(ctx, pipe)
+			cmd.script.Load(ctx, pipe)
 		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
@@ -456,7 +458,7 @@ func (l *Lane) askTime(ctx context.Context, cmds []*Command) {
 // conclude finishes a call, redirects it, or queues it for another try, without
 // delaying the other calls of its pipeline.
 func (l *Lane) conclude(c *Call) {
-	if l.Shard.InCluster && l.redirect(c) {
+	if l.Connections.InCluster && l.redirect(c) {
 		return
 	}
 	if !l.persistent || !c.isOpen() {
@@ -469,7 +471,7 @@ func (l *Lane) conclude(c *Call) {
 		return
 	}
 	if c.Detached != nil && len(c.Cmds) > 1 {
-		c.finishSettled()
+		c.finishDone()
 	}
 	c.reopen()
 	l.queue.putBack(c, after)
@@ -496,22 +498,22 @@ func Pause(ctx context.Context, d time.Duration) bool {
 	}
 }
 
-// finishSettled reports the outcomes of those commands of a detached call that are
+// finishDone reports the outcomes of those commands of a detached call that are
 // not open. The others stay in c.
-func (c *Call) finishSettled() {
-	settled := NewCall(c.deadline, 0)
-	settled.Began, settled.Detached = c.Began, c.Detached
+func (c *Call) finishDone() {
+	done := NewCall(c.deadline, 0)
+	done.Began, done.Detached = c.Began, c.Detached
 	open := c.Cmds[:0]
 	for _, cmd := range c.Cmds {
 		if cmd.isOpen() {
 			open = append(open, cmd)
 		} else {
-			settled.Cmds = append(settled.Cmds, cmd)
+			done.Cmds = append(done.Cmds, cmd)
 		}
 	}
 	clear(c.Cmds[len(open):])
 	c.Cmds = open
-	settled.finish()
+	done.finish()
 }
 
 // reopen prepares c for another try. If nothing of it ran, its caller may abandon it.

@@ -47,13 +47,8 @@ const full = -1
 // unless Clock is set.
 func newSimulatedStore(clock interface{ Now() time.Time }, do func(args ...string) (any, error)) *simulatedStore {
 	s := &simulatedStore{Server: simstore.New(do), ends: map[string]int64{}}
-	s.Offline = wire.Offline{Send: s.Server.Send, Answer: s.Server.Answer, Now: clock.Now, Estimate: s.estimate}
+	s.Offline = wire.Offline{To: s.Pipe(), Now: clock.Now, Estimate: s.estimate}
 	s.Server.Now, s.Server.Execute = s.estimate, s.Offline.Execute
-	for _, script := range ask.Scripts() {
-		if bundle := script.Bundle(); bundle != "" {
-			s.Load(bundle)
-		}
-	}
 	return s
 }
 
@@ -305,9 +300,7 @@ func otherScripts(now time.Time, do func(args ...string) (any, error)) (replies 
 	s := simstore.New(do)
 	send := func(words ...any) string { return fmt.Sprint(s.Send(words...)) }
 	call := func(source string, keys []any, args ...any) string {
-		cmd := wire.NewEval(wire.NewScript(source, ""), false, keys, args...)
-		s.Load(source)
-		return send(cmd.Words()[0]...)
+		return send(slices.Concat([]any{"eval", source, len(keys)}, keys, args)...)
 	}
 	note := func(texts ...string) { replies = append(replies, texts...) }
 

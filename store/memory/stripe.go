@@ -14,9 +14,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// shard holds some of the buckets behind one lock. No method takes another
-// shard's lock.
-type shard struct {
+// stripe holds some of the buckets behind one lock. No method takes another
+// stripe's lock.
+type stripe struct {
 	mu      sync.Mutex
 	indexes []index // by the limit's number
 	queue   queue
@@ -26,17 +26,17 @@ type shard struct {
 	// asked is a copy of the request that runs. Algorithms get a pointer to it, so
 	// that callers can keep their requests on the stack.
 	asked store.Request
-	// A shard fills whole cache lines, so that its lock does not slow its
+	// A stripe fills whole cache lines, so that its lock does not slow its
 	// neighbours down.
 	_ [56]byte
 }
 
-// never is the due of an empty shard.
+// never is the due of an empty stripe.
 const never = math.MaxInt64
 
 // run runs op on the bucket, and reports whether it was found, and due. It inserts a
 // missing one if inserts is set; an op that leaves nothing to remember runs without.
-func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64, inserts bool) (st store.State, found, revived bool) {
+func (s *stripe) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64, inserts bool) (st store.State, found, revived bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = *r
@@ -65,14 +65,14 @@ func (s *shard) run(op algorithm.Operation, id identity.ID, r *store.Request, no
 	return st, b != nil, revived
 }
 
-func (s *shard) postpone(b *bucket) {
+func (s *stripe) postpone(b *bucket) {
 	b.due = b.content.Expiry(s.limits.Limit(b.limit))
 	heap.Fix(&s.queue, int(b.place))
 }
 
 // expire removes up to most expired buckets, and returns their number. It
 // postpones up to spare buckets that are due and have not expired.
-func (s *shard) expire(now int64, most, spare int) int {
+func (s *stripe) expire(now int64, most, spare int) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	n := 0
@@ -93,7 +93,7 @@ func (s *shard) expire(now int64, most, spare int) int {
 }
 
 // sample offers up to sampleSize buckets to c, and returns their number.
-func (s *shard) sample(now int64, c *candidate) int {
+func (s *stripe) sample(now int64, c *candidate) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if len(s.queue) <= sampleSize {
@@ -108,13 +108,13 @@ func (s *shard) sample(now int64, c *candidate) int {
 	return sampleSize
 }
 
-// walkSize is how many buckets of a shard are visited at a time, so that requests need not
+// walkSize is how many buckets of a stripe are visited at a time, so that requests need not
 // wait for long.
 const walkSize = 256
 
 // walk visits the buckets from a place in the queue on, up to walkSize of them, and reports
 // whether there are more.
-func (s *shard) walk(from int, visit func(*bucket)) (more bool) {
+func (s *stripe) walk(from int, visit func(*bucket)) (more bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, b := range s.queue[min(from, len(s.queue)):min(from+walkSize, len(s.queue))] {
@@ -123,7 +123,7 @@ func (s *shard) walk(from int, visit func(*bucket)) (more bool) {
 	return from+walkSize < len(s.queue)
 }
 
-func (s *shard) evict(b *bucket) bool {
+func (s *stripe) evict(b *bucket) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if b.place == removed {
@@ -134,14 +134,14 @@ func (s *shard) evict(b *bucket) bool {
 	return true
 }
 
-func (s *shard) find(id identity.ID) *bucket {
+func (s *stripe) find(id identity.ID) *bucket {
 	if int(id.Limit) >= len(s.indexes) {
 		return nil
 	}
 	return s.indexes[id.Limit].buckets[id.Key]
 }
 
-func (s *shard) insert(b *bucket) {
+func (s *stripe) insert(b *bucket) {
 	if missing := int(b.limit) + 1 - len(s.indexes); missing > 0 {
 		s.indexes = append(s.indexes, make([]index, missing)...)
 	}
@@ -150,12 +150,12 @@ func (s *shard) insert(b *bucket) {
 	s.publish()
 }
 
-func (s *shard) remove(b *bucket) {
+func (s *stripe) remove(b *bucket) {
 	s.indexes[b.limit].remove(b)
 	heap.Remove(&s.queue, int(b.place))
 }
 
-func (s *shard) publish() {
+func (s *stripe) publish() {
 	nearest := int64(never)
 	if len(s.queue) > 0 {
 		nearest = s.queue[0].due
@@ -170,7 +170,7 @@ func (s *shard) publish() {
 type bucket struct {
 	key     string
 	limit   uint32
-	place   int32 // in its shard's queue, or removed
+	place   int32 // in its stripe's queue, or removed
 	content algorithm.Bucket
 	// due is when to check the content for expiry. Later use postpones the expiry,
 	// not due.
@@ -200,7 +200,7 @@ const removed = -1
 // candidate is a bucket that may be evicted, as of when it was sampled. It is live, unless a
 // clock that was ahead made it due later than it expires.
 type candidate struct {
-	shard  *shard
+	stripe *stripe
 	bucket *bucket
 	share  float64
 	expiry int64
@@ -208,14 +208,14 @@ type candidate struct {
 
 // offer makes b the candidate if less of its capacity is used than of the candidate's so
 // far.
-func (c *candidate) offer(s *shard, b *bucket, now int64) {
+func (c *candidate) offer(s *stripe, b *bucket, now int64) {
 	limit := s.limits.Limit(b.limit)
 	s.asked = store.Request{Limit: limit}
 	b.content.Believe(&s.asked, now)
 	s.asked = store.Request{}
 	share, expiry := b.content.Share(limit, b.capacity, now), b.content.Expiry(limit)
 	if c.bucket == nil || share < c.share || share == c.share && expiry < c.expiry {
-		*c = candidate{shard: s, bucket: b, share: share, expiry: expiry}
+		*c = candidate{stripe: s, bucket: b, share: share, expiry: expiry}
 	}
 }
 
@@ -226,7 +226,7 @@ func (c *candidate) counts(now int64) bool { return c.expiry > now }
 // count running ones.
 func (c *candidate) isFull() bool { return c.share >= 1 }
 
-// index finds the buckets of one limit in one shard. The zero value is empty.
+// index finds the buckets of one limit in one stripe. The zero value is empty.
 type index struct {
 	buckets map[string]*bucket
 	// peak is the most that buckets has held. Maps do not shrink, so it is what
