@@ -28,24 +28,26 @@ const (
 )
 
 // refuse returns the error of a request that a zone refuses.
-func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) error {
-	t.endBy(d)
-	z, st, l := d.zone(), d.state(), d.limiter
+func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) error {
+	z, st, l := v.zone(), v.state(), v.limiter
 	z.Counts.Declined.Inc()
 	for _, other := range t.own {
 		other.showRefunds()
 	}
-	l.reportRefusal(d.evaluation, d.i, r)
-	d.promise()
-	t.setRefusal(w.Header())
+	v.lengthen()
+	l.reportRefusal(v.evaluation, v.i, r)
+	v.promise()
+	t.endBy(v)
+	deleteLimitHeaders(w.Header())
+	t.setHeaders(w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
-		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
-	case d.reqs[d.i].Events > 0:
-		l.warnNever(z, &d.reqs[d.i])
+		setRetryAfter(w.Header(), ceilSeconds(wait(st)))
+	case v.reqs[v.i].Events > 0:
+		l.warnNever(z, &v.reqs[v.i])
 	}
-	d.zones[d.i].refused.note(d.decidedBy(d.i), l.Now())
-	if d.outcome == telemetry.Blocked {
+	v.zones[v.i].refused.note(v.decidedBy(v.i), l.Now())
+	if v.outcome == telemetry.Blocked {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)
 	}
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
@@ -68,32 +70,12 @@ func (t *tracker) all() []*evaluation {
 	return slices.Concat(t.first.rare.earlier, t.own)
 }
 
-// setHeaders sets the headers for a client that passes.
-func (t *tracker) setHeaders() {
-	ietf := false
-	var d decision
-	for _, e := range t.all() {
-		ietf = ietf || e.limiter.setsIETF()
-		if e.limiter.setsGitHub() {
-			d = e.decide(d)
-		}
+// setHeaders sets the headers about the verdict of the handlers that show it.
+func (t *tracker) setHeaders(h http.Header) {
+	if v := t.verdict((*Limiter).setsGitHub); ranks[v.outcome] > rankError {
+		t.setLimitHeaders(h, v.zone(), v.state())
 	}
-	if ranks[d.outcome] > rankError {
-		t.setLimitHeaders(t.Header(), d.zone(), d.state())
-	}
-	if ietf {
-		t.setFields(t.Header())
-	}
-}
-
-// setRefusal sets the headers for a client that was refused.
-func (t *tracker) setRefusal(h http.Header) {
-	deleteLimitHeaders(h)
-	d := t.refusal()
-	if d.limiter.setsGitHub() {
-		t.setLimitHeaders(h, d.zone(), d.state())
-	}
-	if d.limiter.setsIETF() {
+	if v := t.verdict((*Limiter).setsIETF); ranks[v.outcome] > 0 {
 		t.setFields(h)
 	}
 }
@@ -138,20 +120,29 @@ func deleteLimitHeaders(h http.Header) {
 	delete(h, limitField)
 }
 
-// promise makes the reset and the wait of the zones that refuse one time, jitter included:
-// clients obey the one or the other, and none may come too early, or late. Where no waiting
-// helps, the reset is a window ahead if there is none, because without one some clients
-// ask again at once.
-func (e *evaluation) promise() {
+// lengthen adds jitter to the wait of the zones that refuse.
+func (e *evaluation) lengthen() {
 	jitter := rand.Float64() * e.limiter.Jitter
+	for i := range e.zones {
+		if st := &e.states[i]; refuses(e.zones[i].outcome()) && st.RetryAfter != store.Never {
+			// Eleven times a century is no Duration.
+			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
+			st.RetryAfter = max(st.RetryAfter, time.Microsecond)
+		}
+	}
+}
+
+// promise makes the reset and the wait of the zones that refuse one time: clients obey the one or
+// the other, and none may come too early, or late. Where no waiting helps, the reset is a window
+// ahead if there is none, because without one some clients ask again at once. Before, the reset
+// tells in which window the refusal is.
+func (e *evaluation) promise() {
 	for i := range e.zones {
 		z := &e.zones[i]
 		st := &e.states[i]
 		switch {
 		case !refuses(z.outcome()):
 		case st.RetryAfter != store.Never:
-			// Eleven times a century is no Duration.
-			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
 			st.Reset = st.Now + wait(st)
 		case st.Reset <= st.Now:
 			st.Reset = st.Now + z.limit.Window.Microseconds()
@@ -253,9 +244,9 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 	return item
 }
 
-// answer writes the response to a request that e ended with err if the request is a call
+// respond writes the response to a request that e ended with err if the request is a call
 // of gRPC, or the handler is configured to; otherwise it returns err.
-func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
 	switch {
 	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
 		return err

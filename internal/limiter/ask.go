@@ -125,6 +125,10 @@ func (e *evaluation) countOverflow(ctx context.Context) {
 // overflow bucket, the unknown one.
 func (e *evaluation) share(ctx context.Context, i int, err error) {
 	r, z, rare := &e.reqs[i], &e.zones[i], e.rareZone(i)
+	if z.role == blocks {
+		// It is refused as the client that it is.
+		return
+	}
 	if z.bucket == ownBucket {
 		rare.own = ownRequest{r.ClientKey, r.Events, r.Burst}
 	}

@@ -54,13 +54,13 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 	name := rest
 	switch dot := strings.LastIndexByte(rest, '.'); {
 	case rest == "exceeded.name":
-		if !t.isEnded() || !refuses(t.refusal().outcome) {
-			return nil, true
+		if v := t.verdict(anyHandler); refuses(v.outcome) {
+			return v.zone().Name, true
 		}
-		return t.refusal().zone().Name, true
+		return nil, true
 	case dot < 0:
-		d := t.reported()
-		e, i = d.evaluation, d.i
+		v := t.verdict(anyHandler)
+		e, i = v.evaluation, v.i
 	default:
 		e, i = t.evaluationOf(rest[:dot])
 		name = rest[dot+1:]
@@ -133,12 +133,12 @@ func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
 // MarshalLogObject implements [zapcore.ObjectMarshaler]. The log calls it when the
 // request is over.
 func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
-	d := t.reported()
-	if d.evaluation == nil {
+	v := t.verdict(anyHandler)
+	if v.evaluation == nil {
 		return nil
 	}
 	for _, name := range zonePlaceholders {
-		switch value := d.placeholder(d.i, name).(type) {
+		switch value := v.placeholder(v.i, name).(type) {
 		case string:
 			if value != "" {
 				to.AddString(name, value)

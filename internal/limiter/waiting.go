@@ -199,11 +199,11 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
 		}
 	}
-	if d := t.decide(); refuses(d.outcome) {
+	if v := t.verdict(anyHandler); refuses(v.outcome) {
 		if !t.mayWait(w.arrived) {
-			return d.asked, false
+			return v.asked, false
 		}
-		line = d.asked
+		line = v.asked
 	} else {
 		// The line that it is in goes on as far as the request.
 		for n, z := range t.zones() {
@@ -313,7 +313,7 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 		if e == line.evaluation {
 			first = line.i
 		}
-		if err := e.ask(r, first); err != nil || endsRequest(e.decide(decision{}).outcome) {
+		if err := e.ask(r, first); err != nil || endsRequest(t.verdict(anyHandler).outcome) {
 			return err
 		}
 	}

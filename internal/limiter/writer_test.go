@@ -90,7 +90,7 @@ func TestHeadersOfUndecidedZones(t *testing.T) {
 					e.reqs = append(e.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
 				}
 				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, own: []*evaluation{e}}
-				tr.setHeaders()
+				tr.setHeaders(tr.Header())
 				want := "4"
 				if name == "alone" {
 					want = ""
