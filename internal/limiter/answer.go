@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -96,7 +97,7 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	b = strconv.AppendInt(b, st.Used, 10)
 	used := len(b)
 	b = strconv.AppendInt(b, ceilSeconds(st.Reset), 10)
-	text := string(b)
+	text := chunkString(b)
 	values := &t.limitValues
 	*values = [...]string{text[:limit], text[limit:remaining], text[remaining:used], text[used:], z.Name}
 	h["X-Ratelimit-Limit"] = values[0:1:1]
@@ -109,6 +110,24 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 		delete(h, "X-Ratelimit-Reset")
 	}
 	h["X-Ratelimit-Resource"] = values[4:5:5]
+}
+
+// chunks are strings of which those of responses are parts, so that these need no allocation each.
+// What keeps a part keeps chunkSize bytes.
+var chunks = sync.Pool{New: func() any { return new(strings.Builder) }}
+
+const chunkSize = 512
+
+// chunkString returns b as a part of a chunk.
+func chunkString(b []byte) string {
+	chunk := chunks.Get().(*strings.Builder)
+	defer chunks.Put(chunk)
+	if chunk.Cap()-chunk.Len() < len(b) {
+		chunk.Reset()
+		chunk.Grow(chunkSize)
+	}
+	chunk.Write(b)
+	return chunk.String()[chunk.Len()-len(b):]
 }
 
 // deleteLimitHeaders removes the headers of an earlier route.
