@@ -266,15 +266,20 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 // respond writes the response to a request that e ended with err if the request is a call
 // of gRPC, or the handler is configured to; otherwise it returns err.
 func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	switch {
-	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
-		return err
-	case isGRPC(r):
-		return writeGRPC(w, r, err)
-	case !l.Problem:
+	if err == nil || !t.isEnded() || t.refusal().evaluation != e {
 		return err
 	}
-	return e.writeProblem(w, r, err)
+	var why caddyhttp.HandlerError // This allocates.
+	switch {
+	case !errors.As(err, &why) || why.StatusCode == statusClientClosedRequest:
+		return err
+	case isGRPC(r):
+		writeGRPC(w, r, why)
+		return nil
+	case !l.Problem || hasErrorRoute(r, why):
+		return err
+	}
+	return e.writeProblem(w, r, why)
 }
 
 // problem is the body of a refusal, by RFC 9457 and the problem types of
@@ -292,19 +297,14 @@ const (
 	problemReduced       = problemTypes + "temporary-reduced-capacity"
 )
 
-// writeProblem answers a request that the limiter ended with err, unless an error
-// route does: then it returns err.
-func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err error) error {
-	var handlerErr caddyhttp.HandlerError
-	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest || hasErrorRoute(r, handlerErr) {
-		return err
-	}
-	body, marshalErr := json.Marshal(e.problem(handlerErr.StatusCode))
-	if marshalErr != nil {
-		return err
+// writeProblem answers a request that the limiter ended.
+func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerError) error {
+	body, err := json.Marshal(e.problem(why.StatusCode))
+	if err != nil {
+		return why
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(handlerErr.StatusCode)
+	w.WriteHeader(why.StatusCode)
 	if r.Method != http.MethodHead {
 		// A client that cannot be written to has left.
 		_, _ = w.Write(body)
@@ -336,20 +336,15 @@ func grpcStatus(status int) string {
 	}
 }
 
-// writeGRPC answers a call that the limiter ended with err by a response of headers
-// alone, which clients of gRPC take for trailers. It returns other errors.
-func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
-	var handlerErr caddyhttp.HandlerError
-	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest {
-		return err
-	}
+// writeGRPC answers a call that the limiter ended by a response of headers alone, which clients
+// of gRPC take for trailers.
+func writeGRPC(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerError) {
 	h := w.Header()
 	h.Set("Content-Type", r.Header.Get("Content-Type"))
-	h.Set("Grpc-Status", grpcStatus(handlerErr.StatusCode))
+	h.Set("Grpc-Status", grpcStatus(why.StatusCode))
 	// Names of zones need no escapes.
-	h.Set("Grpc-Message", handlerErr.Err.Error())
+	h.Set("Grpc-Message", why.Err.Error())
 	w.WriteHeader(http.StatusOK)
-	return nil
 }
 
 // problem returns why the evaluation ended the request.

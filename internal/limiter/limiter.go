@@ -116,14 +116,14 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 		return next.ServeHTTP(w, r)
 	case !nested:
 		err = l.serve(t, e, w, r, next)
-		return l.respond(t, e, w, r, err)
+	default:
+		if err = l.admit(t, e, w, r); err == nil {
+			// The outer handler's writer sees the final status. An inner handler may ask e again, which
+			// then ends the request.
+			err = next.ServeHTTP(w, r)
+		}
 	}
-	if err := l.admit(t, e, w, r); err != nil {
-		return l.respond(t, e, w, r, err)
-	}
-	// The outer handler's writer sees the final status. An inner handler may have asked e again, which
-	// then ends the request.
-	return l.respond(t, e, w, r, next.ServeHTTP(w, r))
+	return l.respond(t, e, w, r, err)
 }
 
 // trackerVar is the request variable that holds the request's tracker.

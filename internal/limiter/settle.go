@@ -211,12 +211,9 @@ func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 	}
 	if !hasEnded && e.chargesWhole(status) {
 		for i := range e.zones {
-			z := &e.zones[i]
 			e.show(i, 0, e.reqs[i].Cost)
-			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
-			if z.Warn > 0 {
-				e.reportNear(i)
-			}
+			e.zones[i].Counts.Charged.Add(float64(e.reqs[i].Cost))
+			e.reportNear(i)
 		}
 		e.zones[0].open.Accounts.Settle(e.reqs, nil)
 		return
@@ -321,9 +318,7 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 	}
 	e.show(i, shown, cost)
 	e.countSettled(i, spent, cost, isFree)
-	if z.Warn > 0 {
-		e.reportNear(i)
-	}
+	e.reportNear(i)
 	return f, cost
 }
 

@@ -296,15 +296,9 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 func (t *tracker) askAgain(line asked, r *http.Request) error {
 	t.forget()
 	all := slices.Clone(t.own)
-	slices.SortStableFunc(all, func(a, b *evaluation) int {
-		switch line.evaluation {
-		case a:
-			return -1
-		case b:
-			return 1
-		}
-		return 0
-	})
+	if at := slices.Index(all, line.evaluation); at > 0 {
+		all = slices.Insert(slices.Delete(all, at, at+1), 0, line.evaluation)
+	}
 	if slices.ContainsFunc(all, (*evaluation).refusesOutright) {
 		return nil
 	}
