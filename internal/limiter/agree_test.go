@@ -303,7 +303,7 @@ func TestAllReadOneVerdict(t *testing.T) {
 				t.Errorf("Retry-After is %q, the placeholder %q, logged are %v and %v", h.Get("Retry-After"), got.wait, got.refusal, got.access)
 			}
 			for zone, outcome := range got.byZone {
-				for o := range telemetry.Outcome(telemetry.Outcomes) {
+				for o := range telemetry.Outcomes {
 					want := int64(0)
 					if o.String() == outcome && outcome != "" {
 						want = 1

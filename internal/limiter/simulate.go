@@ -93,15 +93,14 @@ func (e *evaluation) endWait() {
 
 // note makes the answer tell the verdict, and reports whether the request goes on.
 func (s *Simulation) note(v verdict) (goesOn bool) {
-	if goesOn = !endsRequest(v.outcome); goesOn {
-		if v.outcome != telemetry.ErrorAllowed {
-			v.outcome = telemetry.Allowed
-		}
-	} else {
+	switch {
+	case endsRequest(v.outcome):
 		s.Answer.Zone, s.Answer.Wait = v.zone().Name, EpochSeconds(wait(v.state()))
+	case v.outcome != telemetry.ErrorAllowed:
+		v.outcome = telemetry.Allowed
 	}
 	s.Answer.Decision = v.outcome.String()
-	return goesOn
+	return !endsRequest(v.outcome)
 }
 
 // askTheRest sets the states of zones that have not been asked: what they would say is only shown.

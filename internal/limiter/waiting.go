@@ -314,14 +314,8 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 	return nil
 }
 
-// resolveAgain resolves what the zones admit by the running config, and by what operators have
+// resolveAgain resolves what zone i admits by the running config, and by what operators have
 // changed for the client.
-func (t *tracker) resolveAgain(r *http.Request) {
-	for _, z := range t.zones() {
-		z.resolveAgain(z.i, r)
-	}
-}
-
 func (e *evaluation) resolveAgain(i int, r *http.Request) {
 	z, req, l := &e.zones[i], &e.reqs[i], e.limiter
 	latest := z.latest()
@@ -389,7 +383,9 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 		case isDisplaced:
 			return turnAway, nil
 		case isWoken:
-			t.resolveAgain(r)
+			for _, z := range t.zones() {
+				z.resolveAgain(z.i, r)
+			}
 			switch {
 			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil

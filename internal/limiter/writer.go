@@ -122,13 +122,10 @@ func (t *tracker) bodyLength(status int) int64 {
 	case status == http.StatusNoContent, status == http.StatusNotModified, t.request != nil && t.request.Method == http.MethodHead:
 		return 0
 	}
-	length := t.Header().Get("Content-Length")
-	if length == "" {
-		// Parsing it would allocate an error.
-		return unknownLength
-	}
-	if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
-		return n
+	if length := t.Header().Get("Content-Length"); length != "" { // Parsing "" would allocate an error.
+		if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
+			return n
+		}
 	}
 	return unknownLength
 }
