@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -28,24 +29,26 @@ const (
 )
 
 // refuse returns the error of a request that a zone refuses.
-func (t *tracker) refuse(d decision, w http.ResponseWriter, r *http.Request) error {
-	t.endBy(d)
-	z, st, l := d.zone(), d.state(), d.limiter
+func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) error {
+	z, st, l := v.zone(), v.state(), v.limiter
 	z.Counts.Declined.Inc()
 	for _, other := range t.own {
 		other.showRefunds()
 	}
-	l.reportRefusal(d.evaluation, d.i, r)
-	d.promise()
-	t.setRefusal(w.Header())
+	v.lengthen()
+	l.reportRefusal(v.evaluation, v.i, r)
+	v.promise()
+	t.endBy(v)
+	deleteLimitHeaders(w.Header())
+	t.setHeaders(w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
-		setRetryAfter(w.Header(), max(ceilSeconds(wait(st)), 1))
-	case d.reqs[d.i].Events > 0:
-		l.warnNever(z, &d.reqs[d.i])
+		setRetryAfter(w.Header(), ceilSeconds(wait(st)))
+	case v.reqs[v.i].Events > 0:
+		l.warnNever(z, &v.reqs[v.i])
 	}
-	d.zones[d.i].refused.note(d.decidedBy(d.i), l.Now())
-	if d.outcome == telemetry.Blocked {
+	v.zones[v.i].refused.note(v.decidedBy(v.i), l.Now())
+	if v.outcome == telemetry.Blocked {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)
 	}
 	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
@@ -68,32 +71,12 @@ func (t *tracker) all() []*evaluation {
 	return slices.Concat(t.first.rare.earlier, t.own)
 }
 
-// setHeaders sets the headers for a client that passes.
-func (t *tracker) setHeaders() {
-	ietf := false
-	var d decision
-	for _, e := range t.all() {
-		ietf = ietf || e.limiter.setsIETF()
-		if e.limiter.setsGitHub() {
-			d = e.decide(d)
-		}
+// setHeaders sets the headers about the verdict of the handlers that show it.
+func (t *tracker) setHeaders(h http.Header) {
+	if v := t.verdict((*Limiter).setsGitHub); ranks[v.outcome] > rankError {
+		t.setLimitHeaders(h, v.zone(), v.state())
 	}
-	if ranks[d.outcome] > rankError {
-		t.setLimitHeaders(t.Header(), d.zone(), d.state())
-	}
-	if ietf {
-		t.setFields(t.Header())
-	}
-}
-
-// setRefusal sets the headers for a client that was refused.
-func (t *tracker) setRefusal(h http.Header) {
-	deleteLimitHeaders(h)
-	d := t.refusal()
-	if d.limiter.setsGitHub() {
-		t.setLimitHeaders(h, d.zone(), d.state())
-	}
-	if d.limiter.setsIETF() {
+	if v := t.verdict((*Limiter).setsIETF); ranks[v.outcome] > 0 {
 		t.setFields(h)
 	}
 }
@@ -114,7 +97,7 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	b = strconv.AppendInt(b, st.Used, 10)
 	used := len(b)
 	b = strconv.AppendInt(b, ceilSeconds(st.Reset), 10)
-	text := string(b)
+	text := chunkString(b)
 	values := &t.limitValues
 	*values = [...]string{text[:limit], text[limit:remaining], text[remaining:used], text[used:], z.Name}
 	h["X-Ratelimit-Limit"] = values[0:1:1]
@@ -129,6 +112,24 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	h["X-Ratelimit-Resource"] = values[4:5:5]
 }
 
+// chunks are strings of which those of responses are parts, so that these need no allocation each.
+// What keeps a part keeps chunkSize bytes.
+var chunks = sync.Pool{New: func() any { return new(strings.Builder) }}
+
+const chunkSize = 512
+
+// chunkString returns b as a part of a chunk.
+func chunkString(b []byte) string {
+	chunk := chunks.Get().(*strings.Builder)
+	defer chunks.Put(chunk)
+	if chunk.Cap()-chunk.Len() < len(b) {
+		chunk.Reset()
+		chunk.Grow(chunkSize)
+	}
+	chunk.Write(b)
+	return chunk.String()[chunk.Len()-len(b):]
+}
+
 // deleteLimitHeaders removes the headers of an earlier route.
 func deleteLimitHeaders(h http.Header) {
 	for _, name := range []string{"Limit", "Remaining", "Used", "Reset", "Resource"} {
@@ -138,20 +139,29 @@ func deleteLimitHeaders(h http.Header) {
 	delete(h, limitField)
 }
 
-// promise makes the reset and the wait of the zones that refuse one time, jitter included:
-// clients obey the one or the other, and none may come too early, or late. Where no waiting
-// helps, the reset is a window ahead if there is none, because without one some clients
-// ask again at once.
-func (e *evaluation) promise() {
+// lengthen adds jitter to the wait of the zones that refuse.
+func (e *evaluation) lengthen() {
 	jitter := rand.Float64() * e.limiter.Jitter
+	for i := range e.zones {
+		if st := &e.states[i]; refuses(e.zones[i].outcome()) && st.RetryAfter != store.Never {
+			// Eleven times a century is no Duration.
+			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
+			st.RetryAfter = max(st.RetryAfter, time.Microsecond)
+		}
+	}
+}
+
+// promise makes the reset and the wait of the zones that refuse one time: clients obey the one or
+// the other, and none may come too early, or late. Where no waiting helps, the reset is a window
+// ahead if there is none, because without one some clients ask again at once. Before, the reset
+// tells in which window the refusal is.
+func (e *evaluation) promise() {
 	for i := range e.zones {
 		z := &e.zones[i]
 		st := &e.states[i]
 		switch {
 		case !refuses(z.outcome()):
 		case st.RetryAfter != store.Never:
-			// Eleven times a century is no Duration.
-			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
 			st.Reset = st.Now + wait(st)
 		case st.Reset <= st.Now:
 			st.Reset = st.Now + z.limit.Window.Microseconds()
@@ -253,18 +263,23 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 	return item
 }
 
-// answer writes the response to a request that e ended with err if the request is a call
+// respond writes the response to a request that e ended with err if the request is a call
 // of gRPC, or the handler is configured to; otherwise it returns err.
-func (l *Limiter) answer(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	switch {
-	case err == nil || !t.isEnded() || t.refusal().evaluation != e:
-		return err
-	case isGRPC(r):
-		return writeGRPC(w, r, err)
-	case !l.Problem:
+func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
+	if err == nil || !t.isEnded() || t.refusal().evaluation != e {
 		return err
 	}
-	return e.writeProblem(w, r, err)
+	var why caddyhttp.HandlerError // This allocates.
+	switch {
+	case !errors.As(err, &why) || why.StatusCode == statusClientClosedRequest:
+		return err
+	case isGRPC(r):
+		writeGRPC(w, r, why)
+		return nil
+	case !l.Problem || hasErrorRoute(r, why):
+		return err
+	}
+	return e.writeProblem(w, r, why)
 }
 
 // problem is the body of a refusal, by RFC 9457 and the problem types of
@@ -282,19 +297,14 @@ const (
 	problemReduced       = problemTypes + "temporary-reduced-capacity"
 )
 
-// writeProblem answers a request that the limiter ended with err, unless an error
-// route does: then it returns err.
-func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, err error) error {
-	var handlerErr caddyhttp.HandlerError
-	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest || hasErrorRoute(r, handlerErr) {
-		return err
-	}
-	body, marshalErr := json.Marshal(e.problem(handlerErr.StatusCode))
-	if marshalErr != nil {
-		return err
+// writeProblem answers a request that the limiter ended.
+func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerError) error {
+	body, err := json.Marshal(e.problem(why.StatusCode))
+	if err != nil {
+		return why
 	}
 	w.Header().Set("Content-Type", "application/problem+json")
-	w.WriteHeader(handlerErr.StatusCode)
+	w.WriteHeader(why.StatusCode)
 	if r.Method != http.MethodHead {
 		// A client that cannot be written to has left.
 		_, _ = w.Write(body)
@@ -326,20 +336,15 @@ func grpcStatus(status int) string {
 	}
 }
 
-// writeGRPC answers a call that the limiter ended with err by a response of headers
-// alone, which clients of gRPC take for trailers. It returns other errors.
-func writeGRPC(w http.ResponseWriter, r *http.Request, err error) error {
-	var handlerErr caddyhttp.HandlerError
-	if !errors.As(err, &handlerErr) || handlerErr.StatusCode == statusClientClosedRequest {
-		return err
-	}
+// writeGRPC answers a call that the limiter ended by a response of headers alone, which clients
+// of gRPC take for trailers.
+func writeGRPC(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerError) {
 	h := w.Header()
 	h.Set("Content-Type", r.Header.Get("Content-Type"))
-	h.Set("Grpc-Status", grpcStatus(handlerErr.StatusCode))
+	h.Set("Grpc-Status", grpcStatus(why.StatusCode))
 	// Names of zones need no escapes.
-	h.Set("Grpc-Message", handlerErr.Err.Error())
+	h.Set("Grpc-Message", why.Err.Error())
 	w.WriteHeader(http.StatusOK)
-	return nil
 }
 
 // problem returns why the evaluation ended the request.

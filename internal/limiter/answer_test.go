@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/http"
 	"strconv"
+	"sync"
 	"testing"
 	"time"
 
@@ -116,4 +117,25 @@ func TestRefusalWithoutAnEnd(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestHeadersStayAsTheyAre while those of other responses are made.
+func TestHeadersStayAsTheyAre(t *testing.T) {
+	var all sync.WaitGroup
+	for first := range int64(4) {
+		all.Go(func() {
+			var kept []http.Header
+			for n := range int64(1000) {
+				h := http.Header{}
+				new(tracker).setLimitHeaders(h, &Zone{Name: "api"}, &store.State{Limit: first * 10_000, Used: n})
+				kept = append(kept, h)
+			}
+			for n, h := range kept {
+				if h.Get("X-RateLimit-Limit") != strconv.FormatInt(first*10_000, 10) || h.Get("X-RateLimit-Used") != strconv.Itoa(n) {
+					t.Errorf("headers of response %d are %v", n, h)
+				}
+			}
+		})
+	}
+	all.Wait()
 }

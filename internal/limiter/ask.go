@@ -125,6 +125,10 @@ func (e *evaluation) countOverflow(ctx context.Context) {
 // overflow bucket, the unknown one.
 func (e *evaluation) share(ctx context.Context, i int, err error) {
 	r, z, rare := &e.reqs[i], &e.zones[i], e.rareZone(i)
+	if z.role == blocks {
+		// It is refused as the client that it is.
+		return
+	}
 	if z.bucket == ownBucket {
 		rare.own = ownRequest{r.ClientKey, r.Events, r.Burst}
 	}
@@ -387,18 +391,14 @@ func (e *evaluation) noteHeld(some []int) {
 	}
 }
 
-// hold notes that the cost is in flight to the store.
-func (s *spend) hold() {
-	switch s.stored {
-	case phaseUncertain:
-		s.stored = phaseUncertainHeld
-	case phaseLost:
-		s.stored = phaseLostHeld
-	case phaseNone, phaseTaken:
-		s.stored = phaseHeld
-	case phaseHeld, phaseUncertainHeld, phaseLostHeld:
-	}
+// inFlight are the phases in which the cost is in flight as well.
+var inFlight = [storePhases]storePhase{
+	phaseNone: phaseHeld, phaseHeld: phaseHeld, phaseTaken: phaseHeld, phaseUncertain: phaseUncertainHeld,
+	phaseUncertainHeld: phaseUncertainHeld, phaseLost: phaseLostHeld, phaseLostHeld: phaseLostHeld,
 }
+
+// hold notes that the cost is in flight to the store.
+func (s *spend) hold() { s.stored = inFlight[s.stored] }
 
 // statusClientClosedRequest is what Caddy reports if a client left.
 const statusClientClosedRequest = 499
@@ -443,7 +443,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 
 // becomeUncertain notes that a take, which may have an ID, may have spent the cost.
 func (s *spend) becomeUncertain(hasID bool) {
-	isHeld := s.stored == phaseHeld || s.stored == phaseUncertainHeld || s.stored == phaseLostHeld
+	isHeld := s.stored == inFlight[s.stored]
 	if s.stored = phaseUncertain; !hasID {
 		s.stored = phaseLost
 	}

@@ -72,7 +72,7 @@ func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete fu
 	}
 	// The clients are the same for all requests, and one is moved.
 	place := func(z *Zone) uint64 {
-		key, _ := z.clientKey(nil, caddy.NewReplacer(), h)
+		key, _ := z.clientKey(nil, caddy.NewReplacer(), h, true)
 		return cohortOf(rolloutSalt, key)
 	}
 	slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
@@ -304,7 +304,7 @@ func TestZonesAreObservedWhileSlotsAreGivenBack(t *testing.T) {
 		z.countIn(ownStore, handle)
 		h.Zones = append(h.Zones, z)
 	}
-	key, _ := h.Zones[0].clientKey(nil, caddy.NewReplacer(), h)
+	key, _ := h.Zones[0].clientKey(nil, caddy.NewReplacer(), h, true)
 	h.Zones[0].bound[ownStore].aborted.note(key, 5, time.Now(), time.Hour)
 	for range 200 {
 		if got := h.answeredWith(http.StatusOK).Code; got != 429 {

@@ -63,7 +63,7 @@ func (s *queueSite) reset(client string) error {
 	r.Header.Set("A", client)
 	w := httptest.NewRecorder()
 	repl := caddy.NewReplacer()
-	key, err := z.clientKey(caddyhttp.PrepareRequest(r, repl, w, nil), repl, s.limiters[0])
+	key, err := z.clientKey(caddyhttp.PrepareRequest(r, repl, w, nil), repl, s.limiters[0], true)
 	if err == nil {
 		err = s.buckets().Reset(context.Background(), store.Request{Limit: &z.limit, ClientKey: key})
 	}

@@ -90,21 +90,17 @@ func PlaceholdersIn(text string) (names []string) {
 
 // clientKey returns the client key of a request: that of the first template that applies. It is an error
 // if the request has several values for what names its client, because each would be a limit more; a
-// zone that only observes the client counts all together.
-func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (string, error) {
+// zone that only observes the client counts all together. Without a limit the key does not matter, so
+// nothing is logged of it.
+func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter, isLimited bool) (string, error) {
 	var scratch [128]byte
 	for i := range z.templates {
 		key, applies, repeated := z.templates[i].clientKey(scratch[:0], r, repl, z)
-		isLast := i == len(z.templates)-1
-		if !applies && !isLast {
+		if isLast := i == len(z.templates)-1; !applies && !isLast {
 			continue
 		}
-		if !applies || i >= len(z.Key) {
-			z.warnNoKey(r, repl, l)
-		} else if name := z.templates[i].unknownIn(repl); name != "" {
-			z.warnUnknown(name, l)
-		} else if was := z.unknown.Load(); was != nil && slices.Contains(z.templates[i].doubtful, *was) {
-			z.unknown.CompareAndSwap(was, nil)
+		if isLimited {
+			z.warnOfKey(i, applies, r, repl, l)
 		}
 		if repeated != "" && z.enforces(string(key)) {
 			return "", z.refuseRepeated(repeated, l)
@@ -112,6 +108,17 @@ func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter) (str
 		return string(key), nil
 	}
 	return "", nil
+}
+
+// warnOfKey logs what is doubtful about the key of a request, which is that of template i.
+func (z *Zone) warnOfKey(i int, applies bool, r *http.Request, repl *caddy.Replacer, l *Limiter) {
+	if !applies || i >= len(z.Key) {
+		z.warnNoKey(r, repl, l)
+	} else if name := z.templates[i].unknownIn(repl); name != "" {
+		z.warnUnknown(name, l)
+	} else if was := z.unknown.Load(); was != nil && slices.Contains(z.templates[i].doubtful, *was) {
+		z.unknown.CompareAndSwap(was, nil)
+	}
 }
 
 func (z *Zone) refuseRepeated(name string, l *Limiter) error {

@@ -51,7 +51,7 @@ func keyHandler() (*Limiter, *observer.ObservedLogs) {
 
 func keyFor(z *Zone, v values) string {
 	h, _ := keyHandler()
-	key, _ := z.clientKey(nil, v.replacer(), h)
+	key, _ := z.clientKey(nil, v.replacer(), h, true)
 	return key
 }
 
@@ -141,8 +141,8 @@ func TestHeadersAreReadAsTheReplacerDoes(t *testing.T) {
 	for _, name := range []string{"A", "a", "B", "Absent", "two", "x_key", "x-long-NAME", "a b", ""} {
 		for _, text := range []string{"{" + headerPrefix + name + "}", "{" + headerPrefix + name + "}-{" + ipVar + "}"} {
 			z := keyZone(text)
-			direct, _ := z.clientKey(r, repl, h)
-			replaced, _ := z.clientKey(nil, repl, h)
+			direct, _ := z.clientKey(r, repl, h, true)
+			replaced, _ := z.clientKey(nil, repl, h, true)
 			if direct != replaced {
 				t.Errorf("%s: key %q, by the replacer %q", text, direct, replaced)
 			}
@@ -166,10 +166,10 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 			start := h.Now()
 			repl := values{headerA: "", ipVar: "192.0.2.1"}.replacer()
 			for range 5 {
-				_, _ = z.clientKey(nil, repl, h)
+				_, _ = z.clientKey(nil, repl, h, true)
 			}
 			h.Now = func() time.Time { return start.Add(telemetry.ReportInterval) }
-			_, _ = z.clientKey(nil, repl, h)
+			_, _ = z.clientKey(nil, repl, h, true)
 			if logs.Len() != 2 {
 				t.Fatalf("%d warnings, want 2", logs.Len())
 			}
@@ -184,8 +184,8 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 func TestClientKeyDoesNotWarnWhereSomeTextApplies(t *testing.T) {
 	h, logs := keyHandler()
 	repl := values{ipVar: "192.0.2.1"}.replacer()
-	_, _ = keyZone("{"+headerA+"}", clientIPText).clientKey(nil, repl, h)
-	_, _ = keyZone("static").clientKey(nil, repl, h)
+	_, _ = keyZone("{"+headerA+"}", clientIPText).clientKey(nil, repl, h, true)
+	_, _ = keyZone("static").clientKey(nil, repl, h, true)
 	if logs.Len() != 0 {
 		t.Errorf("logged %v", logs.All())
 	}
@@ -400,7 +400,7 @@ func FuzzClientKey(f *testing.F) {
 			for i, name := range names {
 				v[name] = texts[i]
 			}
-			clientKey, _ := z.clientKey(nil, v.replacer(), h)
+			clientKey, _ := z.clientKey(nil, v.replacer(), h, true)
 			return clientKey
 		}
 		key1, key2 := key(z, one), key(z, other)

@@ -155,14 +155,14 @@ func TestDoubtfulKeys(t *testing.T) {
 	z := keyZone("{" + headerA + "}|{nobody}")
 	repl := values{headerA: "x", ipVar: "192.0.2.1"}.replacer()
 	for range 3 {
-		_, _ = z.clientKey(nil, repl, h)
+		_, _ = z.clientKey(nil, repl, h, true)
 	}
 	if got := strings.Join(z.KeyProblems(), " "); got != "placeholder {nobody} is unknown" || logs.Len() != 1 || logs.All()[0].ContextMap()["hint"] != got {
 		t.Errorf("after requests the problems are %q, and %v is logged", got, logs.All())
 	}
 	repl.Set("nobody", "")
 	z = keyZone("{" + headerA + "}|{nobody}")
-	if _, _ = z.clientKey(nil, repl, h); len(z.KeyProblems()) > 0 {
+	if _, _ = z.clientKey(nil, repl, h, true); len(z.KeyProblems()) > 0 {
 		t.Errorf("a placeholder that is set to nothing is a problem: %v", z.KeyProblems())
 	}
 }
@@ -204,7 +204,7 @@ func TestUnknownPlaceholderIsAProblemWhileItLasts(t *testing.T) {
 	l := newTestHandler(t, z, memory.New(memory.NewBuckets(), memory.Options{}))
 	z.templates = []keyTemplate{{doubtful: []string{"tenant"}}}
 	ask := func(l *Limiter, repl *caddy.Replacer) int {
-		if _, err := z.clientKey(nil, repl, l); err != nil {
+		if _, err := z.clientKey(nil, repl, l, true); err != nil {
 			t.Fatal(err)
 		}
 		return len(z.KeyProblems())
@@ -221,5 +221,20 @@ func TestUnknownPlaceholderIsAProblemWhileItLasts(t *testing.T) {
 	}
 	if n := ask(l, known); n != 0 {
 		t.Errorf("%d problems once it has a value", n)
+	}
+}
+
+// TestNothingIsSaidOfTheKeyOfAClientWithoutALimit: it does not matter there.
+func TestNothingIsSaidOfTheKeyOfAClientWithoutALimit(t *testing.T) {
+	for events, warnings := range map[string]int{UnlimitedWord: 0, "5": 1} {
+		z := keyZone("{" + headerA + "}")
+		z.Events, z.Cost = Quantity{Text: "{" + headerB + "}", Number: 3}, Quantity{Number: 1}
+		h, logs := keyHandler()
+		if _, err := z.request(nil, values{headerA: "", headerB: events, ipVar: "192.0.2.1"}.replacer(), h); err != nil {
+			t.Fatal(err)
+		}
+		if logs.Len() != warnings {
+			t.Errorf("with events %s are logged %v", events, logs.All())
+		}
 	}
 }

@@ -38,7 +38,7 @@ func newSite(t *testing.T, z *Zone) *testSite {
 // used returns what counts in the zone's bucket.
 func (m *testSite) used() int64 {
 	z := m.Zones[0]
-	key, _ := z.clientKey(nil, caddy.NewReplacer(), m.Limiter)
+	key, _ := z.clientKey(nil, caddy.NewReplacer(), m.Limiter, true)
 	return store.Answers(context.Background(), m.store.Peek, []store.Request{{Limit: &z.limit, ClientKey: key, Events: 10}})[0].Used
 }
 

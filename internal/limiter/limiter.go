@@ -116,14 +116,14 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 		return next.ServeHTTP(w, r)
 	case !nested:
 		err = l.serve(t, e, w, r, next)
-		return l.answer(t, e, w, r, err)
+	default:
+		if err = l.admit(t, e, w, r); err == nil {
+			// The outer handler's writer sees the final status. An inner handler may ask e again, which
+			// then ends the request.
+			err = next.ServeHTTP(w, r)
+		}
 	}
-	if err := l.admit(t, e, w, r); err != nil {
-		return l.answer(t, e, w, r, err)
-	}
-	// The outer handler's writer sees the final status. An inner handler may have asked e again, which
-	// then ends the request.
-	return l.answer(t, e, w, r, next.ServeHTTP(w, r))
+	return l.respond(t, e, w, r, err)
 }
 
 // trackerVar is the request variable that holds the request's tracker.
@@ -144,7 +144,7 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		defer func() { t.finish(how) }()
 		// The chain panicked: the request was made, and the server failed.
 		if !t.settled {
-			t.settle(t.verdict(http.StatusInternalServerError))
+			t.settle(t.unlessLeft(http.StatusInternalServerError))
 		}
 	}()
 	err := l.admit(t, e, w, r)
@@ -157,7 +157,7 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		// Error routes write to the outer writer; it has the same headers.
 		status = statusOf(err)
 	}
-	t.commitVerdict(status)
+	t.commitUnlessLeft(status)
 	return err
 }
 
@@ -174,26 +174,29 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	if !e.refusesOutright() {
 		e.countOverflow(r.Context())
 		if err := t.askZones(e, r); err != nil {
-			t.endBy(decision{asked: asked{evaluation: e}})
+			for i := range e.zones {
+				// The client has left: no zone has decided.
+				e.zones[i].answer = notAsked
+			}
+			t.endBy(verdict{asked: asked{evaluation: e}})
 			return err
 		}
 	}
 	e.conclude()
-	e.count()
 	for i := range e.zones {
 		if e.zones[i].outcome() == telemetry.WouldRefuse {
 			l.reportRefusal(e, i, r)
 		}
 	}
-	switch d := t.decide(); {
-	case refuses(d.outcome):
-		if d.evaluation != e {
+	switch v := t.verdict(anyHandler); {
+	case refuses(v.outcome):
+		if v.evaluation != e {
 			// An outer handler was asked again after the request had waited.
-			d.conclude()
+			v.conclude()
 		}
-		return t.refuse(d, w, r)
-	case endsRequest(d.outcome):
-		t.endBy(d)
+		return t.refuse(v, w, r)
+	case endsRequest(v.outcome):
+		t.endBy(v)
 		deleteLimitHeaders(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	}

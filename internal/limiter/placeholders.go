@@ -49,50 +49,46 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 			return value, true
 		}
 	}
-	var e *evaluation
-	var i int
-	name := rest
+	name, of := rest, asked{}
 	switch dot := strings.LastIndexByte(rest, '.'); {
 	case rest == "exceeded.name":
-		if !t.isEnded() || !refuses(t.refusal().outcome) {
-			return nil, true
+		if v := t.verdict(anyHandler); refuses(v.outcome) {
+			return v.zone().Name, true
 		}
-		return t.refusal().zone().Name, true
+		return nil, true
 	case dot < 0:
-		d := t.reported()
-		e, i = d.evaluation, d.i
+		of = t.verdict(anyHandler).asked
 	default:
-		e, i = t.evaluationOf(rest[:dot])
-		name = rest[dot+1:]
+		name, of = rest[dot+1:], t.zoneNamed(rest[:dot])
 	}
 	switch {
 	case !slices.Contains(zonePlaceholders, name):
 		return nil, false
-	case e == nil:
+	case of.evaluation == nil:
 		return nil, true
 	default:
-		return e.placeholder(i, name), true
+		return of.placeholder(name), true
 	}
 }
 
-// placeholder returns a value about zone i, or nil if there is none.
-func (e *evaluation) placeholder(i int, name string) any {
+// placeholder returns a value about the zone, or nil if there is none.
+func (a asked) placeholder(name string) any {
+	z, st := &a.zones[a.i], a.state()
 	switch name {
 	case "zone":
-		return e.zones[i].Name
+		return z.Name
 	case "key":
-		return e.shownKey(i)
+		return a.shownKey(a.i)
 	case "cost":
-		return e.reqs[i].Cost
+		return a.reqs[a.i].Cost
 	case "outcome":
-		return e.zones[i].outcome().String()
+		return z.outcome().String()
 	case "reason":
-		return e.reason(i)
+		return a.reason(a.i)
 	}
-	if !e.zones[i].hasAnswered() {
+	if !z.hasAnswered() {
 		return nil
 	}
-	st := &e.states[i]
 	switch name {
 	case "limit":
 		return st.Limit
@@ -101,7 +97,7 @@ func (e *evaluation) placeholder(i int, name string) any {
 	case "used":
 		return st.Used
 	case "wait":
-		if e.zones[i].answer != hasNoRoom || wait(st) == 0 {
+		if z.answer != hasNoRoom || wait(st) == 0 {
 			return nil
 		}
 		return ceilSeconds(wait(st))
@@ -114,31 +110,32 @@ func (e *evaluation) placeholder(i int, name string) any {
 	}
 }
 
-// evaluationOf returns where the zone of that name decided about the request, or
-// where it would have if it did not.
-func (t *tracker) evaluationOf(zone string) (where *evaluation, at int) {
+// zoneNamed returns the zone of that name where it decided about the request, or where it would
+// have if it did not.
+func (t *tracker) zoneNamed(name string) (of asked) {
 	for _, e := range t.all() {
 		for i := range e.zones {
-			if e.zones[i].Name != zone || where != nil && e.zones[i].answer == notAsked {
-				continue
-			}
-			if where, at = e, i; e.zones[i].answer != notAsked {
-				return where, at
+			switch {
+			case e.zones[i].Name != name:
+			case e.zones[i].answer != notAsked:
+				return asked{e, i}
+			case of.evaluation == nil:
+				of = asked{e, i}
 			}
 		}
 	}
-	return where, at
+	return of
 }
 
 // MarshalLogObject implements [zapcore.ObjectMarshaler]. The log calls it when the
 // request is over.
 func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
-	d := t.reported()
-	if d.evaluation == nil {
+	v := t.verdict(anyHandler)
+	if v.evaluation == nil {
 		return nil
 	}
 	for _, name := range zonePlaceholders {
-		switch value := d.placeholder(d.i, name).(type) {
+		switch value := v.placeholder(name).(type) {
 		case string:
 			if value != "" {
 				to.AddString(name, value)

@@ -82,19 +82,17 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 			l.Logger.Warn(name+" is neither a whole number nor unlimited; using the fallback",
 				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times))
 		}
+		l.countUnreadable(z, name, telemetry.NotFound)
 		n = q.Number
 	case n == 0:
 		return 0
 	}
 	nearest := min(max(n, least), most)
-	switch {
-	case isUnreadable:
-		l.countUnreadable(z, name, telemetry.NotFound)
-	case nearest != n:
-		l.countUnreadable(z, name, telemetry.OutOfRange)
-	}
 	if nearest == n {
 		return n
+	}
+	if !isUnreadable {
+		l.countUnreadable(z, name, telemetry.OutOfRange)
 	}
 	if times, log := l.mayLog(&log.outOfRange); log {
 		l.Logger.Warn(fmt.Sprintf("%s is not a number from %d to %s; using the nearest", name, least, words),

@@ -50,7 +50,7 @@ func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
 // warn names is used up.
 func (e *evaluation) reportNear(i int) {
 	z, st, l := e.zones[i], &e.states[i], e.limiter
-	if !z.hasAnswered() || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {
+	if z.Warn == 0 || !z.hasAnswered() || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {
 		return
 	}
 	if z.SettleAtEnd && st.Reset <= l.Now().UnixMicro() || !e.isFirst(i, aboutNearness) {

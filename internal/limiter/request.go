@@ -55,8 +55,8 @@ type rare struct {
 	// earlier are the evaluations that were settled before this tracker began, in the route
 	// whose error is being handled; only the first evaluation of a request has them.
 	earlier []*evaluation
-	// refusal is the decision that ended the request; only the first evaluation of a request has it.
-	refusal *decision
+	// refusal is the verdict that ended the request; only the first evaluation of a request has it.
+	refusal *verdict
 	// zones are by index, as far as any needs it.
 	zones []rareZone
 }

@@ -115,6 +115,11 @@ func TestAmountsDue(t *testing.T) {
 // TestPhases goes through what may happen to a cost, one after the other.
 func TestPhases(t *testing.T) {
 	t.Parallel()
+	for phase, held := range inFlight {
+		if held == phaseNone {
+			t.Errorf("phase %d has no row", phase)
+		}
+	}
 	hold, take, lose := (*spend).hold, (*spend).take, (*spend).lose
 	unsure, loseTrack := func(s *spend) { s.becomeUncertain(true) }, func(s *spend) { s.becomeUncertain(false) }
 	for _, row := range []struct {

@@ -62,12 +62,12 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 // request returns what r asks of the zone. If its Events are unlimited the zone
 // does not count r; if they are 0 no store is asked.
 func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
+	events, burst := z.eventsFor(repl, l)
 	// A client without a limit may be blocked, so it is named like others.
-	key, err := z.clientKey(r, repl, l)
+	key, err := z.clientKey(r, repl, l, events != unlimited)
 	if err != nil {
 		return store.Request{}, err
 	}
-	events, burst := z.eventsFor(repl, l)
 	if events == unlimited {
 		return store.Request{Limit: &z.limit, ClientKey: key, Events: unlimited}, nil
 	}

@@ -313,7 +313,7 @@ func TestBodiesAreClosed(t *testing.T) {
 		},
 		"refused": func(w http.ResponseWriter, r *http.Request) error {
 			_ = gzip(w, r)
-			trackerOf(r).endBy(decision{asked: asked{evaluation: trackerOf(r).own[0]}})
+			trackerOf(r).endBy(verdict{asked: asked{evaluation: trackerOf(r).own[0]}})
 			return nil
 		},
 	} {

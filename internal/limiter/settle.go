@@ -22,9 +22,10 @@ func (t *tracker) settle(status int) {
 		t.response.status = status
 	}
 	for _, e := range t.own {
+		e.count()
 		if !t.isEnded() {
-			e.settle(t, status, false)
-			e.notePace(t, status == noVerdict, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
+			e.settleZones(t, status, false)
+			e.notePace(t, status == statusLeft, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
 		} else {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
@@ -46,7 +47,7 @@ func (t *tracker) finish(how ending) {
 		return
 	}
 	for _, e := range t.own {
-		e.settle(t, t.response.status, true)
+		e.settleZones(t, t.response.status, true)
 		e.notePace(t, t.isCut(), func(z *Zone) bool { return z.SettleAtEnd })
 	}
 }
@@ -81,12 +82,12 @@ func (e *evaluation) lease() *lease {
 	return e.rare.lease
 }
 
-// endBy notes the decision that ends the request.
-func (t *tracker) endBy(d decision) { t.first.ensureRare().refusal = &d }
+// endBy notes the verdict that ends the request.
+func (t *tracker) endBy(v verdict) { t.first.ensureRare().refusal = &v }
 
-// refusal returns the decision that ended the request, or nil. It has no outcome if the client left
+// refusal returns the verdict that ended the request, or nil. It has no outcome if the client left
 // while the evaluation asked.
-func (t *tracker) refusal() *decision {
+func (t *tracker) refusal() *verdict {
 	if t.first.rare == nil {
 		return nil
 	}
@@ -124,14 +125,14 @@ func (s StatusSet) Complement() (others StatusSet) {
 // statusFor returns the status by which a zone settles: that of gRPC, if the zone has such
 // statuses and the response has ended with one.
 func (t *tracker) statusFor(z *Zone, status int) int {
-	if !z.KnowsGRPC || status == noVerdict {
+	if !z.KnowsGRPC || status == statusLeft {
 		return status
 	}
 	code, err := strconv.Atoi(trailerOf(t.Header(), "Grpc-Status"))
 	switch {
 	case err != nil && strings.HasPrefix(t.Header().Get("Content-Type"), grpcType):
 		// The status of a call follows its messages, for which its client may not have waited.
-		return t.verdict(status)
+		return t.unlessLeft(status)
 	case err != nil || code < 0 || code > maxGRPCStatus:
 		return status
 	}
@@ -200,22 +201,19 @@ var localRows = [...]storePhase{
 	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
 }
 
-// settle charges or refunds the request by its status, and makes the states show
+// settleZones charges or refunds the request by its status, and makes the states show
 // that: in the zones that settle when the response begins, or in those that settle when
 // it has ended. Leases go on.
-func (e *evaluation) settle(t *tracker, status int, hasEnded bool) {
+func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 	if len(e.states) == 0 {
 		// Nothing was asked.
 		return
 	}
 	if !hasEnded && e.chargesWhole(status) {
 		for i := range e.zones {
-			z := &e.zones[i]
 			e.show(i, 0, e.reqs[i].Cost)
-			z.Counts.Charged.Add(float64(e.reqs[i].Cost))
-			if z.Warn > 0 {
-				e.reportNear(i)
-			}
+			e.zones[i].Counts.Charged.Add(float64(e.reqs[i].Cost))
+			e.reportNear(i)
 		}
 		e.zones[0].open.Accounts.Settle(e.reqs, nil)
 		return
@@ -320,9 +318,7 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 	}
 	e.show(i, shown, cost)
 	e.countSettled(i, spent, cost, isFree)
-	if z.Warn > 0 {
-		e.reportNear(i)
-	}
+	e.reportNear(i)
 	return f, cost
 }
 
@@ -330,7 +326,7 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 // left costs what it holds, or what is known by then, whichever is more.
 func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
 	z := e.zones[i].Zone
-	if status != noVerdict {
+	if status != statusLeft {
 		return z.finalCost(e.repl, e.limiter, t.response)
 	}
 	known := e.reqs[i].Cost

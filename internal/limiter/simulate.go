@@ -2,7 +2,6 @@ package limiter
 
 import (
 	"net/http"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -15,8 +14,6 @@ type Simulation struct {
 	Answer  adminapi.Simulation
 	w       http.ResponseWriter
 	tracker *tracker
-	// passed is what the handlers decide together that let the request go on.
-	passed decision
 }
 
 // NewSimulation returns a simulation of one request, whose response goes to w.
@@ -43,20 +40,67 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	if !e.refusesOutright() {
-		e.countOverflow(r.Context())
-		if err := e.ask(r, noFirst); err != nil {
-			return false, err
-		}
+	isOutright := e.refusesOutright()
+	e.countOverflow(r.Context())
+	if isOutright {
+		_, err = e.answerUnknown(r)
+	} else {
+		err = e.ask(r, noFirst)
 	}
-	goesOn = s.decide(e)
+	if err != nil {
+		return false, err
+	}
+	refused, waits := e.letsAllWait(quiet.Now())
+	if waits = refused && waits; waits {
+		e.foreseeWait()
+	} else {
+		e.conclude()
+	}
+	v := s.tracker.verdict(anyHandler)
 	if err := e.askTheRest(r); err != nil {
 		return false, err
 	}
 	for i := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
 	}
-	return goesOn, nil
+	if waits {
+		s.Answer.Wait = max(s.Answer.Wait, v.state().RetryAfter.Seconds())
+		e.endWait()
+		v = s.tracker.verdict(anyHandler)
+	}
+	return s.note(v), nil
+}
+
+// foreseeWait makes the states show a request that waits.
+func (e *evaluation) foreseeWait() {
+	for i := range e.zones {
+		e.estimateWait(i)
+		if z := &e.zones[i]; z.role == observes && z.answer == hasNoRoom {
+			// It goes on finding no room after the wait.
+			e.showPenalty(i)
+		}
+	}
+}
+
+// endWait makes the zones decide as after the wait.
+func (e *evaluation) endWait() {
+	for i := range e.zones {
+		if z := &e.zones[i]; refuses(z.outcome()) {
+			z.answer = hasRoom
+		}
+	}
+}
+
+// note makes the answer tell the verdict, and reports whether the request goes on.
+func (s *Simulation) note(v verdict) (goesOn bool) {
+	switch {
+	case endsRequest(v.outcome):
+		s.Answer.Zone, s.Answer.Wait = v.zone().Name, EpochSeconds(wait(v.state()))
+	case v.outcome != telemetry.ErrorAllowed:
+		v.outcome = telemetry.Allowed
+	}
+	s.Answer.Decision = v.outcome.String()
+	return !endsRequest(v.outcome)
 }
 
 // askTheRest sets the states of zones that have not been asked: what they would say is only shown.
@@ -86,34 +130,6 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 		answer.Reset = EpochSeconds(st.Reset)
 	}
 	return answer
-}
-
-// decide notes what e decides, and reports whether the request goes on.
-func (s *Simulation) decide(e *evaluation) (goesOn bool) {
-	if isRefused, waits := e.letsAllWait(e.limiter.Now()); isRefused && waits {
-		for i := range e.zones {
-			e.estimateWait(i)
-			if z := &e.zones[i]; z.role == observes && z.answer == hasNoRoom {
-				// It goes on finding no room after the wait.
-				e.showPenalty(i)
-			}
-		}
-		s.Answer.Wait = max(s.Answer.Wait, e.decide(decision{}).state().RetryAfter.Seconds())
-		return true
-	}
-	e.conclude()
-	d := e.decide(decision{})
-	if !endsRequest(d.outcome) {
-		if s.passed = e.decide(s.passed); s.passed.outcome == telemetry.ErrorAllowed {
-			s.Answer.Decision = s.passed.outcome.String()
-		} else {
-			s.Answer.Decision = telemetry.Allowed.String()
-		}
-		return true
-	}
-	wait := time.Duration(wait(d.state())) * time.Microsecond
-	s.Answer.Decision, s.Answer.Zone, s.Answer.Wait = d.outcome.String(), d.zone().Name, wait.Seconds()
-	return false
 }
 
 // EpochSeconds converts microseconds since the epoch to seconds.

@@ -14,13 +14,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-// foresee simulates a client's request.
-func (w *boundedWorld) foresee(client string) *Simulation {
+// foresee simulates a client's request, also in some other zones.
+func (w *boundedWorld) foresee(client string, others ...*Zone) *Simulation {
 	w.t.Helper()
-	l := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
+	l := &Limiter{Config: Config{Zones: append([]*Zone{w.zone}, others...), Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
 	response := httptest.NewRecorder()
 	sent := httptest.NewRequest(http.MethodGet, "/", nil)
 	sent.Header.Set("A", client)
@@ -83,5 +84,34 @@ func TestSimulatedRequestWaits(t *testing.T) {
 	observed := s.Answer.Zones[1]
 	if left := observed.Reset - float64(time.Now().Unix()); !goesOn || s.Answer.Wait < 3500 || observed.Reason != reasonPenalty || left < 2.9*3600 {
 		t.Errorf("goes on %v, %+v", goesOn, s.Answer)
+	}
+}
+
+// TestSimulationOfARefusalForeseesTheOverflow: what a zone would say that is not asked, because another
+// refuses outright, is about the bucket that would count the request.
+func TestSimulationOfARefusalForeseesTheOverflow(t *testing.T) {
+	for name, outright := range map[string]func(w *boundedWorld, z *Zone){
+		"limit of 0": func(_ *boundedWorld, z *Zone) { z.Events.Number = 0 },
+		"block": func(w *boundedWorld, z *Zone) {
+			redistest.Must(w.t, w.handle.SetOverride(w.t.Context(), store.Override{
+				Kind: store.OverrideBlock, Zone: z.Name, ClientKey: z.templates[0].tag + ":new", Until: w.clock.Now().Add(time.Hour).UnixMicro(),
+			}))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newBoundedWorld(t, 1, &Zone{Events: Quantity{Number: 3}, Window: time.Hour, ChargeBefore: true})
+			refuses := &Zone{Name: "refuses", Key: w.zone.Key, Events: Quantity{Number: 3}, Cost: Quantity{Number: 1}, Window: time.Hour}
+			refuses.prepare()
+			refuses.countIn(ownStore, w.handle)
+			if status := w.ask("first", 1); status != http.StatusOK {
+				t.Fatalf("the first client gets %d", status)
+			}
+			outright(w, refuses)
+			s := w.foresee("new", refuses)
+			own, shared := s.Answer.Zones[1], s.Answer.Zones[0]
+			if s.Answer.Zone != refuses.Name || own.ClientKey == stores.OverflowKey || shared.ClientKey != stores.OverflowKey || shared.Outcome != "allowed" {
+				t.Errorf("foreseen %+v", s.Answer)
+			}
+		})
 	}
 }

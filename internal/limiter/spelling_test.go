@@ -22,11 +22,11 @@ func spelt(t *testing.T, z *Zone, host, header, value string) string {
 	r.Header.Set(header, value)
 	r, repl := arrived(r)
 	h, _ := keyHandler()
-	key, err := z.clientKey(r, repl, h)
+	key, err := z.clientKey(r, repl, h, true)
 	if err != nil {
 		t.Error(err)
 	}
-	if replaced, _ := z.clientKey(nil, repl, h); replaced != key {
+	if replaced, _ := z.clientKey(nil, repl, h, true); replaced != key {
 		t.Errorf("%s %s: key %q, by the replacer %q", host, value, key, replaced)
 	}
 	_, key, _ = strings.Cut(key, ":")
@@ -194,7 +194,7 @@ func TestRepeatedValues(t *testing.T) {
 		r.Header = headers
 		r, repl := arrived(r)
 		h, _ := keyHandler()
-		clientKey, err := z.clientKey(r, repl, h)
+		clientKey, err := z.clientKey(r, repl, h, true)
 		_, clientKey, _ = strings.Cut(clientKey, ":")
 		return clientKey, err
 	}

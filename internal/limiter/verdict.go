@@ -16,14 +16,14 @@ func (a asked) zone() *Zone { return a.zones[a.i].Zone }
 
 func (a asked) state() *store.State { return &a.states[a.i] }
 
-// decision is what one zone decides about a request or, of several zones, what the one decides
-// that matters most: the one that headers, placeholders, logs and a simulation are about.
-type decision struct {
+// verdict is what a zone decides about a request: of several zones, what the one decides that
+// matters most. Serving, headers, placeholders, logs and simulations read it.
+type verdict struct {
 	asked
 	outcome telemetry.Outcome
 }
 
-// ranks say how much a decision matters; 0 is not at all.
+// ranks say how much an outcome matters; 0 is not at all.
 var ranks = [telemetry.Outcomes]int{
 	telemetry.ErrorAllowed: rankError, telemetry.Allowed: 2, telemetry.WouldRefuse: 3,
 	telemetry.ErrorRefused: rankEnd, telemetry.Refused: rankRefusal, telemetry.Blocked: rankRefusal,
@@ -54,46 +54,39 @@ func (z *inZone) outcome() telemetry.Outcome {
 	return outcomes[z.answer][z.role]
 }
 
-// outranks reports whether d matters more than another decision: of those that refuse the one
+// outranks reports whether v matters more than another verdict: of those that refuse the one
 // that makes the client wait longest, of those that let it pass the one with the least left.
-func (d decision) outranks(other decision) bool {
-	if a, b := ranks[d.outcome], ranks[other.outcome]; a != b || a == 0 {
+func (v verdict) outranks(other verdict) bool {
+	if a, b := ranks[v.outcome], ranks[other.outcome]; a != b || a == 0 {
 		return a > b
 	}
-	if d.outcome == telemetry.Allowed {
-		return d.state().Remaining < other.state().Remaining
+	if v.outcome == telemetry.Allowed {
+		return v.state().Remaining < other.state().Remaining
 	}
-	return d.state().RetryAfter > other.state().RetryAfter
+	return v.state().RetryAfter > other.state().RetryAfter
 }
 
-// decide returns the decision of a zone of e that outranks all others and d, or d.
-func (e *evaluation) decide(d decision) decision {
-	for i := range e.zones {
-		if of := (decision{asked{e, i}, e.zones[i].outcome()}); of.outranks(d) {
-			d = of
+// anyHandler is for the verdict of all handlers that the request has met.
+func anyHandler(*Limiter) bool { return true }
+
+// verdict returns the verdict of the handlers for which counts holds, also of those before an
+// error: what ended the request, or else what outranks the rest. It has no outcome if none of
+// their zones has decided.
+func (t *tracker) verdict(counts func(*Limiter) bool) (v verdict) {
+	if ending := t.refusal(); ending != nil && endsRequest(ending.outcome) {
+		if counts(ending.limiter) {
+			return *ending
 		}
-	}
-	return d
-}
-
-// decide returns what all handlers that the request has met decide together.
-func (t *tracker) decide() (d decision) {
-	for _, e := range t.own {
-		d = e.decide(d)
-	}
-	return d
-}
-
-// reported returns the decision that placeholders and the access log are about: the one that
-// ended the request, or else that of all zones, also of those before an error.
-func (t *tracker) reported() (d decision) {
-	if t.isEnded() && endsRequest(t.refusal().outcome) {
-		return *t.refusal()
+		return verdict{}
 	}
 	for _, e := range t.all() {
-		d = e.decide(d)
+		for i := range e.zones {
+			if of := (verdict{asked{e, i}, e.zones[i].outcome()}); of.outranks(v) && counts(e.limiter) {
+				v = of
+			}
+		}
 	}
-	return d
+	return v
 }
 
 // conclude makes the states of zones that have no room show how long the client has to wait, and

@@ -8,8 +8,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestDecide goes through two zones, in both orders, with each of their outcomes.
-func TestDecide(t *testing.T) {
+// TestVerdict goes through two zones, in both orders, with each of their outcomes.
+func TestVerdict(t *testing.T) {
 	t.Parallel()
 	type answer struct {
 		name    string
@@ -34,32 +34,33 @@ func TestDecide(t *testing.T) {
 		{name: "passes without an answer", state: failed},
 		{name: "was not asked"},
 	}
-	evaluate := func(both ...answer) *evaluation {
+	verdictOf := func(both ...answer) verdict {
 		e := new(evaluation)
 		for _, a := range both {
 			z := &boundZone{Zone: &Zone{Name: a.name}, onError: a.onError}
 			e.zones = append(e.zones, inZone{boundZone: z, role: a.role, answer: answerOf(&a.state)})
 			e.reqs, e.states = append(e.reqs, store.Request{}), append(e.states, a.state)
 		}
-		return e
+		e.limiter = new(Limiter)
+		return (&tracker{own: []*evaluation{e}}).verdict(anyHandler)
 	}
 	for n, a := range ranked {
 		for _, b := range ranked[n+1:] {
 			for _, both := range [][]answer{{a, b}, {b, a}} {
-				if d := evaluate(both...).decide(decision{}); d.zone().Name != a.name {
-					t.Errorf("of %q and %q decides %q, want %q", both[0].name, both[1].name, d.zone().Name, a.name)
+				if v := verdictOf(both...); v.zone().Name != a.name {
+					t.Errorf("of %q and %q decides %q, want %q", both[0].name, both[1].name, v.zone().Name, a.name)
 				}
 			}
 		}
-		d := evaluate(a).decide(decision{})
-		if ends, want := endsRequest(d.outcome), n < 5; ends != want {
+		v := verdictOf(a)
+		if ends, want := endsRequest(v.outcome), n < 5; ends != want {
 			t.Errorf("%q ends the request: %v, want %v", a.name, ends, want)
 		}
-		if got, want := refuses(d.outcome), n < 4; got != want {
+		if got, want := refuses(v.outcome), n < 4; got != want {
 			t.Errorf("%q refuses the request: %v, want %v", a.name, got, want)
 		}
 	}
-	if d := evaluate(ranked[len(ranked)-1]).decide(decision{}); d.evaluation != nil {
-		t.Errorf("a zone that was not asked decides: %+v", d)
+	if v := verdictOf(ranked[len(ranked)-1]); v.evaluation != nil {
+		t.Errorf("a zone that was not asked decides: %+v", v)
 	}
 }

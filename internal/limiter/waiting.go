@@ -199,11 +199,11 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
 		}
 	}
-	if d := t.decide(); refuses(d.outcome) {
+	if v := t.verdict(anyHandler); refuses(v.outcome) {
 		if !t.mayWait(w.arrived) {
-			return d.asked, false
+			return v.asked, false
 		}
-		line = d.asked
+		line = v.asked
 	} else {
 		// The line that it is in goes on as far as the request.
 		for n, z := range t.zones() {
@@ -296,15 +296,9 @@ func (t *tracker) turnAway(w *waiter, line asked) {
 func (t *tracker) askAgain(line asked, r *http.Request) error {
 	t.forget()
 	all := slices.Clone(t.own)
-	slices.SortStableFunc(all, func(a, b *evaluation) int {
-		switch line.evaluation {
-		case a:
-			return -1
-		case b:
-			return 1
-		}
-		return 0
-	})
+	if at := slices.Index(all, line.evaluation); at > 0 {
+		all = slices.Insert(slices.Delete(all, at, at+1), 0, line.evaluation)
+	}
 	if slices.ContainsFunc(all, (*evaluation).refusesOutright) {
 		return nil
 	}
@@ -313,21 +307,15 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 		if e == line.evaluation {
 			first = line.i
 		}
-		if err := e.ask(r, first); err != nil || endsRequest(e.decide(decision{}).outcome) {
+		if err := e.ask(r, first); err != nil || endsRequest(t.verdict(anyHandler).outcome) {
 			return err
 		}
 	}
 	return nil
 }
 
-// resolveAgain resolves what the zones admit by the running config, and by what operators have
+// resolveAgain resolves what zone i admits by the running config, and by what operators have
 // changed for the client.
-func (t *tracker) resolveAgain(r *http.Request) {
-	for _, z := range t.zones() {
-		z.resolveAgain(z.i, r)
-	}
-}
-
 func (e *evaluation) resolveAgain(i int, r *http.Request) {
 	z, req, l := &e.zones[i], &e.reqs[i], e.limiter
 	latest := z.latest()
@@ -395,7 +383,9 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 		case isDisplaced:
 			return turnAway, nil
 		case isWoken:
-			t.resolveAgain(r)
+			for _, z := range t.zones() {
+				z.resolveAgain(z.i, r)
+			}
 			switch {
 			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil

@@ -371,7 +371,7 @@ func TestOuterHandlersHoldNothingWhileAnInnerOneWaits(t *testing.T) {
 						if z.isLease {
 							want = 0
 						}
-						key, _ := z.clientKey(nil, caddy.NewReplacer(), s.limiters[0])
+						key, _ := z.clientKey(nil, caddy.NewReplacer(), s.limiters[0], true)
 						r := store.Request{Limit: &z.limit, ClientKey: key, Events: 100}
 						if used := store.Answers(t.Context(), s.buckets().(*memory.Store).Peek, []store.Request{r})[0].Used; used != want {
 							t.Errorf("outer %v, %d handlers: %s counts %d, want %d", outer, handlers, z.Name, used, want)

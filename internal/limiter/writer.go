@@ -19,14 +19,14 @@ import (
 func (t *tracker) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		// A handler may answer for a proxy that has reported that the client has left.
-		t.commitVerdict(status)
+		t.commitUnlessLeft(status)
 	}
 	t.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements [http.ResponseWriter].
 func (t *tracker) Write(b []byte) (int, error) {
-	t.commitVerdict(http.StatusOK)
+	t.commitUnlessLeft(http.StatusOK)
 	n, err := t.ResponseWriter.Write(b)
 	t.unsent -= int64(n)
 	t.response.saw(b[:n], err)
@@ -35,7 +35,7 @@ func (t *tracker) Write(b []byte) (int, error) {
 
 // ReadFrom implements [io.ReaderFrom], which lets the server use sendfile.
 func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
-	t.commitVerdict(http.StatusOK)
+	t.commitUnlessLeft(http.StatusOK)
 	if t.response.isRead() {
 		// Write sees what passes.
 		n, err := io.Copy(struct{ io.Writer }{t}, r)
@@ -50,7 +50,7 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 
 // FlushError is what [http.ResponseController] calls to flush.
 func (t *tracker) FlushError() error {
-	t.commitVerdict(http.StatusOK)
+	t.commitUnlessLeft(http.StatusOK)
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
@@ -80,13 +80,13 @@ func (t *tracker) commit(status int) {
 	t.unsent = t.bodyLength(status)
 	t.settle(status)
 	if !t.isEnded() {
-		t.setHeaders()
+		t.setHeaders(t.Header())
 	}
 }
 
-// noVerdict stands for the status of a request whose client left before there was one. It is
+// statusLeft stands for the status of a request whose client left before there was one. It is
 // in no StatusSet, so such a request is charged and forgives nothing.
-const noVerdict = -1
+const statusLeft = -1
 
 // hasLeft reports whether the client has left: its connection or stream is closed. The end
 // of a timeout is a decision of the server.
@@ -94,19 +94,19 @@ func (t *tracker) hasLeft() bool {
 	return t.request != nil && errors.Is(t.request.Context().Err(), context.Canceled)
 }
 
-// commitVerdict commits a status with which a handler answers. Each part of a body calls it, so it looks
+// commitUnlessLeft commits a status with which a handler answers. Each part of a body calls it, so it looks
 // for the client only before the first.
-func (t *tracker) commitVerdict(status int) {
+func (t *tracker) commitUnlessLeft(status int) {
 	if !t.settled {
-		t.commit(t.verdict(status))
+		t.commit(t.unlessLeft(status))
 	}
 }
 
-// verdict returns the status by which a request settles that no handler has answered with
-// a status of its own, or noVerdict.
-func (t *tracker) verdict(status int) int {
+// unlessLeft returns the status by which a request settles that no handler has answered with
+// a status of its own, or statusLeft.
+func (t *tracker) unlessLeft(status int) int {
 	if t.hasLeft() {
-		return noVerdict
+		return statusLeft
 	}
 	return status
 }
@@ -117,18 +117,15 @@ const unknownLength = math.MaxInt64
 // bodyLength returns how long the body of a response with this status is, by its header.
 func (t *tracker) bodyLength(status int) int64 {
 	switch {
-	case status == noVerdict:
+	case status == statusLeft:
 		return unknownLength
 	case status == http.StatusNoContent, status == http.StatusNotModified, t.request != nil && t.request.Method == http.MethodHead:
 		return 0
 	}
-	length := t.Header().Get("Content-Length")
-	if length == "" {
-		// Parsing it would allocate an error.
-		return unknownLength
-	}
-	if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
-		return n
+	if length := t.Header().Get("Content-Length"); length != "" { // Parsing "" would allocate an error.
+		if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
+			return n
+		}
 	}
 	return unknownLength
 }
