@@ -11,7 +11,10 @@ import (
 // admitted notes an admission, and holds it to the limits.
 func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State, alone bool) {
 	s.isOneWindow(c, st, alone)
-	c.admitted = append(c.admitted, admission{at: s.now, cost: r.Cost, reset: st.Reset, events: r.Events, by: p, alone: alone})
+	ahead := st.Now - s.net.clock()
+	c.admitted = append(c.admitted, admission{
+		at: s.now, cost: r.Cost, reset: st.Reset, events: r.Events, by: p, byAnotherClock: alone && (ahead < -slack || ahead > slack),
+	})
 	s.forgetOld(c)
 	if s.mustBePenalized(c, p) {
 		s.fail("%s admitted %s under a penalty: %+v", p.name, c.key, *st)
@@ -97,7 +100,7 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 		case store.FixedWindow:
 			// Without a window that is known nobody can say which one it is, nor by a clock that
 			// is not the primary's.
-			if a.reset == st.Reset && a.reset != 0 && !s.isByAnotherClock(c, a) {
+			if a.reset == st.Reset && a.reset != 0 && !(c.limit.Align && a.byAnotherClock) {
 				sum += a.cost
 			}
 		case store.SlidingLog:
@@ -105,7 +108,9 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 				sum += a.cost
 			}
 		case store.SlidingWindow:
-			sum += s.inWindow(c, a)
+			if !a.byAnotherClock {
+				sum += s.inWindow(c, a)
+			}
 		case store.GCRA:
 			drained := float64(a.at-last) / float64(window) * float64(c.events)
 			level, last = max(level-drained, 0)+float64(a.cost), a.at
@@ -117,13 +122,6 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 		sum /= weights
 	}
 	return sum
-}
-
-// isByAnotherClock reports whether a process has admitted in a window of its own clock, because
-// it had not heard the primary's yet.
-func (s *Run) isByAnotherClock(c *client, a *admission) bool {
-	window, at := c.limit.Window.Microseconds(), epoch+s.net.skew+a.at
-	return a.alone && c.limit.Align && (a.reset <= at || a.reset-window > at)
 }
 
 // weights are the units of weighted costs.

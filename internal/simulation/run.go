@@ -99,7 +99,8 @@ type client struct {
 type admission struct {
 	at, cost, reset, events int64
 	by                      *process
-	alone                   bool
+	// byAnotherClock is set if the process had not heard the primary's clock yet.
+	byAnotherClock bool
 }
 
 // The ways of on_error.
