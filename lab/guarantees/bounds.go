@@ -355,7 +355,7 @@ func (c *client) spent(refused *response) int64 {
 // window that it waits for.
 func (c *client) spentInWindow(refused *response) int64 {
 	spent := c.spentUntil(refused, refused.reset)
-	if reset := c.limit.waitsBeyond(refused, c.admitted); reset > 0 {
+	if reset := c.limit.waitsBeyond(refused, c.admitted, c.arrival); reset > 0 {
 		spent = max(spent, c.spentUntil(refused, reset))
 	}
 	return spent
@@ -374,12 +374,19 @@ func (c *client) spentUntil(refused *response, reset int64) int64 {
 
 // waitsBeyond returns the reset of the window in which a request was refused, if the refusal
 // names the end of a later one, or else 0. Where charges in flight will count after the reset, a
-// Caddy makes the client wait for the end of the window that they will open.
-func (l limit) waitsBeyond(refused *response, admitted []response) int64 {
+// Caddy makes the client wait for about the end of the window that they will open.
+func (l limit) waitsBeyond(refused *response, admitted []response, arrival time.Duration) int64 {
+	// A charge takes that long, and the next one as long again. A Caddy that has had no reply yet
+	// takes it for a second.
+	latest := refused.ended.Add(l.window + 2*max(arrival, time.Second) + time.Second)
+	if l.charge != after || time.Unix(refused.reset, 0).After(latest) {
+		return 0
+	}
 	for i := range admitted {
-		reset := admitted[i].reset
-		if l.charge == after && refused.begun.Before(time.Unix(reset, 0)) && time.Duration(refused.reset-reset)*time.Second >= l.window {
-			return reset
+		r := &admitted[i]
+		end, isLate := time.Unix(r.reset, 0), !r.begun.After(refused.ended) && !r.ended.Add(arrival).Before(time.Unix(r.reset, 0))
+		if isLate && refused.begun.Before(end) && time.Duration(refused.reset-r.reset)*time.Second >= l.window {
+			return r.reset
 		}
 	}
 	return 0
@@ -432,10 +439,10 @@ func (l limit) hasReset() bool { return l.algorithm == fixedWindow || l.algorith
 
 // wobble returns how many windows the responses span, and the most resets that those of
 // one window name. Resets that are less than a window apart are of one window.
-func (l limit) wobble(seen []response) (windows, most int64) {
+func (l limit) wobble(seen []response, arrival time.Duration) (windows, most int64) {
 	resets, admitted := map[int64]bool{}, traffic.Those(seen, response.isAdmitted)
 	for _, r := range seen {
-		if r.isAdmitted() || r.isRefused() && l.algorithm == fixedWindow && l.waitsBeyond(&r, admitted) == 0 {
+		if r.isAdmitted() || r.isRefused() && l.algorithm == fixedWindow && l.waitsBeyond(&r, admitted, arrival) == 0 {
 			resets[r.reset] = true
 		}
 	}

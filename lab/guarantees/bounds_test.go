@@ -145,16 +145,24 @@ func TestWobble(t *testing.T) {
 		{fixedWindow, append(with(10), response{status: 429, reset: 11}), 1, 2},
 		{slidingWindow, append(with(10), response{status: 429, reset: 11}), 1, 1},
 	} {
-		if windows, most := (limit{algorithm: test.algorithm, window: 4 * time.Second}).wobble(test.seen); windows != test.windows || most != test.most {
+		if windows, most := (limit{algorithm: test.algorithm, window: 4 * time.Second}).wobble(test.seen, 0); windows != test.windows || most != test.most {
 			t.Errorf("%v: %d resets in one of %d windows, want %d in %d", test.seen, most, windows, test.most, test.windows)
 		}
 	}
 
 	end := zero.Add(window).Unix()
-	waits := join(in(end, admitted(1, 0, 1, 0)), in(end+5, []response{at(429, 3900, 3901)}), in(end+4, admitted(1, 4100, 1, 0)))
-	for charge, want := range map[string]int64{after: 1, before: 2} {
-		if windows, most := small(fixedWindow, charge).wobble(waits); windows != 2 || most != want {
-			t.Errorf("charge %s, a refusal waits for the window of a late charge: %d resets in one of %d windows, want %d of 2", charge, most, windows, want)
+	for name, test := range map[string]struct {
+		charge string
+		begun  int // of the admission, in milliseconds
+		want   int64
+	}{
+		"its charge is late":                 {after, 3850, 1},
+		"its charge is not late":             {after, 0, 2},
+		"its cost is spent before it begins": {before, 3850, 2},
+	} {
+		seen := join(in(end, admitted(1, test.begun, 1, 0)), in(end+5, []response{at(429, 3900, 3901)}), in(end+4, admitted(1, 4100, 1, 0)))
+		if windows, most := small(fixedWindow, test.charge).wobble(seen, 200*time.Millisecond); windows != 2 || most != test.want {
+			t.Errorf("%s: %d resets in one of %d windows, want %d of 2", name, most, windows, test.want)
 		}
 	}
 }
@@ -292,9 +300,11 @@ func TestRoom(t *testing.T) {
 		"taken, so in no later":      {small(fixedWindow, before), join(in(1, admitted(4, 0, 1, 0)), in(5, refusal(10))), 4},
 		"in an earlier window again": {small(fixedWindow, after), join(in(5, admitted(4, 0, 1, 0)), in(1, refusal(10))), 4},
 
-		"waits for a late window":     {small(fixedWindow, after), join(in(end, admitted(4, 0, 1, 0)), in(end+5, refusal(3900))), 0},
-		"waits, though there is room": {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end+5, refusal(3900))), 1},
-		"waits without a late charge": {small(fixedWindow, before), join(in(end, admitted(4, 0, 1, 0)), in(end+5, refusal(3900))), 4},
+		"waits for a late charge":      {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+5, refusal(3900))), 0},
+		"waits, though there is room":  {small(fixedWindow, after), join(in(end, admitted(2, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+5, refusal(3900))), 1},
+		"waits, though none is late":   {small(fixedWindow, after), join(in(end, admitted(4, 0, 1, 0)), in(end+5, refusal(3900))), 4},
+		"waits for a time without end": {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+400, refusal(3900))), 3},
+		"waits, but its cost is taken": {small(fixedWindow, before), join(in(end, admitted(4, 3890, 50, 0)), in(end+5, refusal(3900))), 4},
 
 		"a log that is full":  {small(slidingLog, before), join(admitted(4, 0, 1, 1), refusal(4000)), 0},
 		"a log with room":     {small(slidingLog, before), join(admitted(4, 0, 1, 1), refusal(4300)), 4},

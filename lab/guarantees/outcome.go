@@ -42,7 +42,7 @@ func (c cell) judge(seen, others []response, peak int64, lagged, longest time.Du
 	o.room = newClient(c.limit, seen, o.arrived).room()
 	o.mayRoom = c.limit.mayBeRoom(c.caddys)
 	if c.limit.hasReset() {
-		o.windows, o.resets = c.limit.wobble(seen)
+		o.windows, o.resets = c.limit.wobble(seen, o.arrived)
 	}
 	o.disturbed = o.others - count(others, (*response).isAdmitted)
 	return o
