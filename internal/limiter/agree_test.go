@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -367,5 +368,69 @@ func TestDecisionOfARequestThatWaitedIsCountedOnce(t *testing.T) {
 	}
 	if n := telemetry.ValueOf(outer.Counts.Requests); n != 3 {
 		t.Errorf("%d requests are counted, want 3", n)
+	}
+}
+
+// TestDecisionsBeforeAWaitStand: the zone of an outer handler decided before the request waited for
+// an inner one. What it would say while the request waits is no decision.
+func TestDecisionsBeforeAWaitStand(t *testing.T) {
+	second := func() *Zone {
+		return &Zone{Name: "inner", Key: []string{clientKey}, ChargeBefore: true, Events: Quantity{Number: 1}, Window: 5 * time.Second, MaxWait: time.Minute}
+	}
+	outer := func(events int64) *Zone {
+		return &Zone{Name: "outer", Key: []string{"static"}, ChargeBefore: true, Events: Quantity{Number: events}, Window: 10 * time.Second, MaxWait: time.Minute}
+	}
+	observed := func(events int64) *Zone {
+		z := outer(events)
+		z.Enforce, z.MaxWait = new(float64), 0
+		return z
+	}
+	type outcomes map[telemetry.Outcome]int64
+	for name, c := range map[string]struct {
+		outer *Zone
+		play  func(s *queueSite, stays, leaves context.Context)
+		want  outcomes
+	}{
+		"the client leaves while the outer zone refuses": {outer(2), func(s *queueSite, stays, leaves context.Context) {
+			s.send(stays, "x")
+			s.send(leaves, "x")
+			s.send(stays, "y")
+			time.Sleep(6 * time.Second)
+		}, outcomes{telemetry.Allowed: 3}},
+		"the client leaves, and the outer zone observes": {observed(1), func(s *queueSite, stays, leaves context.Context) {
+			s.send(stays, "x")
+			s.send(leaves, "x")
+			z := s.limiters[1].Zones[0]
+			AskAgain(ZoneID{s.handles[0].Name, z.Name}, z.templates[0].tag+":x")
+			synctest.Wait()
+		}, outcomes{telemetry.Allowed: 1, telemetry.WouldRefuse: 1}},
+		"the outer zone observes, and is full after the wait": {observed(3), func(s *queueSite, stays, _ context.Context) {
+			for _, client := range []string{"x", "x", "y", "z"} {
+				s.send(stays, client)
+			}
+			time.Sleep(6 * time.Second)
+		}, outcomes{telemetry.Allowed: 4}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newQueueSite(t, []*Zone{c.outer}, []*Zone{second()})
+			synctest.Test(t, func(t *testing.T) {
+				leaves, leave := context.WithCancel(t.Context())
+				c.play(s, t.Context(), leaves)
+				leave()
+				time.Sleep(time.Minute)
+			})
+			got := outcomes{}
+			for o, counter := range c.outer.Counts.Decisions {
+				if counter == nil {
+					continue
+				}
+				if n := telemetry.ValueOf(counter); n > 0 {
+					got[telemetry.Outcome(o)] = n
+				}
+			}
+			if !maps.Equal(got, c.want) {
+				t.Errorf("the outer zone decided %v, want %v", got, c.want)
+			}
+		})
 	}
 }

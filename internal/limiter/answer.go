@@ -35,7 +35,7 @@ func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) erro
 	for _, other := range t.own {
 		other.showRefunds()
 	}
-	v.lengthen()
+	v.addJitter()
 	l.reportRefusal(v.evaluation, v.i, r)
 	v.promise()
 	t.endBy(v)
@@ -76,9 +76,18 @@ func (t *tracker) setHeaders(h http.Header) {
 	if v := t.verdict((*Limiter).setsGitHub); ranks[v.outcome] > rankError {
 		t.setLimitHeaders(h, v.zone(), v.state())
 	}
-	if v := t.verdict((*Limiter).setsIETF); ranks[v.outcome] > 0 {
+	if t.showsFields() {
 		t.setFields(h)
 	}
+}
+
+// showsFields reports whether the handler that ended the request sets the draft's fields, or
+// any that let it pass: the policies hold although no zone has decided.
+func (t *tracker) showsFields() bool {
+	if ending := t.refusal(); ending != nil {
+		return ending.limiter.setsIETF()
+	}
+	return slices.ContainsFunc(t.all(), func(e *evaluation) bool { return e.limiter.setsIETF() })
 }
 
 func (l *Limiter) setsGitHub() bool { return l.Headers != HeadersNone && l.Headers != HeadersIETF }
@@ -112,8 +121,8 @@ func (t *tracker) setLimitHeaders(h http.Header, z *Zone, st *store.State) {
 	h["X-Ratelimit-Resource"] = values[4:5:5]
 }
 
-// chunks are strings of which those of responses are parts, so that these need no allocation each.
-// What keeps a part keeps chunkSize bytes.
+// chunks are strings of which header values are substrings, so that responses do not allocate each. A
+// retained value retains its chunk.
 var chunks = sync.Pool{New: func() any { return new(strings.Builder) }}
 
 const chunkSize = 512
@@ -139,8 +148,8 @@ func deleteLimitHeaders(h http.Header) {
 	delete(h, limitField)
 }
 
-// lengthen adds jitter to the wait of the zones that refuse.
-func (e *evaluation) lengthen() {
+// addJitter adds jitter to the wait of the zones that refuse.
+func (e *evaluation) addJitter() {
 	jitter := rand.Float64() * e.limiter.Jitter
 	for i := range e.zones {
 		if st := &e.states[i]; refuses(e.zones[i].outcome()) && st.RetryAfter != store.Never {
@@ -153,8 +162,8 @@ func (e *evaluation) lengthen() {
 
 // promise makes the reset and the wait of the zones that refuse one time: clients obey the one or
 // the other, and none may come too early, or late. Where no waiting helps, the reset is a window
-// ahead if there is none, because without one some clients ask again at once. Before, the reset
-// tells in which window the refusal is.
+// ahead if there is none, because without one some clients ask again at once. Call it after
+// reportRefusal, which reads the end of the window.
 func (e *evaluation) promise() {
 	for i := range e.zones {
 		z := &e.zones[i]
@@ -266,10 +275,10 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 // respond writes the response to a request that e ended with err if the request is a call
 // of gRPC, or the handler is configured to; otherwise it returns err.
 func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !t.isEnded() || t.refusal().evaluation != e {
+	if err == nil || !l.Problem && !isGRPC(r) || !t.isEnded() || t.refusal().evaluation != e {
 		return err
 	}
-	var why caddyhttp.HandlerError // This allocates.
+	var why caddyhttp.HandlerError // It allocates, so most requests have returned.
 	switch {
 	case !errors.As(err, &why) || why.StatusCode == statusClientClosedRequest:
 		return err

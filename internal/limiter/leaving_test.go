@@ -81,9 +81,9 @@ var endings = map[string]caddyhttp.HandlerFunc{
 	},
 }
 
-// TestLeavingIsNoVerdict: a request whose client leaves before there is a status costs what it
+// TestLeavingIsNoStatus: a request whose client leaves before there is a status costs what it
 // holds, whatever the zone says of statuses, and forgives nothing.
-func TestLeavingIsNoVerdict(t *testing.T) {
+func TestLeavingIsNoStatus(t *testing.T) {
 	all := StatusSet{}.Complement()
 	zones := map[string]func() *Zone{
 		"plain":            func() *Zone { return &Zone{} },

@@ -157,7 +157,7 @@ func (l *Limiter) serve(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		// Error routes write to the outer writer; it has the same headers.
 		status = statusOf(err)
 	}
-	t.commitUnlessLeft(status)
+	t.commitAs(status)
 	return err
 }
 

@@ -23,6 +23,8 @@ func (t *tracker) settle(status int) {
 	}
 	for _, e := range t.own {
 		e.count()
+	}
+	for _, e := range t.own {
 		if !t.isEnded() {
 			e.settleZones(t, status, false)
 			e.notePace(t, status == statusLeft, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })

@@ -40,24 +40,8 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	isOutright := e.refusesOutright()
-	e.countOverflow(r.Context())
-	if isOutright {
-		_, err = e.answerUnknown(r)
-	} else {
-		err = e.ask(r, noFirst)
-	}
+	v, waits, err := s.ask(e, r)
 	if err != nil {
-		return false, err
-	}
-	refused, waits := e.letsAllWait(quiet.Now())
-	if waits = refused && waits; waits {
-		e.foreseeWait()
-	} else {
-		e.conclude()
-	}
-	v := s.tracker.verdict(anyHandler)
-	if err := e.askTheRest(r); err != nil {
 		return false, err
 	}
 	for i := range e.zones {
@@ -68,7 +52,39 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 		e.endWait()
 		v = s.tracker.verdict(anyHandler)
 	}
-	return s.note(v), nil
+	return s.tell(v), nil
+}
+
+// ask sets the states of all zones of e, and returns the verdict and whether the request waits.
+func (s *Simulation) ask(e *evaluation, r *http.Request) (v verdict, waits bool, err error) {
+	now, isOutright := e.limiter.Now(), e.refusesOutright()
+	e.countOverflow(r.Context())
+	if isOutright {
+		v = s.tracker.verdict(anyHandler)
+		if _, err := e.answerUnknown(r); err != nil {
+			return v, false, err
+		}
+		e.conclude()
+		return v, false, e.askTheRest(r)
+	}
+	if err := e.ask(r, noFirst); err != nil {
+		return v, false, err
+	}
+	if refused, lets := e.letsAllWait(now); !refused || !lets {
+		e.conclude()
+		v = s.tracker.verdict(anyHandler)
+		return v, false, e.askTheRest(r)
+	}
+	// Before it waits, it asks the others as well.
+	if err := e.askTheRest(r); err != nil {
+		return v, false, err
+	}
+	if _, waits = e.letsAllWait(now); waits {
+		e.foreseeWait()
+	} else {
+		e.conclude()
+	}
+	return s.tracker.verdict(anyHandler), waits, nil
 }
 
 // foreseeWait makes the states show a request that waits.
@@ -82,7 +98,7 @@ func (e *evaluation) foreseeWait() {
 	}
 }
 
-// endWait makes the zones decide as after the wait.
+// endWait sets the answers that the zones give after the wait.
 func (e *evaluation) endWait() {
 	for i := range e.zones {
 		if z := &e.zones[i]; refuses(z.outcome()) {
@@ -91,8 +107,8 @@ func (e *evaluation) endWait() {
 	}
 }
 
-// note makes the answer tell the verdict, and reports whether the request goes on.
-func (s *Simulation) note(v verdict) (goesOn bool) {
+// tell makes the answer that of a verdict, and reports whether the request goes on.
+func (s *Simulation) tell(v verdict) (goesOn bool) {
 	switch {
 	case endsRequest(v.outcome):
 		s.Answer.Zone, s.Answer.Wait = v.zone().Name, EpochSeconds(wait(v.state()))
@@ -103,7 +119,7 @@ func (s *Simulation) note(v verdict) (goesOn bool) {
 	return !endsRequest(v.outcome)
 }
 
-// askTheRest sets the states of zones that have not been asked: what they would say is only shown.
+// askTheRest sets the states of zones that have not been asked.
 func (e *evaluation) askTheRest(r *http.Request) error {
 	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
 	err := e.askEach(r, rest)()

@@ -5,6 +5,7 @@ import (
 	"net/http/httptest"
 	"strconv"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -112,6 +113,34 @@ func TestSimulationOfARefusalForeseesTheOverflow(t *testing.T) {
 			if s.Answer.Zone != refuses.Name || own.ClientKey == stores.OverflowKey || shared.ClientKey != stores.OverflowKey || shared.Outcome != "allowed" {
 				t.Errorf("foreseen %+v", s.Answer)
 			}
+		})
+	}
+}
+
+// TestSimulationAsksAllBeforeItWaits: a zone that lets the request wait does not hide one that
+// does not.
+func TestSimulationAsksAllBeforeItWaits(t *testing.T) {
+	for name, maxWait := range map[string]time.Duration{"no max_wait": 0, "a max_wait that is too short": time.Minute} {
+		t.Run(name, func(t *testing.T) {
+			zone := func(name string, window time.Duration) *Zone {
+				return &Zone{Name: name, Key: []string{"static"}, Events: Quantity{Number: 1}, Window: window, MaxWait: time.Minute}
+			}
+			a, b := zone("a", 5*time.Second), zone("b", time.Hour)
+			b.ChargeBefore, b.MaxWait = true, maxWait
+			s := newQueueSite(t, []*Zone{a, b})
+			request := func() *http.Request {
+				return caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), httptest.NewRecorder(), nil)
+			}
+			synctest.Test(t, func(t *testing.T) {
+				mustAll(t, "the first", []*sent{s.send(t.Context(), "x")}, http.StatusOK, 0)
+				foreseen := NewSimulation(httptest.NewRecorder())
+				goesOn, err := foreseen.Meet(s.limiters[0], request())
+				redistest.Must(t, err)
+				served := s.send(t.Context(), "x")
+				if got := served.got(); goesOn || foreseen.Answer.Zone != "b" || got.status != http.StatusTooManyRequests || got.headers.Get("X-RateLimit-Resource") != "b" {
+					t.Errorf("foreseen %+v, served %+v", foreseen.Answer, got)
+				}
+			})
 		})
 	}
 }

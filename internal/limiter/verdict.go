@@ -66,22 +66,22 @@ func (v verdict) outranks(other verdict) bool {
 	return v.state().RetryAfter > other.state().RetryAfter
 }
 
-// anyHandler is for the verdict of all handlers that the request has met.
+// anyHandler selects every handler.
 func anyHandler(*Limiter) bool { return true }
 
-// verdict returns the verdict of the handlers for which counts holds, also of those before an
+// verdict returns the verdict of the handlers for which shows holds, also of those before an
 // error: what ended the request, or else what outranks the rest. It has no outcome if none of
 // their zones has decided.
-func (t *tracker) verdict(counts func(*Limiter) bool) (v verdict) {
+func (t *tracker) verdict(shows func(*Limiter) bool) (v verdict) {
 	if ending := t.refusal(); ending != nil && endsRequest(ending.outcome) {
-		if counts(ending.limiter) {
+		if shows(ending.limiter) {
 			return *ending
 		}
 		return verdict{}
 	}
 	for _, e := range t.all() {
 		for i := range e.zones {
-			if of := (verdict{asked{e, i}, e.zones[i].outcome()}); of.outranks(v) && counts(e.limiter) {
+			if of := (verdict{asked{e, i}, e.zones[i].outcome()}); of.outranks(v) && shows(e.limiter) {
 				v = of
 			}
 		}

@@ -99,8 +99,10 @@ const trustedAnswer = time.Second
 
 // wait gives back what the request holds, in all its handlers, and waits until it passes in all
 // of them, a zone refuses it for too long, or the client leaves.
-func (t *tracker) wait(r *http.Request, began time.Time) error {
+func (t *tracker) wait(r *http.Request, began time.Time) (err error) {
 	t.giveBack()
+	before := t.outerAnswers()
+	defer func() { t.restoreAnswers(before, err != nil) }()
 	asked := t.own[0].limiter.Now()
 	if err := readAhead(r); err != nil {
 		return err
@@ -131,6 +133,40 @@ func (t *tracker) wait(r *http.Request, began time.Time) error {
 			return err
 		}
 		t.giveBack()
+	}
+}
+
+// outerAnswer is what a zone of an outer handler has answered before the request waited.
+type outerAnswer struct {
+	asked
+	role   role
+	answer answer
+	state  store.State
+}
+
+// outerAnswers are those of all handlers but the newest.
+func (t *tracker) outerAnswers() (all []outerAnswer) {
+	for _, e := range t.own[:len(t.own)-1] {
+		for i := range e.zones {
+			all = append(all, outerAnswer{asked{e, i}, e.zones[i].role, e.zones[i].answer, e.states[i]})
+		}
+	}
+	return all
+}
+
+// restoreAnswers restores the answers of zones that have not decided anew: those that were not asked
+// again, those that only observe, whose first answer was logged, and all of them if the client
+// has left.
+func (t *tracker) restoreAnswers(all []outerAnswer, hasLeft bool) {
+	for _, a := range all {
+		z := &a.zones[a.i]
+		switch {
+		case hasLeft:
+			z.role = a.role
+		case z.role != observes && z.answer != notAsked:
+			continue
+		}
+		z.answer, a.states[a.i] = a.answer, a.state
 	}
 }
 

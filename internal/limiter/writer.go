@@ -19,14 +19,14 @@ import (
 func (t *tracker) WriteHeader(status int) {
 	if status >= 200 || status == http.StatusSwitchingProtocols {
 		// A handler may answer for a proxy that has reported that the client has left.
-		t.commitUnlessLeft(status)
+		t.commitAs(status)
 	}
 	t.ResponseWriter.WriteHeader(status)
 }
 
 // Write implements [http.ResponseWriter].
 func (t *tracker) Write(b []byte) (int, error) {
-	t.commitUnlessLeft(http.StatusOK)
+	t.commitAs(http.StatusOK)
 	n, err := t.ResponseWriter.Write(b)
 	t.unsent -= int64(n)
 	t.response.saw(b[:n], err)
@@ -35,7 +35,7 @@ func (t *tracker) Write(b []byte) (int, error) {
 
 // ReadFrom implements [io.ReaderFrom], which lets the server use sendfile.
 func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
-	t.commitUnlessLeft(http.StatusOK)
+	t.commitAs(http.StatusOK)
 	if t.response.isRead() {
 		// Write sees what passes.
 		n, err := io.Copy(struct{ io.Writer }{t}, r)
@@ -50,7 +50,7 @@ func (t *tracker) ReadFrom(r io.Reader) (int64, error) {
 
 // FlushError is what [http.ResponseController] calls to flush.
 func (t *tracker) FlushError() error {
-	t.commitUnlessLeft(http.StatusOK)
+	t.commitAs(http.StatusOK)
 	return http.NewResponseController(t.ResponseWriter).Flush()
 }
 
@@ -94,9 +94,9 @@ func (t *tracker) hasLeft() bool {
 	return t.request != nil && errors.Is(t.request.Context().Err(), context.Canceled)
 }
 
-// commitUnlessLeft commits a status with which a handler answers. Each part of a body calls it, so it looks
+// commitAs commits a status with which a handler answers. Each part of a body calls it, so it looks
 // for the client only before the first.
-func (t *tracker) commitUnlessLeft(status int) {
+func (t *tracker) commitAs(status int) {
 	if !t.settled {
 		t.commit(t.unlessLeft(status))
 	}
