@@ -443,14 +443,16 @@ func (s *Run) wait(v *visit) {
 func (s *Run) ran(op algorithm.Operation, r *store.Request, st *store.State) {
 	s.note("primary ran %v of %d for %s: %+v", op, r.Cost, r.ClientKey, *st)
 	c := s.client(keyOf(r))
-	switch {
-	case op == opCharge:
+	switch op {
+	case opCharge:
 		c.counted += r.Cost
 		s.land(c, r.Cost)
-	case op == opTake && st.Allowed:
-		c.counted += r.Cost
+	case opTake:
+		if st.Allowed {
+			c.counted += r.Cost
+		}
 		s.land(c, 0)
-	case op == opRefund:
+	case opRefund:
 		c.counted -= r.Cost
 		s.land(c, 0)
 	}
