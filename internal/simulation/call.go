@@ -268,7 +268,7 @@ func (c *call) takeOne(place int, done func()) {
 
 // retake repeats takes for what comes back to their buckets.
 func (c *call) retake(again *core.Retakes, then func()) {
-	refused := again.Refused(c.states)
+	refused := again.ToRepeat(c.states)
 	claims, waiting := c.claimReturns(refused, again.Asked)
 	if len(claims) == 0 {
 		then()

@@ -369,7 +369,7 @@ func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
 			t    *taking
 			want int
 		}{{both, 0}, {one, 1}, {one, 0}} {
-			refused := new(core.Retakes).Refused(c.t.states)
+			refused := new(core.Retakes).ToRepeat(c.t.states)
 			if claims, _ := c.t.claimReturns(refused, now); len(claims) != c.want {
 				t.Errorf("a call of %d requests repeats %d, want %d", len(c.t.reqs), len(claims), c.want)
 			}

@@ -223,7 +223,7 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 func (t *taking) retake(asked int64) {
 	l := t.ledger
 	for again := (core.Retakes{Asked: asked}); ; {
-		refused := again.Refused(t.states)
+		refused := again.ToRepeat(t.states)
 		claims, waiting := t.claimReturns(refused, again.Asked)
 		if len(claims) == 0 {
 			return

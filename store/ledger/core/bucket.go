@@ -299,7 +299,7 @@ const (
 	Expired Worth = iota
 	// Idle is knowledge that the store has too.
 	Idle
-	// Alone is the count of what the store does not know.
+	// Alone is what the store does not know, or has not heard yet.
 	Alone
 	// Owing is charges that wait for their shard.
 	Owing
@@ -316,10 +316,17 @@ func (b *Bucket) Worth(m *Moment) Worth {
 		return Owing
 	case b.until <= m.Now:
 		return Expired
-	case b.extras().alone != 0:
+	case b.extras().alone != 0, b.mayHideThePenalty(m.Now):
 		return Alone
 	}
 	return Idle
+}
+
+// mayHideThePenalty reports whether an answer asked for at that instant may lack the penalty that
+// this process has set last, because it was on its way.
+func (b *Bucket) mayHideThePenalty(asked int64) bool {
+	penalized := b.extras().penalized
+	return penalized != 0 && asked <= penalized+landing
 }
 
 func (b *Bucket) isUnused() bool {
@@ -403,7 +410,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 			b.confirm(b.known, asked)
 		}
 	case !st.Replica && !overlaps:
-		if penalized := b.extras().penalized; penalized != 0 && asked <= penalized+landing {
+		if b.mayHideThePenalty(asked) {
 			// The penalty may be on its way yet.
 			answer.KeepPenalty(r.Limit, b.known)
 		}

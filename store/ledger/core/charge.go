@@ -383,15 +383,14 @@ func (b *Bucket) Send(m *Moment) (n Next) {
 }
 
 const (
-	// retryPause is the first pause after a shard executed none of the charges it was
-	// sent. Pauses double up to maxRetryPause.
+	// retryPause is the first pause. Pauses double up to maxRetryPause.
 	retryPause    = 50 * time.Millisecond
 	maxRetryPause = time.Second
 )
 
-// RetryPause returns how long the charges that wait for a shard wait until they are sent again, if
-// they waited for last before, or 0 if none were sent yet. executes is set if the shard executed
-// some.
+// RetryPause returns the pause before the charges that wait for a shard are sent again: none if it
+// has executed some, and otherwise twice the last pause, from 50 ms to a second. last is 0 before
+// the first try.
 func RetryPause(last time.Duration, executes bool) time.Duration {
 	if executes {
 		return 0

@@ -2,6 +2,7 @@ package core
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -107,6 +108,141 @@ func TestRation(t *testing.T) {
 		r := store.Request{Limit: &store.Limit{}, Events: c.events, Batch: c.batch}
 		if got := batchSize(&r, c.size, c.processes); got != c.want {
 			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
+		}
+	}
+}
+
+func TestRetryPause(t *testing.T) {
+	for i, c := range []struct {
+		last     time.Duration
+		executes bool
+		want     time.Duration
+	}{
+		{0, false, 50 * time.Millisecond},
+		{50 * time.Millisecond, false, 100 * time.Millisecond},
+		{800 * time.Millisecond, false, time.Second},
+		{time.Second, false, time.Second},
+		{time.Second, true, 0},
+	} {
+		if got := RetryPause(c.last, c.executes); got != c.want {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+	}
+}
+
+// TestRetakes: takes are repeated four times for what has come back, or until their time is over
+// for what comes.
+func TestRetakes(t *testing.T) {
+	refused := []store.State{{Allowed: true}, {}, {Err: store.ErrNotExecuted}}
+	const timeout = 1000
+	for name, c := range map[string]struct {
+		waits bool
+		every int64
+		want  int
+	}{
+		"what has come back": {false, 0, 4},
+		"what comes":         {true, 100, 11},
+		"what comes late":    {true, 2000, 2},
+	} {
+		var again Retakes
+		n := 0
+		for now := int64(1); len(again.ToRepeat(refused)) > 0 && n < 100; now += c.every {
+			if places := again.ToRepeat(refused); !slices.Equal(places, []int{1}) {
+				t.Fatalf("%s: repeats %v", name, places)
+			}
+			again.Claimed(c.waits, timeout, now)
+			n++
+		}
+		if n != c.want || again.Until != 1+timeout {
+			t.Errorf("%s: repeated %d times until %d, want %d", name, n, again.Until, c.want)
+		}
+	}
+}
+
+func TestStands(t *testing.T) {
+	refusal, none := store.State{RetryAfter: 1}, store.State{}
+	for i, c := range []struct {
+		was, st store.State
+		want    bool
+	}{
+		{refusal, store.State{Err: fmt.Errorf("down: %w", store.ErrNotExecuted)}, true},
+		{none, store.State{Err: store.ErrNotExecuted}, false},
+		{refusal, store.State{Err: store.ErrUncertain}, false},
+		{refusal, store.State{Allowed: true}, false},
+	} {
+		if got := Stands(&c.was, &c.st); got != c.want {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+	}
+}
+
+func TestReclaimable(t *testing.T) {
+	batched, plain := requestOf("alice", 9), requestOf("alice", 9)
+	batched.Batch = 2
+	refused, allowed := store.State{}, store.State{Allowed: true}
+	for i, c := range []struct {
+		reqs   []store.Request
+		states []store.State
+		want   []int
+	}{
+		{[]store.Request{batched, batched}, []store.State{refused, refused}, []int{0, 1}},
+		{[]store.Request{batched, batched}, []store.State{allowed, refused}, []int{1}},
+		{[]store.Request{batched, plain}, []store.State{refused, allowed}, []int{0}},
+		{[]store.Request{batched, plain}, []store.State{refused, refused}, nil},
+		{[]store.Request{batched, batched}, []store.State{refused, {Err: store.ErrUncertain}}, []int{0}},
+	} {
+		if got := Reclaimable(c.reqs, c.states); !slices.Equal(got, c.want) {
+			t.Errorf("%d: %v, want %v", i, got, c.want)
+		}
+	}
+}
+
+// TestWorth: of what can be forgotten, what the store does not know goes last.
+func TestWorth(t *testing.T) {
+	const now = 10_000_000
+	known := func(b *Bucket, m *Moment) {
+		r := requestOf("alice", 9)
+		b.hear(&r, &store.State{Now: now, Content: store.Content{1, 2 * now}}, m.Now, m)
+	}
+	for name, c := range map[string]struct {
+		happens func(b *Bucket, m *Moment)
+		after   int64
+		want    Worth
+	}{
+		"nothing":                          {func(*Bucket, *Moment) {}, 0, Expired},
+		"an answer":                        {known, 0, Idle},
+		"an answer about a window in past": {known, 2 * now, Expired},
+		"a decision alone": {func(b *Bucket, m *Moment) {
+			r := requestOf("alice", 9)
+			b.AskAlone(&r, m)
+			b.SettleUnknown(&r, r.Cost, m)
+		}, 0, Alone},
+		"a penalty on its way": {func(b *Bucket, m *Moment) {
+			known(b, m)
+			r := requestOf("alice", 9)
+			r.Until = 2 * now
+			b.Penalize(&r, m)
+		}, landing, Alone},
+		"a penalty that has arrived": {func(b *Bucket, m *Moment) {
+			known(b, m)
+			r := requestOf("alice", 9)
+			r.Until = 2 * now
+			b.Penalize(&r, m)
+		}, landing + 1, Idle},
+		"a charge that waits for its shard": {func(b *Bucket, m *Moment) {
+			r := requestOf("alice", 9)
+			b.Settle([]store.Request{r}, 0, m)
+			b.Delivered(&r, &store.State{Err: store.ErrNotExecuted}, m)
+		}, 0, Owing},
+		"a charge in flight": {func(b *Bucket, m *Moment) {
+			b.Settle([]store.Request{requestOf("alice", 9)}, 0, m)
+		}, 0, InUse},
+	} {
+		m := &Moment{Now: now}
+		b := New(0, m)
+		c.happens(&b, m)
+		if got := b.Worth(&Moment{Now: now + c.after}); got != c.want {
+			t.Errorf("%s: worth %d, want %d", name, got, c.want)
 		}
 	}
 }

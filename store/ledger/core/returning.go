@@ -30,6 +30,8 @@ type Claim struct {
 	// Arrived is set if what it claims has come back already. Otherwise the waiter gets a
 	// turn once that has, or nothing more does.
 	Arrived bool
+	// given is set if what it claims has come back since.
+	given bool
 }
 
 // RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it.
@@ -79,6 +81,7 @@ func (b *Bucket) receive(cost int64, m *Moment) {
 func (v *returning) wake(m *Moment) (rest int64) {
 	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
 		first := v.waiters[0]
+		first.given = first.need <= v.arrived
 		v.arrived -= first.need
 		v.remove(0)
 		m.turn(first.Waiter, Again)
@@ -123,7 +126,7 @@ func (b *Bucket) ClaimReturn(w Waiter, asked int64) *Claim {
 // reports whether c has waited: if not, its waiter has got its turn.
 func (b *Bucket) Withdraw(c *Claim, m *Moment) (waited bool) {
 	rest, v := int64(0), b.extras().returning
-	if c.Arrived {
+	if c.Arrived || c.given {
 		rest = c.need
 	} else if v != nil {
 		if i := slices.Index(v.waiters, c); i >= 0 {
@@ -152,11 +155,14 @@ type Retakes struct {
 	count        int
 }
 
-// Refused returns the places of the takes that the store refused. They are to be repeated if
-// each has a claim, and otherwise none.
-func (t *Retakes) Refused(states []store.State) (places []int) {
+// ToRepeat returns the places of the takes that the store refused, or none once they were repeated
+// often enough. They are to be repeated if each has a claim, and otherwise none.
+func (t *Retakes) ToRepeat(states []store.State) (places []int) {
+	if t.count >= maxRetakes {
+		return nil
+	}
 	for i := range states {
-		if st := &states[i]; t.count < maxRetakes && st.Err == nil && !st.Allowed {
+		if st := &states[i]; st.Err == nil && !st.Allowed {
 			places = append(places, i)
 		}
 	}

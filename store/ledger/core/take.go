@@ -1,6 +1,9 @@
 package core
 
 import (
+	"context"
+	"errors"
+
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -46,7 +49,8 @@ func (b *Bucket) TakeSent(r *store.Request) { b.taking += r.Cost }
 func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m *Moment) (refund store.Request) {
 	b.taking -= r.Cost
 	if st.Err != nil {
-		b.silent = true
+		// That a client has left says nothing about the store.
+		b.silent = b.silent || !errors.Is(st.Err, context.Canceled)
 		return refund
 	}
 	b.hearTake(r, st, asked, m)
