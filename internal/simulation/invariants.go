@@ -132,7 +132,7 @@ func (s *Run) inWindow(c *client, a *admission) int64 {
 	window, now := c.limit.Window.Microseconds(), s.net.clock()
 	start := now - now%window
 	switch at := now - s.now + a.at; {
-	case at >= start:
+	case at-slack >= start:
 		return a.cost * weights
 	case at+slack >= start, at < start-window+slack:
 		// Which window counts it is not certain.
