@@ -97,9 +97,9 @@ func New(opts Options) *Store {
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	observers := map[*wire.Connections]ask.Observer{}
+	observers := map[*wire.Shard]ask.Observer{}
 	for _, m := range slices.Concat(opts.Previous, opts.Members) {
-		observers[m.Shard.Connections] = m.Observe
+		observers[m.Shard.Shard] = m.Observe
 	}
 	s := &Store{
 		sharder: newRendezvous(opts.Members),

@@ -54,7 +54,7 @@ func (p *Operator) Remove(ctx context.Context, shard *Shard, r *store.Request, m
 	}
 	// One command for each key: while a slot moves, its keys can be on either node.
 	var marks, dels []*wire.Command
-	keys := p.Asker.Keys.In(shard.Connections)
+	keys := p.Asker.Keys.In(shard.Shard)
 	for _, key := range keys.Like(r.Limit, r.ClientKey) {
 		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
 		del := wire.NewCommand("del", key)
@@ -74,5 +74,5 @@ func (p *Operator) Remove(ctx context.Context, shard *Shard, r *store.Request, m
 // discovery until ctx ends; nil while none are known.
 func (p *Operator) await(ctx context.Context, shard *Shard, clientKey string) *wire.Servers {
 	shard.Await(ctx)
-	return p.Asker.Keys.Servers(shard.Connections, clientKey)
+	return p.Asker.Keys.Servers(shard.Shard, clientKey)
 }

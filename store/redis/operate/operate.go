@@ -11,10 +11,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// Shard is one independent Redis: the connections to it, and what is known of it beyond any
-// store.
+// Shard is a [wire.Shard], with what is known of its servers and overrides beyond any store.
 type Shard struct {
-	*wire.Connections
+	*wire.Shard
 
 	mu sync.Mutex
 	// met are the inspected servers, by address.
@@ -25,7 +24,7 @@ type Shard struct {
 // NewShard returns a shard whose servers are examined from the first use until it is closed.
 func NewShard(opts wire.Options) *Shard {
 	s := &Shard{met: map[string]sight{}}
-	s.Connections = wire.NewConnections(opts, s.examine)
+	s.Shard = wire.NewShard(opts, s.examine)
 	return s
 }
 

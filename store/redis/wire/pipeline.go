@@ -206,13 +206,13 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 		if isServerFault(cmd.Outcome) {
 			fault = cmd.Outcome
 		}
-		if l.Connections.finder != nil && pointsElsewhere(cmd.Outcome) {
-			l.Connections.nudge()
+		if l.Shard.finder != nil && pointsElsewhere(cmd.Outcome) {
+			l.Shard.nudge()
 		}
 		reconnect = reconnect || Says(cmd.Outcome, demoted)
 	}
 	if reconnect {
-		l.Connections.reconnect(l.Addr)
+		l.Shard.reconnect(l.Addr)
 	}
 	observe(cmds, sent, at)
 	return fault
@@ -267,7 +267,7 @@ func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 
 // canBundle reports whether commands can be bundled. In a Redis Cluster, and behind
 // some proxies, the keys of a call have to be in one slot.
-func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Connections.InCluster && !l.splits.Load() }
+func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Shard.InCluster && !l.splits.Load() }
 
 // guess lets scripts do without reading the clock. The first one of a pipeline reads it,
 // and so do bundles, once each.
@@ -458,7 +458,7 @@ func (l *Lane) askTime(ctx context.Context, cmds []*Command) {
 // conclude finishes a call, redirects it, or queues it for another try, without
 // delaying the other calls of its pipeline.
 func (l *Lane) conclude(c *Call) {
-	if l.Connections.InCluster && l.redirect(c) {
+	if l.Shard.InCluster && l.redirect(c) {
 		return
 	}
 	if !l.persistent || !c.isOpen() {
