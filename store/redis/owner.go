@@ -14,7 +14,7 @@ import (
 )
 
 // owner returns the member that owns a client key.
-func (s *Store) owner(clientKey string) *Member { return &s.Members[s.sharder.owner(clientKey)] }
+func (s *Store) owner(clientKey string) *Member { return &s.opts.Members[s.sharder.owner(clientKey)] }
 
 // serversOf returns the servers that hold a client's buckets, or nil while none are known.
 func (s *Store) serversOf(clientKey string) *wire.Servers {

@@ -224,7 +224,7 @@ func (s *Store) previousOwner(clientKey string) *Member {
 	if s.previous == nil {
 		return nil
 	}
-	was := &s.Previous[s.previous.owner(clientKey)]
+	was := &s.opts.Previous[s.previous.owner(clientKey)]
 	if was.Shard == s.owner(clientKey).Shard {
 		return nil
 	}
