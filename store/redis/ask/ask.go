@@ -293,9 +293,9 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report
 		a.Observers[at.Charges.Shard].observeAll(op, c)
 		for _, cmd := range c.Cmds {
 			r := &g.Reqs[cmd.Place]
-			st, missed := op.Outcome(cmd, r)
-			if missed.Is {
-				a.repair(at, r, cmd.Place, missed, report)
+			st, repair := op.Outcome(cmd, r)
+			if repair.Needed {
+				a.repair(at, r, cmd.Place, repair, report)
 				continue
 			}
 			a.Report(report, what, r, cmd.Place, st)
@@ -360,12 +360,12 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
-func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed Missed, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, whole([]store.Request{missed.Rest(r)}, nil), func(_ int, st store.State) {
-		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
+func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, repair Repair, report func(i int, st store.State)) {
+	a.post(algorithm.Charge, at, whole([]store.Request{repair.Rest(r)}, nil), func(_ int, st store.State) {
+		if st.Err != nil && repair.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}
-		if missed.isHidden && st.Err == nil {
+		if repair.isHidden && st.Err == nil {
 			at.Charges.Scripted.Store(true)
 		}
 		a.Report(report, algorithm.Charge, r, place, st)

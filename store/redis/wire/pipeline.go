@@ -219,7 +219,7 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 }
 
 // CheckTime makes a plain write a script call if it may run too late, by the time now: it
-// may have waited for long.
+// may have waited for long. It is exported for internal/simstore only.
 func (c *Command) CheckTime(now int64) {
 	if c.ints[placeOfNow] = -now; c.write.Latest() <= now+ReplyTimeout.Microseconds() {
 		c.becomeScript()
@@ -251,7 +251,8 @@ func (l *Lane) exec(ctx context.Context, cmds []*Command) error {
 	return err
 }
 
-// AddTo adds to a pipeline the commands of Redis that c consists of.
+// AddTo adds to a pipeline the commands of Redis that c consists of. It is exported for
+// internal/simstore only.
 func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 	c.single()
 	for _, cmd := range [...]goredis.Cmder{c, c.follow} {
@@ -314,7 +315,8 @@ func (c *Command) Args() []any {
 	return c.Cmder.Args()
 }
 
-// SetOutcome sets the outcome of c after a pipeline that returned execErr.
+// SetOutcome sets the outcome of c after a pipeline that returned execErr. It is exported
+// for internal/simstore only.
 func (c *Command) SetOutcome(execErr error) {
 	_, err := c.Result()
 	if err == nil {
