@@ -97,9 +97,9 @@ func (s *Server) Ask(op ask.Op, reqs ...store.Request) []store.State {
 		if isPlain(cmd) {
 			s.Plain++
 		}
-		var missed ask.Missed
-		if states[i], missed = op.Outcome(cmd, &reqs[i]); missed.Is {
-			states[i] = s.repair(op, &reqs[i], missed.Rest(&reqs[i]))
+		var repair ask.Repair
+		if states[i], repair = op.Outcome(cmd, &reqs[i]); repair.Needed {
+			states[i] = s.repair(op, &reqs[i], repair.Rest(&reqs[i]))
 		}
 	}
 	return states

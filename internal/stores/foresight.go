@@ -16,7 +16,7 @@ func (f Foresight) Overflow(ctx context.Context, reqs []store.Request, now func(
 	if f.newcomers == nil {
 		return nil
 	}
-	return f.newcomers.overflow(ctx, reqs, now(), true)
+	return f.newcomers.foresee(ctx, reqs, now())
 }
 
 // RefuseKnown sets the states that [Opened.RefuseKnown] would.

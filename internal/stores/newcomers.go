@@ -67,49 +67,68 @@ type Overflow struct {
 	Err error
 }
 
-// overflow returns the requests of clients beyond the bound, unless the store says that they
-// are not new: that they have a bucket. If it is foreseen, nobody is let in.
-func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time, isForeseen bool) (beyond []Overflow) {
-	var unknown []int
-	var asked []store.Request
-	for i := range reqs {
-		r := &reqs[i]
-		// Leases last only while requests run, and a limit of 0 needs no bucket.
-		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !n.letIn(r, now, isForeseen) {
-			unknown, asked = append(unknown, i), append(asked, *r)
-		}
+// overflow lets clients in, and returns the requests of those beyond the bound. Clients that
+// have a bucket are not new.
+func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
+	beyond, known := n.askStore(ctx, reqs, func(r *store.Request) bool { return n.letIn(r, now) })
+	for _, i := range known {
+		n.known.add(&reqs[i], now)
 	}
-	if len(asked) == 0 {
-		return nil
-	}
-	for k, st := range store.Answers(ctx, n.base.Peek, asked) {
-		r := &asked[k]
-		hasBucket := st.Err == nil && st.Holds(r.Limit)
-		if !hasBucket {
-			beyond = append(beyond, Overflow{unknown[k], st.Err})
-		}
-		switch {
-		case isForeseen, st.Err != nil:
-		case hasBucket:
-			n.known.add(r, now)
-		default:
-			n.report(r.Limit.Zone, now)
+	for _, o := range beyond {
+		if o.Err == nil {
+			n.report(reqs[o.Index].Limit.Zone, now)
 		}
 	}
 	return beyond
 }
 
-// letIn reports whether the client of r is known, or let in now. If that is foreseen, it stays
-// unknown.
-func (n *newcomers) letIn(r *store.Request, now time.Time, isForeseen bool) bool {
-	if n.known.has(r, now, !isForeseen) {
+// foresee returns what overflow would, and lets nobody in.
+func (n *newcomers) foresee(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
+	beyond, _ := n.askStore(ctx, reqs, func(r *store.Request) bool { return n.wouldLetIn(r, now) })
+	return beyond
+}
+
+// askStore asks the store about the requests that need a bucket and are not let in. It returns
+// those beyond the bound, and the places of those whose clients have a bucket.
+func (n *newcomers) askStore(ctx context.Context, reqs []store.Request, isLetIn func(r *store.Request) bool) (beyond []Overflow, known []int) {
+	var unknown []int
+	var asked []store.Request
+	for i := range reqs {
+		r := &reqs[i]
+		// Leases last only while requests run, and a limit of 0 needs no bucket.
+		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !isLetIn(r) {
+			unknown, asked = append(unknown, i), append(asked, *r)
+		}
+	}
+	if len(asked) == 0 {
+		return nil, nil
+	}
+	for k, st := range store.Answers(ctx, n.base.Peek, asked) {
+		if i := unknown[k]; st.Err == nil && st.Holds(asked[k].Limit) {
+			known = append(known, i)
+		} else {
+			beyond = append(beyond, Overflow{i, st.Err})
+		}
+	}
+	return beyond, known
+}
+
+// letIn lets in the client of r if it is known or the rate allows it, and reports whether it
+// did. From then on it is known.
+func (n *newcomers) letIn(r *store.Request, now time.Time) bool {
+	if n.known.renew(r, now) {
 		return true
 	}
-	isLetIn := n.rateOf(r.Limit.Zone).allows(now, !isForeseen)
-	if isLetIn && !isForeseen {
-		n.known.add(r, now)
+	if !n.rateOf(r.Limit.Zone).spend(now) {
+		return false
 	}
-	return isLetIn
+	n.known.add(r, now)
+	return true
+}
+
+// wouldLetIn reports whether letIn would let in the client of r.
+func (n *newcomers) wouldLetIn(r *store.Request, now time.Time) bool {
+	return n.known.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
 }
 
 func (n *newcomers) rateOf(zone string) *newcomerRate {
@@ -130,18 +149,27 @@ type newcomerRate struct {
 	limiter *rate.Limiter
 }
 
-// allows reports whether another client may be let in, and counts it if counts is set.
-func (r *newcomerRate) allows(now time.Time, counts bool) bool {
+// allows reports whether another client may be let in.
+func (r *newcomerRate) allows(now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	return r.limiter.TokensAt(r.inOrder(now)) >= 1
+}
+
+// spend counts another client if it may be let in, and reports whether it did.
+func (r *newcomerRate) spend(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.latest = r.inOrder(now)
+	return r.limiter.AllowN(r.latest, 1)
+}
+
+// inOrder returns now, or the latest time if that is later. mu is held.
+func (r *newcomerRate) inOrder(now time.Time) time.Time {
 	if now.Before(r.latest) {
-		now = r.latest
+		return r.latest
 	}
-	if !counts {
-		return r.limiter.TokensAt(now) >= 1
-	}
-	r.latest = now
-	return r.limiter.AllowN(now, 1)
+	return now
 }
 
 func (n *newcomers) report(zone string, now time.Time) {
@@ -163,7 +191,7 @@ const (
 	// takes less than 50 bytes, whatever its key.
 	maxKnownClients = 1_000_000
 
-	knownPages = 64
+	knownStripes = 64
 	// knownSweep is how many entries are examined for expiry when one is
 	// added.
 	knownSweep = 4
@@ -173,16 +201,16 @@ const (
 // client is forgotten to make room for another: without room, new clients are not
 // remembered, so made-up keys cannot push out regular clients.
 type knownClients struct {
-	began time.Time
-	seed  maphash.Seed
-	most  int // in each page
-	pages [knownPages]knownPage
+	began   time.Time
+	seed    maphash.Seed
+	most    int // in each stripe
+	stripes [knownStripes]knownStripe
 }
 
 // client is a client of one zone.
 type client struct{ zone, key string }
 
-type knownPage struct {
+type knownStripe struct {
 	mu sync.Mutex
 	// until maps the hash of a client to the time since began at which
 	// the client is forgotten. The seed is secret: the chance that a new client
@@ -191,58 +219,68 @@ type knownPage struct {
 }
 
 func newKnownClients(most int, now time.Time) *knownClients {
-	a := &knownClients{began: now, seed: maphash.MakeSeed(), most: most / knownPages}
-	for i := range a.pages {
-		a.pages[i].until = map[uint64]time.Duration{}
+	c := &knownClients{began: now, seed: maphash.MakeSeed(), most: most / knownStripes}
+	for i := range c.stripes {
+		c.stripes[i].until = map[uint64]time.Duration{}
 	}
-	return a
+	return c
 }
 
-func (a *knownClients) pageOf(r *store.Request) (*knownPage, uint64) {
-	hash := maphash.Comparable(a.seed, client{r.Limit.Zone, r.ClientKey})
-	return &a.pages[hash%knownPages], hash
+func (c *knownClients) stripeOf(r *store.Request) (*knownStripe, uint64) {
+	hash := maphash.Comparable(c.seed, client{r.Limit.Zone, r.ClientKey})
+	return &c.stripes[hash%knownStripes], hash
 }
 
 // until returns when the client of r is forgotten unless it comes again.
-func (a *knownClients) until(r *store.Request, now time.Time) time.Duration {
+func (c *knownClients) until(r *store.Request, now time.Time) time.Duration {
 	// A window lasts a century at most.
-	return now.Sub(a.began) + max(min(r.Limit.Window, store.MaxWindow/knownWindows)*knownWindows, leastKnown)
+	return now.Sub(c.began) + max(min(r.Limit.Window, store.MaxWindow/knownWindows)*knownWindows, leastKnown)
 }
 
-// has reports whether the client of r is remembered, and extends that if extends is set.
-func (a *knownClients) has(r *store.Request, now time.Time, extends bool) bool {
-	p, hash := a.pageOf(r)
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	until, ok := p.until[hash]
-	ok = ok && until > now.Sub(a.began)
-	switch {
-	case !extends:
-	case ok:
-		p.until[hash] = a.until(r, now)
-	default:
-		delete(p.until, hash)
+// has reports whether the client of r is remembered.
+func (c *knownClients) has(r *store.Request, now time.Time) bool {
+	s, hash := c.stripeOf(r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.has(hash, now.Sub(c.began))
+}
+
+// renew remembers the client of r for longer if it is remembered, and reports whether it is.
+func (c *knownClients) renew(r *store.Request, now time.Time) bool {
+	s, hash := c.stripeOf(r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.has(hash, now.Sub(c.began)) {
+		delete(s.until, hash)
+		return false
 	}
-	return ok
+	s.until[hash] = c.until(r, now)
+	return true
+}
+
+// has reports whether a client is remembered at that time since began. mu is held.
+func (s *knownStripe) has(hash uint64, at time.Duration) bool {
+	until, ok := s.until[hash]
+	return ok && until > at
 }
 
 // add remembers the client of r, if there is room.
-func (a *knownClients) add(r *store.Request, now time.Time) {
-	p, hash := a.pageOf(r)
-	p.mu.Lock()
-	defer p.mu.Unlock()
+func (c *knownClients) add(r *store.Request, now time.Time) {
+	s, hash := c.stripeOf(r)
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	// Iteration begins at random.
 	looked := 0
-	for other, until := range p.until {
-		if until <= now.Sub(a.began) {
-			delete(p.until, other)
+	for other, until := range s.until {
+		if until <= now.Sub(c.began) {
+			delete(s.until, other)
 		}
 		if looked++; looked == knownSweep {
 			break
 		}
 	}
-	if len(p.until) < a.most {
-		p.until[hash] = a.until(r, now)
+	if len(s.until) < c.most {
+		s.until[hash] = c.until(r, now)
 	}
 }
 

@@ -13,36 +13,36 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-func acquaintance(client string) *store.Request {
+func requestOf(client string) *store.Request {
 	return &store.Request{Limit: &store.Limit{Zone: "test", Window: time.Hour}, ClientKey: client}
 }
 
 // TestKnownClientsLastWhileTheyAreUsed, and end three windows after that.
 func TestKnownClientsLastWhileTheyAreUsed(t *testing.T) {
 	now := time.Unix(1_700_000_000, 0)
-	a := newKnownClients(1000, now)
-	alice := acquaintance("alice")
-	a.add(alice, now)
+	known := newKnownClients(1000, now)
+	alice := requestOf("alice")
+	known.add(alice, now)
 	for range 10 {
 		now = now.Add(knownWindows*time.Hour - 1)
-		if !a.has(alice, now, true) {
+		if !known.renew(alice, now) {
 			t.Fatal("a client that comes is forgotten")
 		}
 	}
-	if a.has(alice, now.Add(knownWindows*time.Hour), true) {
+	if known.renew(alice, now.Add(knownWindows*time.Hour)) {
 		t.Error("a client that has not come for three windows is remembered")
 	}
 	// Zones remember their clients separately.
-	a.add(alice, now)
+	known.add(alice, now)
 	other := *alice.Limit
 	other.Zone = "other"
-	if a.has(&store.Request{Limit: &other, ClientKey: "alice"}, now, true) {
+	if known.renew(&store.Request{Limit: &other, ClientKey: "alice"}, now) {
 		t.Error("a client is remembered in a zone that it never used")
 	}
 	long := *alice.Limit
 	long.Window = store.MaxWindow
-	a.add(&store.Request{Limit: &long, ClientKey: "bob"}, now)
-	if !a.has(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(store.MaxWindow/2), true) {
+	known.add(&store.Request{Limit: &long, ClientKey: "bob"}, now)
+	if !known.renew(&store.Request{Limit: &long, ClientKey: "bob"}, now.Add(store.MaxWindow/2)) {
 		t.Error("a client is forgotten before the longest window is over")
 	}
 }
@@ -59,7 +59,7 @@ func TestNewcomersAreBoundedWhateverTheOrderOfTheirTimes(t *testing.T) {
 		if i%2 == 1 {
 			now = now.Add(-time.Second)
 		}
-		if n.rateOf("test").allows(now, true) {
+		if n.rateOf("test").spend(now) {
 			admitted++
 		}
 	}
@@ -81,13 +81,13 @@ func TestMadeUpKeysEvictNoClient(t *testing.T) {
 		return m.HeapAlloc
 	}
 	before := heap()
-	a := newKnownClients(most, now)
+	known := newKnownClients(most, now)
 	for n := range regulars {
-		a.add(acquaintance(strconv.Itoa(n)), now)
+		known.add(requestOf(strconv.Itoa(n)), now)
 	}
 	lost := func() (lost int) {
 		for n := range regulars {
-			if !a.has(acquaintance(strconv.Itoa(n)), now, true) {
+			if !known.renew(requestOf(strconv.Itoa(n)), now) {
 				lost++
 			}
 		}
@@ -95,7 +95,7 @@ func TestMadeUpKeysEvictNoClient(t *testing.T) {
 	}
 	for range 3 {
 		for range most {
-			a.add(acquaintance(fmt.Sprint("made-up-", rand.Uint64())), now)
+			known.add(requestOf(fmt.Sprint("made-up-", rand.Uint64())), now)
 		}
 		now = now.Add(time.Hour)
 		if lost := lost(); lost > 0 {
@@ -114,15 +114,15 @@ func TestMadeUpKeysEvictNoClient(t *testing.T) {
 	}
 	missing := 0
 	for n := range most / 2 {
-		r := acquaintance(fmt.Sprint("new-", n))
-		if a.add(r, now); !a.has(r, now, true) {
+		r := requestOf(fmt.Sprint("new-", n))
+		if known.add(r, now); !known.renew(r, now) {
 			missing++
 		}
 	}
 	if missing > most/100 {
 		t.Errorf("%d of %d new clients are not remembered, although there is room", missing, most/2)
 	}
-	runtime.KeepAlive(a)
+	runtime.KeepAlive(known)
 }
 
 // boundedModule opens stores that bound new buckets.

@@ -94,7 +94,7 @@ func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() 
 	if o.newcomers == nil {
 		return nil
 	}
-	return o.newcomers.overflow(ctx, reqs, now(), false)
+	return o.newcomers.overflow(ctx, reqs, now())
 }
 
 // RefuseKnown sets the states of requests that are refused without a call, and reports whether

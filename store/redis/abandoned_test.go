@@ -89,7 +89,7 @@ func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
 	reqs[0].ID = "request"
 	// Occupy the existing connections for takes, with those that a probe still uses.
-	client, occupied := clientOf(s.Members[0].Shard.Servers()[0].Checks), uint32(0)
+	client, occupied := clientOf(s.opts.Members[0].Shard.Servers()[0].Checks), uint32(0)
 	eventually(t, "all connections are occupied", func() error {
 		for ; client.PoolStats().IdleConns > 0; occupied++ {
 			conn := client.Conn()

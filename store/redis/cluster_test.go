@@ -237,7 +237,7 @@ func TestNodeWithoutSlotsKeepsItsLane(t *testing.T) {
 		t.Fatal("the charge was not redirected")
 	}
 	was := laneAt(shard, e.to.Addr())
-	topology := hidden[atomic.Pointer[struct{}]](shard.Connections, "topology")
+	topology := hidden[atomic.Pointer[struct{}]](shard.Shard, "topology")
 	// The topology that is being adopted may be older than the redirection.
 	for range 3 {
 		before := topology.Load()

@@ -77,10 +77,10 @@ func clientOf(l *wire.Lane) *goredis.Client {
 
 // laneAt returns the lane to a server for charges, or nil if there is none yet.
 func laneAt(s *Shard, addr string) *wire.Lane {
-	mu := hidden[sync.Mutex](s.Connections, "mu")
+	mu := hidden[sync.Mutex](s.Shard, "mu")
 	mu.Lock()
 	defer mu.Unlock()
-	lanes := reflect.ValueOf(s.Connections).Elem().FieldByName("lanes").MapRange()
+	lanes := reflect.ValueOf(s.Shard).Elem().FieldByName("lanes").MapRange()
 	for lanes.Next() {
 		if key := lanes.Key(); key.FieldByName("addr").String() == addr && key.FieldByName("persistent").Bool() {
 			return (*wire.Lane)(lanes.Value().UnsafePointer())

@@ -14,11 +14,11 @@ import (
 )
 
 // owner returns the member that owns a client key.
-func (s *Store) owner(clientKey string) *Member { return &s.Members[s.sharder.owner(clientKey)] }
+func (s *Store) owner(clientKey string) *Member { return &s.opts.Members[s.sharder.owner(clientKey)] }
 
 // serversOf returns the servers that hold a client's buckets, or nil while none are known.
 func (s *Store) serversOf(clientKey string) *wire.Servers {
-	return s.asker.Keys.Servers(s.owner(clientKey).Shard.Connections, clientKey)
+	return s.asker.Keys.Servers(s.owner(clientKey).Shard.Shard, clientKey)
 }
 
 func (s *Store) onlyServers(reqs []store.Request) (only *wire.Servers, ok bool) {

@@ -44,6 +44,19 @@ func TestAddingAShardMovesOnlyItsShare(t *testing.T) {
 	}
 }
 
+// TestStoreKeepsItsMembers, whatever their slice is used for afterwards.
+func TestStoreKeepsItsMembers(t *testing.T) {
+	members := []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: "127.0.0.1:1"})}}
+	s := New(Options{Members: members, Previous: members})
+	members[0].Name = "b"
+	if owner := s.Owner("k"); owner != "a" {
+		t.Errorf("the owner is %s, want a", owner)
+	}
+	if shards := s.Shards(); len(shards) != 1 || shards[0].Name != "a" {
+		t.Errorf("the shards are %+v, want a", shards)
+	}
+}
+
 func TestWeightsHold(t *testing.T) {
 	const keys = 100_000
 	weights := []int{1, 2, 5}

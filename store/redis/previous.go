@@ -97,12 +97,12 @@ type migration struct {
 // is done. Other processes may migrate the bucket at the same time.
 func (s *Store) migrate(was *Shard, r *store.Request) *migration {
 	now := s.owner(r.ClientKey).Shard
-	m, isNew := s.opts.Migrations.join(s.asker.Keys.In(now.Connections).Key(r.Limit, r.ClientKey))
+	m, isNew := s.opts.Migrations.join(s.asker.Keys.In(now.Shard).Key(r.Limit, r.ClientKey))
 	if !isNew {
 		return m
 	}
 	m.store, m.was, m.now = s, was, now
-	m.clientKey, m.limit, m.source = r.ClientKey, *r.Limit, s.asker.Keys.In(was.Connections).Key(r.Limit, r.ClientKey)
+	m.clientKey, m.limit, m.source = r.ClientKey, *r.Limit, s.asker.Keys.In(was.Shard).Key(r.Limit, r.ClientKey)
 	if was.IsFound() && now.IsFound() {
 		m.dump()
 	} else {
@@ -143,7 +143,7 @@ func (m *migration) dump() {
 func (m *migration) restore(expiry int64, content string, marked bool) {
 	keys := []any{m.target}
 	if marked {
-		keys = append(keys, m.store.asker.Keys.In(m.now.Connections).Mark(m.target))
+		keys = append(keys, m.store.asker.Keys.In(m.now.Shard).Mark(m.target))
 	}
 	var marks int64
 	if ask.EndsEarly(m.limit.Algorithm) {
@@ -160,7 +160,7 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 }
 
 func (m *migration) ask(shard *Shard, cmd *wire.Command, then func(reply string, err error)) {
-	at := m.store.asker.Keys.Servers(shard.Connections, m.clientKey)
+	at := m.store.asker.Keys.Servers(shard.Shard, m.clientKey)
 	if at == nil {
 		then("", wire.ErrNoServers)
 		return
@@ -224,7 +224,7 @@ func (s *Store) previousOwner(clientKey string) *Member {
 	if s.previous == nil {
 		return nil
 	}
-	was := &s.Previous[s.previous.owner(clientKey)]
+	was := &s.opts.Previous[s.previous.owner(clientKey)]
 	if was.Shard == s.owner(clientKey).Shard {
 		return nil
 	}
@@ -308,7 +308,7 @@ func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []
 		wg.Go(func() {
 			st := store.State{Err: wire.NotExecuted(wire.ErrNoServers)}
 			was.Shard.Await(ctx)
-			if at := s.asker.Keys.Servers(was.Shard.Connections, reqs[i].ClientKey); at != nil {
+			if at := s.asker.Keys.Servers(was.Shard.Shard, reqs[i].ClientKey); at != nil {
 				st = s.asker.AskOne(ctx, at.Checks, reqs[i], deadline, s.asker.Writing(algorithm.Check, at))
 			}
 			if elsewhere[i] = st.Used; op != algorithm.Charge {

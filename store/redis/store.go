@@ -69,10 +69,13 @@ type Options struct {
 	OnUndelivered func(shard string, op algorithm.Operation, err error)
 }
 
+// operator has this name so that no field of a Store is exported.
+type operator = operate.Operator
+
 // Store keeps buckets on its shards. It is safe for concurrent use.
 type Store struct {
-	// Operator does what operators ask for that concerns all shards.
-	*operate.Operator
+	// operator does what operators ask for that concerns all shards.
+	*operator
 	opts    Options
 	sharder *rendezvous
 	// previous chooses among the shards before a resharding, or is nil.
@@ -91,15 +94,16 @@ const maxAwaiting = 1 << 14
 // New returns a store. The caller keeps the shards and closes them after the
 // last use of the store.
 func New(opts Options) *Store {
+	opts.Members, opts.Previous = slices.Clone(opts.Members), slices.Clone(opts.Previous)
 	opts.KeyPrefix = cmp.Or(opts.KeyPrefix, DefaultKeyPrefix)
 	opts.CheckTimeout = cmp.Or(opts.CheckTimeout, DefaultCheckTimeout)
 	opts.ChargeTimeout = cmp.Or(opts.ChargeTimeout, DefaultChargeTimeout)
 	if opts.Now == nil {
 		opts.Now = time.Now
 	}
-	observers := map[*wire.Connections]ask.Observer{}
+	observers := map[*wire.Shard]ask.Observer{}
 	for _, m := range slices.Concat(opts.Previous, opts.Members) {
-		observers[m.Shard.Connections] = m.Observe
+		observers[m.Shard.Shard] = m.Observe
 	}
 	s := &Store{
 		sharder: newRendezvous(opts.Members),
@@ -117,7 +121,7 @@ func New(opts Options) *Store {
 			s.opts.OnUndelivered(s.Owner(clientKey), op, err)
 		}
 	}
-	s.Operator = &operate.Operator{Members: opts.Members, Previous: opts.Previous, Asker: s.asker, Now: opts.Now}
+	s.operator = operate.NewOperator(opts.Members, opts.Previous, s.asker, opts.Now)
 	s.static = !slices.ContainsFunc(opts.Members, func(m Member) bool { return m.Shard.Finds() })
 	if len(opts.Previous) > 0 {
 		s.previous = newRendezvous(opts.Previous)
@@ -132,7 +136,7 @@ func New(opts Options) *Store {
 // Warm implements [store.Remote].
 func (s *Store) Warm(ctx context.Context) {
 	var wg sync.WaitGroup
-	for _, m := range s.Members {
+	for _, m := range s.opts.Members {
 		wg.Go(func() { m.Shard.Warm(ctx, ask.Scripts()) })
 	}
 	wg.Wait()

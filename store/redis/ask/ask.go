@@ -29,7 +29,7 @@ type Asker struct {
 	// Time, in tests, takes the place of the primary's clock; nil for none.
 	Time func() time.Time
 	// Observers receive the commands that Run, AskOne and Post send to a shard.
-	Observers map[*wire.Connections]Observer
+	Observers map[*wire.Shard]Observer
 	// OnUndelivered, if set, receives the failures of what is posted without a report.
 	OnUndelivered func(clientKey string, op algorithm.Operation, err error)
 
@@ -215,21 +215,21 @@ func (a *Asker) AskOne(ctx context.Context, l *wire.Lane, r store.Request, deadl
 
 // ask runs op on every bucket of g in one round trip and sets their states.
 func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Time, op Op) {
-	for _, take := range abandonedTakes(l.Connections, op.Operation, g) {
+	for _, take := range abandonedTakes(l.Shard, op.Operation, g) {
 		select {
 		case <-take:
 		case <-ctx.Done():
 		}
 	}
 	c := a.call(l, g, deadline, op)
-	observe, began := a.Observers[l.Connections], c.Began
+	observe, began := a.Observers[l.Shard], c.Began
 	sent, err := l.Do(ctx, c)
 	if err != nil {
 		for range g.Members {
 			observe.observe(op.Role, op.Operation, time.Since(began), err)
 		}
 		if sent && op.Operation == algorithm.Take {
-			l.Connections.Abandoned.Add(c, g.ids())
+			l.Shard.Abandoned.Add(c, g.ids())
 		}
 		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
@@ -257,8 +257,8 @@ func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report f
 		}
 		return
 	}
-	if takes := abandonedTakes(at.Charges.Connections, op, g); len(takes) > 0 {
-		at.Charges.Connections.Abandoned.After(takes, func() { a.post(op, at, g, report) })
+	if takes := abandonedTakes(at.Charges.Shard, op, g); len(takes) > 0 {
+		at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, report) })
 		return
 	}
 	a.post(op, at, g, report)
@@ -266,7 +266,7 @@ func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report f
 
 // abandonedTakes returns what is closed when the takes of these refunds have ended that
 // their callers do not await.
-func abandonedTakes(shard *wire.Connections, op algorithm.Operation, g Group) (ends []chan struct{}) {
+func abandonedTakes(shard *wire.Shard, op algorithm.Operation, g Group) (ends []chan struct{}) {
 	if op != algorithm.Refund {
 		return nil
 	}
@@ -290,12 +290,12 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report
 	}
 	c := a.call(at.Charges, g, now.Add(a.ChargeTimeout), op)
 	c.Detached = func(c *wire.Call) {
-		a.Observers[at.Charges.Connections].observeAll(op, c)
+		a.Observers[at.Charges.Shard].observeAll(op, c)
 		for _, cmd := range c.Cmds {
 			r := &g.Reqs[cmd.Place]
-			st, missed := op.Outcome(cmd, r)
-			if missed.Is {
-				a.repair(at, r, cmd.Place, missed, report)
+			st, repair := op.Outcome(cmd, r)
+			if repair.Needed {
+				a.repair(at, r, cmd.Place, repair, report)
 				continue
 			}
 			a.Report(report, what, r, cmd.Place, st)
@@ -331,7 +331,7 @@ func (a *Asker) call(l *wire.Lane, g Group, deadline time.Time, op Op) *wire.Cal
 	// A replica and the primary share the timeout, part of which is over when they
 	// are asked.
 	c := wire.NewCall(deadline, a.CheckTimeout*7/16)
-	keys := a.Keys.In(l.Connections)
+	keys := a.Keys.In(l.Shard)
 	for n, i := range g.Members {
 		room := &c.Room
 		if n > 0 {
@@ -360,12 +360,12 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
-func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, missed Missed, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, whole([]store.Request{missed.Rest(r)}, nil), func(_ int, st store.State) {
-		if st.Err != nil && missed.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
+func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, repair Repair, report func(i int, st store.State)) {
+	a.post(algorithm.Charge, at, whole([]store.Request{repair.Rest(r)}, nil), func(_ int, st store.State) {
+		if st.Err != nil && repair.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}
-		if missed.isHidden && st.Err == nil {
+		if repair.isHidden && st.Err == nil {
 			at.Charges.Scripted.Store(true)
 		}
 		a.Report(report, algorithm.Charge, r, place, st)

@@ -10,11 +10,11 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// Outcome returns what the outcome of cmd, a command of op, means to r, and what a plain
-// charge has missed.
-func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, missed Missed) {
+// Outcome returns what the outcome of cmd, a command of op, means to r, and what repair a
+// plain charge needs.
+func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, repair Repair) {
 	if cmd.Outcome != nil {
-		return store.State{Err: cmd.Outcome}, Missed{}
+		return store.State{Err: cmd.Outcome}, Repair{}
 	}
 	l := &layouts[r.Limit.Algorithm]
 	switch {
@@ -25,56 +25,57 @@ func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, misse
 		texts, _ := cmd.Texts() // the error is the outcome
 		st = l.read(r, texts, op.Now)
 	default:
-		st, missed = l.charged(r, cmd)
+		st, repair = l.charged(r, cmd)
 	}
 	st.Replica = op.Role == store.RoleReplica
 	if st.Err != nil && !op.reads() {
 		// It ran, with an unknown effect.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
-	return st, missed
+	return st, repair
 }
 
-// Missed says what is left of a plain charge that did not count in an open window.
-type Missed struct {
-	// Is is set if the script has to charge what is left.
-	Is   bool
-	left int64
+// Repair is what the script has to do about a plain charge that did not count in an open
+// window.
+type Repair struct {
+	// Needed is set if the script has to charge what is left.
+	Needed bool
+	left   int64
 	// isHidden is set if the server refuses to show the window.
 	isHidden bool
 }
 
 // Rest returns what is left of r.
-func (m Missed) Rest(r *store.Request) store.Request {
+func (p Repair) Rest(r *store.Request) store.Request {
 	again := *r
-	again.Cost, again.Until = m.left, 0
+	again.Cost, again.Until = p.left, 0
 	return again
 }
 
-// charged is what the replies to a plain charge mean to r, and what it has missed, as far as
-// they show: nothing is left of an orphan, which the charge made if there was no bucket, or if
-// the server has counted it and does not show the window; all if the window was over, as on
-// a promoted server with an old copy, or is not believed.
-func (l *layout) charged(r *store.Request, cmd *wire.Command) (store.State, Missed) {
+// charged is what the replies to a plain charge mean to r, and the repair that it needs, as
+// far as they show: nothing is left of an orphan, which the charge made if there was no
+// bucket, or if the server has counted it and does not show the window; all if the window
+// was over, as on a promoted server with an old copy, or is not believed.
+func (l *layout) charged(r *store.Request, cmd *wire.Command) (store.State, Repair) {
 	window, err := cmd.Texts()
 	if err != nil {
 		isHidden := wire.Says(err, wire.Lacking)
-		return store.State{Err: err}, Missed{Is: isHidden, isHidden: isHidden}
+		return store.State{Err: err}, Repair{Needed: isHidden, isHidden: isHidden}
 	}
 	var room [3]int64
 	numbers, err := parseNumbers(append(room[:0], cmd.Number()), window)
 	if err != nil {
-		return store.State{Err: err}, Missed{}
+		return store.State{Err: err}, Repair{}
 	}
 	now := cmd.Passed()
 	st := l.state(r, now, true, numbers)
 	switch end := numbers[1]; {
 	case st.Err != nil:
-		return st, Missed{}
+		return st, Repair{}
 	case window[0] == "":
-		return st, Missed{Is: true}
+		return st, Repair{Needed: true}
 	default:
-		return st, Missed{Is: end <= now || !algorithm.Believes(end, now, r.Limit.Window), left: r.Cost}
+		return st, Repair{Needed: end <= now || !algorithm.Believes(end, now, r.Limit.Window), left: r.Cost}
 	}
 }
 

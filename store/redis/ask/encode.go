@@ -132,7 +132,7 @@ type Keys struct {
 }
 
 // In returns the keys in a shard.
-func (k Keys) In(shard *wire.Connections) Keys {
+func (k Keys) In(shard *wire.Shard) Keys {
 	k.Tagged = shard.InCluster
 	return k
 }
@@ -252,7 +252,7 @@ func (k Keys) Mark(bucket string) string {
 
 // Servers returns the servers in a shard that hold a client's buckets, or nil while none
 // are known.
-func (k Keys) Servers(shard *wire.Connections, clientKey string) *wire.Servers {
+func (k Keys) Servers(shard *wire.Shard, clientKey string) *wire.Servers {
 	if !shard.InCluster {
 		return shard.Owner(0)
 	}

@@ -16,7 +16,7 @@ import (
 // TestCommandsNeedNoLane: whoever has a command run has the state that the algorithm has.
 func TestCommandsNeedNoLane(t *testing.T) {
 	server := redistest.Start(t)
-	shard := wire.NewConnections(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
+	shard := wire.NewShard(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
 	redistest.CloseAtEnd(t, shard)
 	shard.Warm(t.Context(), Scripts())
 	run := func(cmd *wire.Command) {

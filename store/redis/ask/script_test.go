@@ -50,7 +50,7 @@ func TestCalendarWindowByTheServersClock(t *testing.T) {
 // more than five seconds after that instant. A take does the same.
 func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 	server := redistest.Start(t)
-	shard := wire.NewConnections(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
+	shard := wire.NewShard(wire.Options{Primary: server.Addr(), DialTimeout: redistest.WaitTimeout}, nil)
 	redistest.CloseAtEnd(t, shard)
 	for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take} {
 		for i, c := range []struct {

@@ -63,14 +63,14 @@ const (
 // Diagnose reports whether the servers are fit for the store, as [store.Operable] says. It uses
 // the options of the shards, and neither their connections nor what they do in the background.
 func (p *Operator) Diagnose(ctx context.Context) (found store.Diagnosis) {
-	members := slices.Concat(p.Members, p.retired())
+	members := slices.Concat(p.members, p.retired())
 	diagnosers := make([]*shardDiagnoser, len(members))
 	var all sync.WaitGroup
 	for i, m := range members {
 		d := &shardDiagnoser{operator: p, shard: m.Shard}
 		d.report = store.ShardDiagnosis{
-			Name: m.Name, Kind: m.Shard.Kind, Retired: i >= len(p.Members),
-			Servers: []store.ServerDiagnosis{}, Keyspace: fmt.Sprintf("%d %s", m.Shard.Options.DB, p.Asker.Keys.Prefix),
+			Name: m.Name, Kind: m.Shard.Kind, Retired: i >= len(p.members),
+			Servers: []store.ServerDiagnosis{}, Keyspace: fmt.Sprintf("%d %s", m.Shard.Options.DB, p.asker.Keys.Prefix),
 		}
 		diagnosers[i] = d
 		all.Go(func() { d.run(ctx) })
@@ -107,7 +107,7 @@ func (d *shardDiagnoser) add(addr string, findings ...store.Finding) {
 // timeout bounds the wait for a reply. A server that is slower than CheckTimeout is to be
 // found slow, and not out of reach.
 func (d *shardDiagnoser) timeout() time.Duration {
-	return max(d.operator.Asker.CheckTimeout, infoTimeout)
+	return max(d.operator.asker.CheckTimeout, infoTimeout)
 }
 
 func (d *shardDiagnoser) run(ctx context.Context) {
@@ -311,7 +311,7 @@ func deadIn(found []wire.Roles) (dead []string) {
 // probeKey returns a key that is never that of a bucket, in one of the slots if there are
 // any: a node refuses writes of its own slots alone for want of memory or replicas.
 func (d *shardDiagnoser) probeKey(slots []wire.SlotRange) string {
-	key := d.operator.Asker.Keys.Prefix + ":#check"
+	key := d.operator.asker.Keys.Prefix + ":#check"
 	if len(slots) == 0 {
 		return key
 	}
@@ -326,7 +326,7 @@ func (d *shardDiagnoser) probeKey(slots []wire.SlotRange) string {
 // wantReplicas adds a finding if a primary has no replica, and one would be of use. One
 // that is down has a finding of its own.
 func (d *shardDiagnoser) wantReplicas(r wire.Roles) {
-	isUseless := d.operator.Asker.ReadPrimary && !d.shard.Finds()
+	isUseless := d.operator.asker.ReadPrimary && !d.shard.Finds()
 	if r.Primary == "" || len(r.Replicas)+len(r.Down) > 0 || isUseless || d.shard.InCluster && len(r.Slots) == 0 {
 		return
 	}
@@ -436,7 +436,7 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 	var isSkewKnown bool
 	for range roundTrips {
 		var server time.Time
-		local, began := v.operator.Now(), time.Now()
+		local, began := v.operator.now(), time.Now()
 		err := v.call(ctx, func(ctx context.Context) (err error) {
 			server, err = v.client.Time(ctx).Result()
 			return err
@@ -455,7 +455,7 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 		}
 	}
 	v.report.RoundTrip = fastest.Seconds()
-	if limit := v.operator.Asker.CheckTimeout; fastest > limit {
+	if limit := v.operator.asker.CheckTimeout; fastest > limit {
 		v.find(store.SeverityError, codeSlow, fmt.Sprintf("the shortest of %d round trips takes %s, and checks have %s", roundTrips, fastest.Round(100*time.Microsecond), limit),
 			"raise check_timeout, or bring Caddy and the server closer together")
 	}
@@ -495,7 +495,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	if v.shard.InCluster {
 		needed = append(needed, clusterRights...)
 	}
-	if len(v.operator.Previous) > 0 {
+	if len(v.operator.previous) > 0 {
 		needed = append(needed, migrationRights...)
 	}
 	var found, resets, overrides probed
@@ -535,7 +535,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
 	v.lacks(store.SeverityWarning, overrides.missing, "blocks and grants fail")
 	if found.isKeyDenied {
-		v.find(store.SeverityError, codeKeys, fmt.Sprintf("its user may not use keys that begin with %s:", v.operator.Asker.Keys.Prefix), fmt.Sprintf("ACL SETUSER <user> ~%s:*", v.operator.Asker.Keys.Prefix))
+		v.find(store.SeverityError, codeKeys, fmt.Sprintf("its user may not use keys that begin with %s:", v.operator.asker.Keys.Prefix), fmt.Sprintf("ACL SETUSER <user> ~%s:*", v.operator.asker.Keys.Prefix))
 	}
 	if unknown := slices.Concat(found.unknown, resets.unknown, overrides.unknown); len(unknown) > 0 {
 		v.find(store.SeverityError, codeCommands, "it does not have the commands "+strings.Join(unknown, ", "), "use Redis 7.0 or later, and undo a rename-command")

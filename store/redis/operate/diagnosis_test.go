@@ -92,7 +92,7 @@ func TestDiagnosisOfASoundShard(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 1, lasting)
 	d := diagnosed(t, wire.Options{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, DB: 3}, func(o *Operator) {
-		o.Previous = []Member{{Name: "a", Shard: o.Members[0].Shard}}
+		o.previous = []Member{{Name: "a", Shard: o.members[0].Shard}}
 	})
 	finds(t, "a sound shard", d)
 	if len(d.Shards) != 1 || len(d.Shards[0].Servers) != 2 {
@@ -116,7 +116,7 @@ func TestDiagnosisChangesNothing(t *testing.T) {
 	server := redistest.Start(t, lasting)
 	key := ask.Keys{Prefix: "rl"}.Key(hourly, "k")
 	must(t, server.Client().HSet(t.Context(), key, "c", 1).Err())
-	diagnosed(t, wire.Options{Primary: server.Addr()}, func(o *Operator) { o.Previous = o.Members })
+	diagnosed(t, wire.Options{Primary: server.Addr()}, func(o *Operator) { o.previous = o.members })
 	keys := server.Client().Keys(t.Context(), "*").Val()
 	info, err := server.Info("memory")
 	must(t, err)
@@ -183,7 +183,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"a policy that evicts":      {lone(evicting), nil, []string{"warning eviction " + evicting, "warning no_replica " + evicting}, codeEviction, []string{"allkeys-lru", "noeviction"}},
 		"no persistence":            {lone(forgetful), nil, []string{"warning persistence " + forgetful, "warning no_replica " + forgetful}, codePersistence, []string{"appendonly"}},
 		"snapshots":                 {lone(saving), nil, []string{"warning no_replica " + saving}, codeNoReplica, nil},
-		"no replica that is needed": {lone(primary), func(o *Operator) { o.Asker.ReadPrimary = true }, nil, "", nil},
+		"no replica that is needed": {lone(primary), func(o *Operator) { o.asker.ReadPrimary = true }, nil, "", nil},
 		"full memory":               {lone(full), nil, []string{"error writes_refused " + full, "warning no_replica " + full}, codeWrites, []string{"OOM", "maxmemory"}},
 		"too few replicas":          {lone(lonely), nil, []string{"error writes_refused " + lonely, "warning no_replica " + lonely}, codeWrites, []string{"NOREPLICAS"}},
 		"too many connections":      {lone(crowded.Addr()), nil, []string{"error unreachable " + crowded.Addr(), "warning no_replica " + crowded.Addr()}, codeUnreachable, []string{"maxclients"}},
@@ -200,7 +200,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"no password":      {lone(closed), nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"NOAUTH", "password"}},
 		"a wrong password": {wire.Options{Primary: closed, Credentials: login("", "marker")}, nil, []string{"error login " + closed, "warning no_replica " + closed}, codeLogin, []string{"WRONGPASS", "password"}},
 		"a password without TLS": {
-			secretive(lone("redis.invalid:6379")), func(o *Operator) { o.Asker.ReadPrimary = true },
+			secretive(lone("redis.invalid:6379")), func(o *Operator) { o.asker.ReadPrimary = true },
 			[]string{"error unreachable redis.invalid:6379", "warning no_tls"}, codePlain, []string{"redis.invalid:6379", "option tls"},
 		},
 		"a password for sentinels without TLS": {
@@ -212,21 +212,21 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			[]string{"error unreachable redis.invalid:26379", "error not_found"}, "", nil,
 		},
 		"certificates that are not verified": {
-			withTLS(secure, &tls.Config{InsecureSkipVerify: true}), func(o *Operator) { o.Asker.ReadPrimary = true },
+			withTLS(secure, &tls.Config{InsecureSkipVerify: true}), func(o *Operator) { o.asker.ReadPrimary = true },
 			[]string{"warning tls_unverified"}, codeUnverified, []string{"insecure_skip_verify"},
 		},
-		"a clock that makes no sense": {lone(garbled), func(o *Operator) { o.Asker.ReadPrimary = true }, []string{"error unreachable " + garbled}, codeUnreachable, []string{"it does not answer as Redis does: ", "address of a Redis"}},
-		"a web server":                {lone(elsewhere), func(o *Operator) { o.Asker.ReadPrimary = true }, []string{"error unreachable " + elsewhere}, codeUnreachable, []string{"it does not answer as Redis does: "}},
+		"a clock that makes no sense": {lone(garbled), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error unreachable " + garbled}, codeUnreachable, []string{"it does not answer as Redis does: ", "address of a Redis"}},
+		"a web server":                {lone(elsewhere), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error unreachable " + elsewhere}, codeUnreachable, []string{"it does not answer as Redis does: "}},
 		"a server that runs another client's script": {
-			lone(busy.Addr()), func(o *Operator) { o.Asker.ReadPrimary = true },
+			lone(busy.Addr()), func(o *Operator) { o.asker.ReadPrimary = true },
 			[]string{"error not_ready " + busy.Addr(), "error rights " + busy.Addr()}, codeNotReady, []string{"INFO with BUSY", "SCRIPT KILL"},
 		},
 		"a proxy that executes nothing": {
-			lone(proxy), func(o *Operator) { o.Asker.ReadPrimary = true },
+			lone(proxy), func(o *Operator) { o.asker.ReadPrimary = true },
 			[]string{"error not_ready " + proxy, "error rights " + proxy}, codeNotReady, []string{"INFO with ERR unsupported command", "a Redis server"},
 		},
 		"a proxy that executes nothing, and no database": {
-			wire.Options{Primary: proxy, DB: 1}, func(o *Operator) { o.Asker.ReadPrimary = true },
+			wire.Options{Primary: proxy, DB: 1}, func(o *Operator) { o.asker.ReadPrimary = true },
 			[]string{"error not_ready " + proxy, "error rights " + proxy}, codeRights, []string{"unknown whether its user may run evalsha, ", "pexpireat: it answers ERR unsupported"},
 		},
 		"a failing password": {wire.Options{Primary: closed, Credentials: failingLogin}, nil, []string{"error login"}, codeLogin, []string{"it is not there"}},
@@ -240,13 +240,13 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			[]string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"redis.internal", "server_name"},
 		},
 		"TLS that a server does not speak": {
-			wire.Options{Primary: primary, TLS: &tls.Config{RootCAs: ca.Pool()}, DialTimeout: 100 * time.Millisecond}, func(o *Operator) { o.Asker.ReadPrimary = true },
+			wire.Options{Primary: primary, TLS: &tls.Config{RootCAs: ca.Pool()}, DialTimeout: 100 * time.Millisecond}, func(o *Operator) { o.asker.ReadPrimary = true },
 			[]string{"error unreachable " + primary}, codeUnreachable, []string{"may speak no TLS"},
 		},
-		"TLS that is not configured": {lone(secure), func(o *Operator) { o.Asker.ReadPrimary = true }, []string{"error unreachable " + secure}, codeUnreachable, []string{"option tls"}},
-		"no client certificate":      {withTLS(mutual, &tls.Config{RootCAs: ca.Pool()}), func(o *Operator) { o.Asker.ReadPrimary = true }, []string{"error tls " + mutual}, codeTLS, []string{"client certificate"}},
+		"TLS that is not configured": {lone(secure), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error unreachable " + secure}, codeUnreachable, []string{"option tls"}},
+		"no client certificate":      {withTLS(mutual, &tls.Config{RootCAs: ca.Pool()}), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error tls " + mutual}, codeTLS, []string{"client certificate"}},
 		"a slow server": {
-			wire.Options{Primary: slow.Addr(), Replicas: []string{replica}}, func(o *Operator) { o.Asker.CheckTimeout = 10 * time.Millisecond },
+			wire.Options{Primary: slow.Addr(), Replicas: []string{replica}}, func(o *Operator) { o.asker.CheckTimeout = 10 * time.Millisecond },
 			[]string{"error slow " + slow.Addr()}, codeSlow, []string{"checks have 10ms", "check_timeout"},
 		},
 	} {
@@ -304,7 +304,7 @@ func TestDiagnosisOfACertificateThatExpired(t *testing.T) {
 	server := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no"))
 	must(t, certificate.Renew(time.Now().Add(-time.Hour)))
 	must(t, server.ReloadCertificate(t.Context()))
-	d := diagnosed(t, wire.Options{Primary: server.Addr(), TLS: &tls.Config{RootCAs: ca.Pool()}}, func(o *Operator) { o.Asker.ReadPrimary = true })
+	d := diagnosed(t, wire.Options{Primary: server.Addr(), TLS: &tls.Config{RootCAs: ca.Pool()}}, func(o *Operator) { o.asker.ReadPrimary = true })
 	finds(t, "an expired certificate", d, "error tls "+server.Addr())
 	mentions(t, d, codeTLS, "expired", "renew")
 }
@@ -326,7 +326,7 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	clusterOpts := wire.Options{Cluster: cluster.Addrs(), Credentials: login("limiter", "secret")}
 	examine := func(opts wire.Options) store.Diagnosis {
 		t.Helper()
-		return diagnosed(t, opts, func(o *Operator) { o.Previous, o.Asker.ReadPrimary = o.Members, true })
+		return diagnosed(t, opts, func(o *Operator) { o.previous, o.asker.ReadPrimary = o.members, true })
 	}
 	finds(t, "a user with all rights", examine(opts))
 	must(t, server.Client().ConfigSet(t.Context(), "appendonly", "no").Err())
@@ -383,7 +383,7 @@ func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
 		set(replica, "-"+command)
 	}
 	opts := wire.Options{Primary: sh.Primary.Addr(), Replicas: []string{replica.Addr()}, Credentials: login("limiter", "secret")}
-	migrating := func(o *Operator) { o.Previous = o.Members }
+	migrating := func(o *Operator) { o.previous = o.members }
 	d := diagnosed(t, opts, migrating)
 	finds(t, "a replica that may only read", d, "warning rights "+replica.Addr())
 	mentions(t, d, codeRights, "hincrby", "becomes the primary", "+hincrby")
@@ -491,7 +491,7 @@ func TestDiagnosisOfAReplicaBesideAHungOne(t *testing.T) {
 	const lagLimit = 4 * time.Second
 	d := diagnosedAs(t, wire.Options{
 		Primary: sh.Primary.Addr(), Replicas: []string{sound.Addr(), hung.Addr()}, DialTimeout: lagLimit, MaxReplicaLag: lagLimit,
-	}, func(o *Operator) { o.Asker.CheckTimeout = infoTimeout }, "error unreachable "+hung.Addr())
+	}, func(o *Operator) { o.asker.CheckTimeout = infoTimeout }, "error unreachable "+hung.Addr())
 	cancel()
 	writer.Wait()
 	finds(t, "a replica beside one that hangs", d, "error unreachable "+hung.Addr())
@@ -528,8 +528,8 @@ func TestDiagnosisOfClocks(t *testing.T) {
 		5 * time.Minute:  {"warning clock " + server.Addr()},
 	} {
 		d := diagnosed(t, wire.Options{Primary: server.Addr()}, func(o *Operator) {
-			o.Asker.ReadPrimary = true
-			o.Now = func() time.Time { return time.Now().Add(lead) }
+			o.asker.ReadPrimary = true
+			o.now = func() time.Time { return time.Now().Add(lead) }
 		})
 		finds(t, fmt.Sprint("a lead of ", lead), d, want...)
 		if v := d.Shards[0].Servers[0]; v.ClockSkew == nil || math.Abs(*v.ClockSkew+lead.Seconds()) > v.RoundTrip+1 {
@@ -550,7 +550,7 @@ func TestDiagnosisShowsRetiredShards(t *testing.T) {
 		{Name: "a", Shard: newShard(t, wire.Options{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, wire.Options{Primary: down.Addr()})},
 	}
 	d := diagnosed(t, wire.Options{Primary: server.Addr()}, func(o *Operator) {
-		o.Asker.ReadPrimary, o.Members, o.Previous = true, members[:1], members
+		o.asker.ReadPrimary, o.members, o.previous = true, members[:1], members
 	})
 	finds(t, "a retired shard", d, "error unreachable "+down.Addr())
 	if len(d.Shards) != 2 || d.Shards[0].Retired || !d.Shards[1].Retired {
@@ -564,7 +564,7 @@ func TestDiagnosisEndsInTime(t *testing.T) {
 	server := redistest.Start(t, lasting)
 	must(t, server.Pause())
 	t.Cleanup(func() { must(t, server.Resume()) })
-	s := newOperator(t, wire.Options{Primary: server.Addr()}, func(o *Operator) { o.Asker.ReadPrimary = true })
+	s := newOperator(t, wire.Options{Primary: server.Addr()}, func(o *Operator) { o.asker.ReadPrimary = true })
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()
 	soon(t, "a diagnosis of 300ms", func() {
@@ -688,7 +688,7 @@ func TestDiagnosisOfAClusterWithAHungNode(t *testing.T) {
 	t.Cleanup(func() { must(t, hung.Resume()) })
 	opts := wire.Options{Cluster: append([]string{hung.Addr()}, cluster.Addrs()...), DialTimeout: 2 * time.Second}
 	want := "error unreachable " + hung.Addr()
-	finds(t, "a node that hangs", diagnosedAs(t, opts, func(o *Operator) { o.Asker.CheckTimeout = 2 * time.Second }, want), want)
+	finds(t, "a node that hangs", diagnosedAs(t, opts, func(o *Operator) { o.asker.CheckTimeout = 2 * time.Second }, want), want)
 }
 
 // TestDiagnosisOfAClusterWithoutSomeSlots after a node without a replica has gone.
@@ -764,7 +764,7 @@ func TestUntestedVersionsAreNoted(t *testing.T) {
 		"redis_version:6.2.14\r\n":                         {store.SeverityError},
 	} {
 		s := newOperator(t, wire.Options{Primary: "localhost:1"}, nil)
-		v := &serverDiagnoser{shardDiagnoser: &shardDiagnoser{operator: s, shard: s.Members[0].Shard}, info: parseInfo(text + "aof_enabled:1\r\n")}
+		v := &serverDiagnoser{shardDiagnoser: &shardDiagnoser{operator: s, shard: s.members[0].Shard}, info: parseInfo(text + "aof_enabled:1\r\n")}
 		v.judge(t.Context())
 		var got []store.Severity
 		for _, f := range v.findings {

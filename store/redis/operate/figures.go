@@ -10,7 +10,7 @@ import (
 // Shards describes the shards of the store, those that own nothing any more at the end.
 func (p *Operator) Shards() []store.ShardFigures {
 	var all []store.ShardFigures
-	for _, m := range p.Members {
+	for _, m := range p.members {
 		all = append(all, m.Shard.figures(m.Name))
 	}
 	for _, m := range p.retired() {
@@ -71,7 +71,7 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.Server
 func (p *Operator) Twins() (first, second string) {
 	owners := map[string]string{}
 	seen := map[*Shard]bool{}
-	for _, m := range p.Members {
+	for _, m := range p.members {
 		if seen[m.Shard] {
 			continue
 		}

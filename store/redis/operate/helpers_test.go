@@ -40,11 +40,12 @@ func newShard(t testing.TB, opts wire.Options) *Shard {
 // newOperator returns an operator of a store on one shard with generous timeouts.
 func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Operator {
 	t.Helper()
-	p := &Operator{
-		Members: []Member{{Name: "a", Shard: newShard(t, opts)}},
-		Asker:   &ask.Asker{Keys: ask.Keys{Prefix: "rl"}, CheckTimeout: redistest.WaitTimeout, ChargeTimeout: redistest.WaitTimeout},
-		Now:     time.Now,
-	}
+	p := NewOperator(
+		[]Member{{Name: "a", Shard: newShard(t, opts)}},
+		nil,
+		&ask.Asker{Keys: ask.Keys{Prefix: "rl"}, CheckTimeout: redistest.WaitTimeout, ChargeTimeout: redistest.WaitTimeout},
+		time.Now,
+	)
 	if change != nil {
 		change(p)
 	}
@@ -55,7 +56,7 @@ func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Opera
 func run(t *testing.T, p *Operator, op algorithm.Operation, reqs []store.Request) []store.State {
 	t.Helper()
 	states := make([]store.State, len(reqs))
-	p.Asker.Run(t.Context(), op, p.Members[0].Shard.Owner(0), ask.Group{Reqs: reqs, States: states}, time.Now().Add(redistest.WaitTimeout))
+	p.asker.Run(t.Context(), op, p.members[0].Shard.Owner(0), ask.Group{Reqs: reqs, States: states}, time.Now().Add(redistest.WaitTimeout))
 	return states
 }
 

@@ -11,10 +11,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// Shard is one independent Redis: the connections to it, and what is known of it beyond any
-// store.
+// Shard is a [wire.Shard], with what is known of its servers and overrides beyond any store.
 type Shard struct {
-	*wire.Connections
+	*wire.Shard
 
 	mu sync.Mutex
 	// met are the inspected servers, by address.
@@ -25,7 +24,7 @@ type Shard struct {
 // NewShard returns a shard whose servers are examined from the first use until it is closed.
 func NewShard(opts wire.Options) *Shard {
 	s := &Shard{met: map[string]sight{}}
-	s.Connections = wire.NewConnections(opts, s.examine)
+	s.Shard = wire.NewShard(opts, s.examine)
 	return s
 }
 
@@ -38,23 +37,30 @@ type Member struct {
 	Weight int
 	// Shard holds the connections.
 	Shard *Shard
-	// Observe, if set, receives every command that the store runs there.
+	// Observe, if set, receives every command that the store runs there. Of members
+	// with the same Shard, the last one's Observe receives the commands of all, those of
+	// previous members too.
 	Observe ask.Observer
 }
 
 // Operator does what operators ask of a store. It is safe for concurrent use.
 type Operator struct {
-	// Members are the shards of the store, and Previous those before a resharding.
-	Members, Previous []Member
-	// Asker is that of the store.
-	Asker *ask.Asker
-	// Now is this machine's clock, for Diagnose.
-	Now func() time.Time
+	// members are the shards of the store, and previous those before a resharding.
+	members, previous []Member
+	asker             *ask.Asker
+	// now is this machine's clock, for Diagnose.
+	now func() time.Time
+}
+
+// NewOperator returns an operator of the store with these shards, which are not changed any
+// more, and before a resharding the previous ones. now is this machine's clock.
+func NewOperator(members, previous []Member, asker *ask.Asker, now func() time.Time) *Operator {
+	return &Operator{members: members, previous: previous, asker: asker, now: now}
 }
 
 // retired returns the shards that own nothing any more.
-func (o *Operator) retired() []Member {
-	return slices.DeleteFunc(slices.Clone(o.Previous), func(p Member) bool {
-		return slices.ContainsFunc(o.Members, func(m Member) bool { return m.Name == p.Name })
+func (p *Operator) retired() []Member {
+	return slices.DeleteFunc(slices.Clone(p.previous), func(was Member) bool {
+		return slices.ContainsFunc(p.members, func(m Member) bool { return m.Name == was.Name })
 	})
 }

@@ -40,14 +40,14 @@ type readOverrides struct {
 
 // nameOf returns the name of an override in the hash, which has the kept form of the client key.
 func (p *Operator) nameOf(o store.OverrideID) string {
-	return string(o.Kind) + ":" + o.Zone + ":" + p.Asker.Keys.Client(o.ClientKey)
+	return string(o.Kind) + ":" + o.Zone + ":" + p.asker.Keys.Client(o.ClientKey)
 }
 
 // SetOverride keeps an override on a shard, and on the one before a resharding, which may
 // be nil: Caddys with the config before this one read that one only.
 func (p *Operator) SetOverride(ctx context.Context, o store.Override, shard, before *Shard) error {
-	if len(p.Asker.Keys.Secret) > 0 || !utf8.ValidString(o.ClientKey) {
-		o.ClientKey = p.Asker.Keys.Client(o.ClientKey)
+	if len(p.asker.Keys.Secret) > 0 || !utf8.ValidString(o.ClientKey) {
+		o.ClientKey = p.asker.Keys.Client(o.ClientKey)
 	}
 	err := p.keep(ctx, shard, "set", &o)
 	if err == nil && before != nil && before != shard {
@@ -118,7 +118,7 @@ func (p *Operator) Overrides(ctx context.Context) ([]store.Override, error) {
 // overridesOf asks for the version first: reading overrides that have not changed costs
 // no script, and needs no right of its own.
 func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Override, error) {
-	last, key := &shard.overrides, p.Asker.Keys.Overrides()
+	last, key := &shard.overrides, p.asker.Keys.Overrides()
 	last.mu.Lock()
 	known := last.read[key]
 	last.mu.Unlock()
@@ -135,7 +135,7 @@ func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Overr
 			return known.all, err
 		}
 	}
-	isRetired := !slices.ContainsFunc(p.Members, func(m Member) bool { return m.Shard == shard })
+	isRetired := !slices.ContainsFunc(p.members, func(m Member) bool { return m.Shard == shard })
 	if isRetired && !read.isHandedOver {
 		if err := p.handOver(ctx, shard, read.all); err != nil {
 			return read.all, err
@@ -171,7 +171,7 @@ func (p *Operator) readOverrides(ctx context.Context, shard *Shard) (read readOv
 // handOver copies overrides of a shard that the store gives up to one that it keeps. Any
 // will do: all are read.
 func (p *Operator) handOver(ctx context.Context, shard *Shard, all []store.Override) error {
-	to := p.Members[0].Shard
+	to := p.members[0].Shard
 	for i := range all {
 		if err := p.keep(ctx, to, "keep", &all[i]); err != nil {
 			return err
@@ -202,7 +202,7 @@ func (p *Operator) atAllShards(f func(shard *Shard) error) error {
 	var wg sync.WaitGroup
 	var errs []error
 	seen := map[*Shard]bool{}
-	for _, m := range slices.Concat(p.Members, p.Previous) {
+	for _, m := range slices.Concat(p.members, p.previous) {
 		if seen[m.Shard] {
 			continue
 		}
@@ -236,7 +236,7 @@ func (p *Operator) askOwner(ctx context.Context, shard *Shard, reads bool, about
 	ctx, cancel := context.WithTimeout(ctx, overrideTimeout)
 	defer cancel()
 	shard.Await(ctx)
-	key := p.Asker.Keys.Overrides()
+	key := p.asker.Keys.Overrides()
 	at := shard.Owner(wire.SlotOf([]byte(key)))
 	if at == nil {
 		return nil, wire.NotExecuted(wire.ErrNoServers)

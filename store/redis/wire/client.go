@@ -98,7 +98,7 @@ func DialTimeout(checkTimeout time.Duration) time.Duration {
 
 // Use notes that a store with this check timeout uses the shard, until done is called.
 // The most patient store decides how long connecting may take.
-func (s *Connections) Use(checkTimeout time.Duration) (done func()) {
+func (s *Shard) Use(checkTimeout time.Duration) (done func()) {
 	return s.Options.patience.add(DialTimeout(checkTimeout))
 }
 

@@ -34,7 +34,7 @@ func TestDialTimeoutFollowsTheCheckTimeout(t *testing.T) {
 func TestMostPatientStoreDecidesAboutDialling(t *testing.T) {
 	errDialled := errors.New("dialled")
 	var left time.Duration
-	s := newConnections(t, Options{
+	s := newShard(t, Options{
 		Primary: "localhost:1", DialTimeout: DefaultDialTimeout,
 		Dial: func(ctx context.Context, _, _ string) (net.Conn, error) {
 			end, _ := ctx.Deadline()
@@ -68,7 +68,7 @@ func TestUnreachableNodeLeavesTimeForOthers(t *testing.T) {
 	t.Parallel()
 	c := redistest.StartCluster(t, 1, 0)
 	const silent = "localhost:1"
-	s := newConnections(t, Options{
+	s := newShard(t, Options{
 		Cluster: append([]string{silent}, c.Addrs()...),
 		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
 			if addr == silent {

@@ -32,7 +32,8 @@ func NewScript(source, bundle string) *Script {
 	return s
 }
 
-// Load adds to a pipeline what loads the script, for one bucket and for several.
+// Load adds to a pipeline what loads the script, for one bucket and for several. It is
+// exported for internal/simstore only.
 func (s *Script) Load(ctx context.Context, pipe goredis.Pipeliner) {
 	pipe.ScriptLoad(ctx, s.source)
 	if s.bundle != nil {

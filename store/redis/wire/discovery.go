@@ -29,7 +29,7 @@ type finder interface {
 	Close()
 }
 
-func (s *Connections) discover() {
+func (s *Shard) discover() {
 	tick := time.NewTicker(findPeriod)
 	defer tick.Stop()
 	var failing bool
@@ -61,7 +61,7 @@ func (s *Connections) discover() {
 	}
 }
 
-func (s *Connections) nudge() {
+func (s *Shard) nudge() {
 	select {
 	case s.nudged <- struct{}{}:
 	default:

@@ -64,7 +64,7 @@ const eventRoom = 256
 
 // Listen calls f for every event from now on, one after the other, until stop is
 // called.
-func (s *Connections) Listen(f func(Event)) (stop func()) {
+func (s *Shard) Listen(f func(Event)) (stop func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.listened++
@@ -78,7 +78,7 @@ func (s *Connections) Listen(f func(Event)) (stop func()) {
 }
 
 // Emit queues an event for the listeners.
-func (s *Connections) Emit(e Event) {
+func (s *Shard) Emit(e Event) {
 	select {
 	case s.events <- e:
 	default:
@@ -103,7 +103,7 @@ func (f *Fault) Error() string {
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Cause }
 
-func (s *Connections) relay() {
+func (s *Shard) relay() {
 	for {
 		select {
 		case <-s.life.Done():

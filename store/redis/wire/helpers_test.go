@@ -9,13 +9,13 @@ import (
 
 func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
 
-// newConnections returns those to a shard, which are closed when the test ends.
-func newConnections(t testing.TB, opts Options) *Connections {
+// newShard returns a shard that is closed when the test ends.
+func newShard(t testing.TB, opts Options) *Shard {
 	t.Helper()
 	if opts.DialTimeout == 0 {
 		opts.DialTimeout = redistest.WaitTimeout
 	}
-	s := NewConnections(opts, nil)
+	s := NewShard(opts, nil)
 	redistest.CloseAtEnd(t, s)
 	return s
 }

@@ -52,7 +52,7 @@ const (
 // Lane leads to one server for one purpose: a client, a queue, and the workers
 // that turn queued calls into pipelines.
 type Lane struct {
-	Connections *Connections
+	Shard *Shard
 	// Addr is the server's address.
 	Addr string
 	// client holds the connections. It is replaced when they lead to a server that
@@ -96,16 +96,16 @@ type Lane struct {
 	end  context.CancelFunc
 }
 
-func newLane(s *Connections, addr string, persistent bool) *Lane {
+func newLane(s *Shard, addr string, persistent bool) *Lane {
 	opts := &s.Options
 	l := &Lane{
-		Connections: s,
-		Addr:        addr,
-		queue:       newQueue(queueLimit),
-		flight:      make(chan struct{}, 1),
-		hurried:     make(chan struct{}, 1),
-		batch:       1,
-		persistent:  persistent,
+		Shard:      s,
+		Addr:       addr,
+		queue:      newQueue(queueLimit),
+		flight:     make(chan struct{}, 1),
+		hurried:    make(chan struct{}, 1),
+		batch:      1,
+		persistent: persistent,
 	}
 	l.client.Store(NewClient(addr, opts, persistent))
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
@@ -132,7 +132,7 @@ func newLane(s *Connections, addr string, persistent bool) *Lane {
 
 // isUsable reports whether a replica can answer checks.
 func (l *Lane) isUsable() bool {
-	return l.IsUp() && time.Duration(l.Lag.Load()) <= l.Connections.Options.MaxReplicaLag
+	return l.IsUp() && time.Duration(l.Lag.Load()) <= l.Shard.Options.MaxReplicaLag
 }
 
 // close lets the workers finish the queued calls, until ctx ends.
@@ -166,7 +166,7 @@ const (
 
 // probe pings the servers that are left out, until the shard is closed, so that no
 // request waits to find out whether a server is back.
-func (s *Connections) probe() {
+func (s *Shard) probe() {
 	for Pause(s.life, probePeriod) {
 		var pings sync.WaitGroup
 		s.mu.Lock()
@@ -230,8 +230,8 @@ func (l *Lane) reconnect() {
 	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
 		return
 	}
-	old := l.client.Swap(NewClient(l.Addr, &l.Connections.Options, l.persistent))
-	l.Connections.retired.Go(func() {
+	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
+	l.Shard.retired.Go(func() {
 		for Pause(l.life, retirePause) {
 			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
 				break
@@ -251,8 +251,8 @@ func (l *Lane) purpose() Purpose {
 func (l *Lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
-		l.Connections.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
+		l.Shard.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
-		l.Connections.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
+		l.Shard.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
 	}
 }

@@ -206,20 +206,20 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 		if isServerFault(cmd.Outcome) {
 			fault = cmd.Outcome
 		}
-		if l.Connections.finder != nil && pointsElsewhere(cmd.Outcome) {
-			l.Connections.nudge()
+		if l.Shard.finder != nil && pointsElsewhere(cmd.Outcome) {
+			l.Shard.nudge()
 		}
 		reconnect = reconnect || Says(cmd.Outcome, demoted)
 	}
 	if reconnect {
-		l.Connections.reconnect(l.Addr)
+		l.Shard.reconnect(l.Addr)
 	}
 	observe(cmds, sent, at)
 	return fault
 }
 
 // CheckTime makes a plain write a script call if it may run too late, by the time now: it
-// may have waited for long.
+// may have waited for long. It is exported for internal/simstore only.
 func (c *Command) CheckTime(now int64) {
 	if c.ints[placeOfNow] = -now; c.write.Latest() <= now+ReplyTimeout.Microseconds() {
 		c.becomeScript()
@@ -251,7 +251,8 @@ func (l *Lane) exec(ctx context.Context, cmds []*Command) error {
 	return err
 }
 
-// AddTo adds to a pipeline the commands of Redis that c consists of.
+// AddTo adds to a pipeline the commands of Redis that c consists of. It is exported for
+// internal/simstore only.
 func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 	c.single()
 	for _, cmd := range [...]goredis.Cmder{c, c.follow} {
@@ -267,7 +268,7 @@ func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 
 // canBundle reports whether commands can be bundled. In a Redis Cluster, and behind
 // some proxies, the keys of a call have to be in one slot.
-func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Connections.InCluster && !l.splits.Load() }
+func (l *Lane) canBundle() bool { return l.batch > 1 && !l.Shard.InCluster && !l.splits.Load() }
 
 // guess lets scripts do without reading the clock. The first one of a pipeline reads it,
 // and so do bundles, once each.
@@ -314,7 +315,8 @@ func (c *Command) Args() []any {
 	return c.Cmder.Args()
 }
 
-// SetOutcome sets the outcome of c after a pipeline that returned execErr.
+// SetOutcome sets the outcome of c after a pipeline that returned execErr. It is exported
+// for internal/simstore only.
 func (c *Command) SetOutcome(execErr error) {
 	_, err := c.Result()
 	if err == nil {
@@ -458,7 +460,7 @@ func (l *Lane) askTime(ctx context.Context, cmds []*Command) {
 // conclude finishes a call, redirects it, or queues it for another try, without
 // delaying the other calls of its pipeline.
 func (l *Lane) conclude(c *Call) {
-	if l.Connections.InCluster && l.redirect(c) {
+	if l.Shard.InCluster && l.redirect(c) {
 		return
 	}
 	if !l.persistent || !c.isOpen() {

@@ -20,7 +20,7 @@ func (l *Lane) redirect(c *Call) bool {
 	if parts == nil {
 		return false
 	}
-	l.Connections.nudge()
+	l.Shard.nudge()
 	if c.Detached != nil && len(c.Cmds) > 1 {
 		c.finishDone()
 	}
@@ -36,7 +36,7 @@ func (l *Lane) redirect(c *Call) bool {
 				c.finish()
 			}
 		}
-		if to := l.Connections.laneAt(addr, l.persistent); to != nil {
+		if to := l.Shard.laneAt(addr, l.persistent); to != nil {
 			to.Post(part)
 		} else {
 			part.fail(fmt.Errorf("redis %s: %w", addr, ErrClosed))
@@ -93,7 +93,7 @@ func (l *Lane) redirection(err error) (addr string, asking, ok bool) {
 
 // laneAt returns the lane to a node, or nil once the shard is closed. While it is being
 // closed the lane is a new one, which closes after the others.
-func (s *Connections) laneAt(addr string, persistent bool) *Lane {
+func (s *Shard) laneAt(addr string, persistent bool) *Lane {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.lanes == nil {

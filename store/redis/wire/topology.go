@@ -22,7 +22,7 @@ type Servers struct {
 }
 
 // Owner returns the servers that hold the buckets of a slot, or nil.
-func (s *Connections) Owner(slot uint16) *Servers {
+func (s *Shard) Owner(slot uint16) *Servers {
 	s.started.Do(s.start)
 	return s.topology.Load().owner(slot)
 }
@@ -68,7 +68,7 @@ func (s *Servers) Replica() *Lane {
 // MayMiss reports whether a replica's answer may miss an existing bucket: while a
 // slot of a Redis Cluster moves, half of its keys are elsewhere.
 func (s *Servers) MayMiss(st *store.State) bool {
-	return s != nil && s.Checks.Connections.InCluster && st.Content == store.Content{} && st.Used == 0
+	return s != nil && s.Checks.Shard.InCluster && st.Content == store.Content{} && st.Used == 0
 }
 
 // Roles are the addresses of a primary and its replicas, which of them are considered

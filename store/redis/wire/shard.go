@@ -1,5 +1,5 @@
-// Package wire brings commands to the servers of a shard, which [Connections] are given or
-// find, and their replies back. A [Call] of commands joins the queue of the [Lane] to a
+// Package wire brings commands to the servers of a [Shard], which is given them or finds
+// them, and their replies back. A [Call] of commands joins the queue of the [Lane] to a
 // server, whose workers send what waits in a pipeline, repeat what certainly did not run, and
 // follow redirections.
 package wire
@@ -48,7 +48,7 @@ type Options struct {
 	TLS *tls.Config
 	DB  int
 	// DialTimeout is how long connecting may take unless a store that uses the shard
-	// allows more ([Connections.Use]); 0 means DefaultDialTimeout.
+	// allows more ([Shard.Use]); 0 means DefaultDialTimeout.
 	DialTimeout time.Duration
 	patience    *patience
 	// ConnMaxLifetime is the age from which a connection is replaced before its next
@@ -71,10 +71,10 @@ type Options struct {
 // connections is one for each worker, and one for health.
 func (o *Options) connections() int { return o.PoolSize + 1 }
 
-// Connections are those to the servers of one shard: a primary and its replicas, or a
-// Redis Cluster. They are safe for concurrent use and may serve several stores.
-type Connections struct {
-	// Options are those that they were made with, and the defaults.
+// Shard is one independent Redis, a primary and its replicas or a Redis Cluster, and the
+// connections to its servers. It is safe for concurrent use and may serve several stores.
+type Shard struct {
+	// Options are those that it was made with, and the defaults.
 	Options Options
 	// Kind is static, sentinel or cluster, as figures show it.
 	Kind string
@@ -116,9 +116,9 @@ type laneKey struct {
 	persistent bool
 }
 
-// NewConnections returns those to a shard. It dials nothing before the first use, with which
+// NewShard returns a shard. It dials nothing before the first use, with which
 // upkeep, if not nil, begins to run in the background, until ctx ends.
-func NewConnections(opts Options, upkeep func(ctx context.Context)) *Connections {
+func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 	opts.DialTimeout = cmp.Or(opts.DialTimeout, DefaultDialTimeout)
 	opts.patience = &patience{users: map[*time.Duration]bool{}}
 	opts.MaxReplicaLag = cmp.Or(opts.MaxReplicaLag, DefaultMaxReplicaLag)
@@ -126,7 +126,7 @@ func NewConnections(opts Options, upkeep func(ctx context.Context)) *Connections
 		opts.PoolSize = cmp.Or(opts.PoolSize, DefaultPlainPoolSize)
 	}
 	opts.PoolSize = cmp.Or(opts.PoolSize, DefaultPoolSize)
-	s := &Connections{
+	s := &Shard{
 		Options:   opts,
 		found:     make(chan struct{}),
 		nudged:    make(chan struct{}, 1),
@@ -150,7 +150,7 @@ func NewConnections(opts Options, upkeep func(ctx context.Context)) *Connections
 }
 
 // start begins what runs in the background. started calls it at the first use.
-func (s *Connections) start() {
+func (s *Shard) start() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed {
@@ -167,7 +167,7 @@ func (s *Connections) start() {
 }
 
 // Await waits until the servers are known, or ctx ends.
-func (s *Connections) Await(ctx context.Context) {
+func (s *Shard) Await(ctx context.Context) {
 	s.started.Do(s.start)
 	select {
 	case <-s.found:
@@ -176,13 +176,13 @@ func (s *Connections) Await(ctx context.Context) {
 }
 
 // IsFound reports whether the servers are known.
-func (s *Connections) IsFound() bool { return s.topology.Load() != nil }
+func (s *Shard) IsFound() bool { return s.topology.Load() != nil }
 
 // Finds reports whether the shard finds its servers, which else are given.
-func (s *Connections) Finds() bool { return s.finder != nil }
+func (s *Shard) Finds() bool { return s.finder != nil }
 
 // Servers returns the servers, or nil while none are known.
-func (s *Connections) Servers() []*Servers {
+func (s *Shard) Servers() []*Servers {
 	if t := s.topology.Load(); t != nil {
 		return t.servers
 	}
@@ -190,7 +190,7 @@ func (s *Connections) Servers() []*Servers {
 }
 
 // adopt replaces the servers. Those that stay keep their connections.
-func (s *Connections) adopt(found []Roles) {
+func (s *Shard) adopt(found []Roles) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || len(found) == 0 {
@@ -221,7 +221,7 @@ func (s *Connections) adopt(found []Roles) {
 }
 
 // serversIn returns the servers in these roles. mu is held.
-func (s *Connections) serversIn(r Roles, before *topology) *Servers {
+func (s *Shard) serversIn(r Roles, before *topology) *Servers {
 	next := &Servers{
 		Primary: r.Primary,
 		Checks:  s.laneTo(r.Primary, false),
@@ -244,7 +244,7 @@ func (s *Connections) serversIn(r Roles, before *topology) *Servers {
 }
 
 // laneTo returns the lane to a server. mu is held.
-func (s *Connections) laneTo(addr string, persistent bool) *Lane {
+func (s *Shard) laneTo(addr string, persistent bool) *Lane {
 	key := laneKey{addr, persistent}
 	l, ok := s.lanes[key]
 	if !ok {
@@ -256,7 +256,7 @@ func (s *Connections) laneTo(addr string, persistent bool) *Lane {
 
 // reconnect replaces all connections to a server that says it is no primary: go-redis
 // drops only the one that says so, and only as the first reply of a pipeline.
-func (s *Connections) reconnect(addr string) {
+func (s *Shard) reconnect(addr string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for key, l := range s.lanes {
@@ -267,7 +267,7 @@ func (s *Connections) reconnect(addr string) {
 }
 
 // retire closes the lanes that are no longer in use. mu is held.
-func (s *Connections) retire(next *topology) {
+func (s *Shard) retire(next *topology) {
 	used := map[*Lane]bool{}
 	for _, l := range next.lanes() {
 		used[l] = true
@@ -290,7 +290,7 @@ func (s *Connections) retire(next *topology) {
 
 // Warm connects to the servers and loads scripts ahead of the first call, which reports
 // any failure.
-func (s *Connections) Warm(ctx context.Context, scripts []*Script) {
+func (s *Shard) Warm(ctx context.Context, scripts []*Script) {
 	s.Await(ctx)
 	var wg sync.WaitGroup
 	for _, l := range s.topology.Load().lanes() {
@@ -301,7 +301,7 @@ func (s *Connections) Warm(ctx context.Context, scripts []*Script) {
 
 // Close delivers the detached charges that still wait, until ctx ends, and closes
 // the connections. No call may be made afterwards.
-func (s *Connections) Close(ctx context.Context) {
+func (s *Shard) Close(ctx context.Context) {
 	s.Abandoned.await(ctx)
 	s.mu.Lock()
 	s.closed = true
@@ -319,7 +319,7 @@ func (s *Connections) Close(ctx context.Context) {
 }
 
 // closeLanes closes the lanes and reports whether there were any. If not, it is final.
-func (s *Connections) closeLanes(ctx context.Context) bool {
+func (s *Shard) closeLanes(ctx context.Context) bool {
 	s.mu.Lock()
 	lanes := s.lanes
 	if s.lanes = nil; len(lanes) > 0 {
