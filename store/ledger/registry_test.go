@@ -29,8 +29,8 @@ func (b *Registry) Len() int { return int(b.count.Load()) }
 // Len returns the number of buckets with requests in flight.
 func (f *Flights) Len() int { return int(f.Figures().Buckets) }
 
-// TestBooksAreBounded: a full book forgets idle entries.
-func TestBooksAreBounded(t *testing.T) {
+// TestRegistryIsBounded: a full book forgets idle entries.
+func TestRegistryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, clients = 10_000, 40_000
 		s := newSimulation(1)
