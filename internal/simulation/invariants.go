@@ -244,7 +244,7 @@ func (e *entry) needed() int {
 
 // mustBePenalized reports whether a process has set a penalty so long ago that it counts in any case.
 func (s *Run) mustBePenalized(c *client, p *process) bool {
-	return c.penalizedBy == p && !s.faults && !s.resets && !p.evicts && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
+	return c.penalizedBy == p && !s.faults && !s.resets && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
 }
 
 // looks requires that requests that wait ask the primary once for each time of trust.
