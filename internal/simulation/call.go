@@ -3,6 +3,7 @@ package simulation
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
@@ -17,14 +18,43 @@ type call struct {
 	turns []func(t core.Turn)
 	// until is when a call stops waiting for a charge, once it had to.
 	until int64
-	// gone is set once the client has left.
-	gone bool
+	// gone is set once the client has left; leaving are called then.
+	gone    bool
+	leaving []func()
 	// stands is set if a refusal stands because its take could not be repeated.
 	stands bool
 }
 
 func (p *process) call(reqs []store.Request) *call {
-	return &call{process: p, reqs: reqs, states: make([]store.State, len(reqs)), turns: make([]func(core.Turn), len(reqs))}
+	c := &call{process: p, reqs: reqs, states: make([]store.State, len(reqs)), turns: make([]func(core.Turn), len(reqs))}
+	if p.chance(p.leaves) {
+		p.after(p.between(0, oneOf[int64](p.world, 2000, checkTimeout)), c.leave)
+	}
+	return c
+}
+
+// leave is what happens when the client leaves, at any instant of the call.
+func (c *call) leave() {
+	c.gone = true
+	leaving := c.leaving
+	c.leaving = nil
+	for _, f := range leaving {
+		f()
+	}
+}
+
+// orLeft returns a function that passes an answer on, unless the client leaves before it comes: then
+// it was the error.
+func (c *call) orLeft(err error, answer func(st store.State)) func(st store.State) {
+	answered := false
+	once := func(st store.State) {
+		if !answered {
+			answered = true
+			answer(st)
+		}
+	}
+	c.leaving = append(c.leaving, func() { once(store.State{Err: err}) })
+	return once
 }
 
 func (c *call) waiter(place int) core.Waiter {
@@ -101,19 +131,21 @@ func (c *call) do(e *entry, place int, do core.Do, check core.Check, done func()
 func (c *call) ask(e *entry, place int, check core.Check, done func()) {
 	r := c.reqs[place]
 	r.Primary = check.Primary
-	if !check.Joined && c.chance(c.leaves) {
-		// A check that others wait for outlasts its client.
-		c.gone = true
-	}
-	c.net.check(r, func(st store.State) {
-		if c.gone && !check.Joined {
-			st = store.State{Err: context.Canceled}
-		}
+	answered := func(st store.State) {
 		m := c.moment()
 		do := e.Answered(c.waiter(place), st, &check, &m)
 		c.told(&m)
 		c.do(e, place, do, check, done)
-	})
+	}
+	switch {
+	case check.Joined:
+		// A check that others wait for outlasts its client.
+		c.net.check(r, answered)
+	case c.gone:
+		c.after(0, func() { answered(store.State{Err: errLeft}) })
+	default:
+		c.net.check(r, c.orLeft(errLeft, answered))
+	}
 }
 
 // awaitUnclear waits for the charge in flight that decides.
@@ -213,8 +245,12 @@ func (c *call) fetch(place int, size int64, done, again func()) {
 	r.Cost = size
 	c.exchange(r, func(st store.State) {
 		m := c.moment()
-		do, leftover := c.of(&r, &m).Fetched(c.waiter(place), &r, &st, &m)
+		e := c.of(&r, &m)
+		do, leftover := e.Fetched(c.waiter(place), &r, &st, &m)
 		c.told(&m)
+		if st.Err == nil && st.Allowed {
+			e.period = st.Reset
+		}
 		c.refund(leftover)
 		if do == core.Take {
 			again()
@@ -229,7 +265,7 @@ func (c *call) exchange(r store.Request, then func(st store.State)) {
 	m := c.moment()
 	e, asked := c.of(&r, &m), c.now
 	e.TakeSent(&r)
-	c.net.write(opTake, r, func(st store.State) {
+	answered := func(st store.State) {
 		m := c.moment()
 		if errors.Is(st.Err, store.ErrUncertain) {
 			c.doubted(r)
@@ -238,8 +274,20 @@ func (c *call) exchange(r store.Request, then func(st store.State)) {
 		c.told(&m)
 		c.refund(refund)
 		then(st)
-	})
+	}
+	if c.gone {
+		c.after(0, func() { answered(store.State{Err: errLeftBefore}) })
+		return
+	}
+	c.net.write(opTake, r, c.orLeft(errLeftSince, answered))
 }
+
+// The errors of a client that has left: of a check, and of a take that was not sent, or was.
+var (
+	errLeft       = context.Canceled
+	errLeftBefore = fmt.Errorf("%w: %w", store.ErrNotExecuted, context.Canceled)
+	errLeftSince  = fmt.Errorf("%w: %w", store.ErrUncertain, context.Canceled)
+)
 
 // takeOne takes the cost of a request, what the batch has of it and the rest.
 func (c *call) takeOne(place int, done func()) {
@@ -257,10 +305,14 @@ func (c *call) takeOne(place int, done func()) {
 			c.told(&m)
 			c.refund(refund)
 		}
+		was := c.states[place]
 		if core.Stands(&c.states[place], &st) {
 			c.stands = true
 		} else {
 			c.states[place] = st
+		}
+		if errors.Is(st.Err, store.ErrNotExecuted) {
+			c.repeated(&r, &was, &c.states[place])
 		}
 		done()
 	})
@@ -275,13 +327,13 @@ func (c *call) retake(again *core.Retakes, then func()) {
 		return
 	}
 	again.Claimed(len(waiting) > 0, checkTimeout, c.now)
-	if len(waiting) > 0 && c.chance(c.leaves) {
-		c.withdraw(claims)
-		then()
-		return
-	}
 	c.awaitReturns(waiting, again.Until, func() {
 		again.Asked = c.now
+		if c.gone {
+			c.withdraw(claims)
+			then()
+			return
+		}
 		all(refused, c.takeOne, func() {
 			if c.stands {
 				c.withdraw(claims)
@@ -306,6 +358,17 @@ func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []*core
 		}
 	}
 	return claims, waiting
+}
+
+// isCovered reports whether the only request is refused, and its batch has enough for it.
+func (c *call) isCovered() bool {
+	r, st, m := &c.reqs[0], &c.states[0], c.moment()
+	if r.Batch == 0 || st.Err != nil || st.Allowed || st.InFlight || st.Penalty != 0 {
+		return false
+	}
+	e := c.of(r, &m)
+	// Of what was used, the answer shows no tokens that are left.
+	return e.period == st.Reset && e.Gauges().Tokens >= r.Cost && st.Used+r.Cost <= r.Capacity()
 }
 
 func (c *call) withdraw(claims []*core.Claim) (waited int) {
@@ -333,11 +396,28 @@ func (c *call) awaitReturns(claims []*core.Claim, until int64, then func()) {
 	for _, claimed := range claims {
 		c.turns[claimed.Place] = func(core.Turn) { arrived(1) }
 	}
-	c.after(until-c.now, func() { arrived(c.withdraw(claims)) })
+	withdraw := func() {
+		if waits > 0 {
+			arrived(c.withdraw(claims))
+		}
+	}
+	if c.gone {
+		withdraw()
+		return
+	}
+	c.leaving = append(c.leaving, withdraw)
+	c.after(until-c.now, withdraw)
 }
 
 // reclaim looks for what the store refused in batches that overtook the requests.
 func (c *call) reclaim(then func()) {
+	if len(c.reqs) == 1 && c.isCovered() {
+		answered := then
+		then = func() {
+			c.covered(&c.reqs[0], &c.states[0])
+			answered()
+		}
+	}
 	var again []int
 	all(core.Reclaimable(c.reqs, c.states), func(i int, done func()) {
 		m := c.moment()

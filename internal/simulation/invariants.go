@@ -11,9 +11,13 @@ import (
 // admitted notes an admission, and holds it to the limits.
 func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State, alone bool) {
 	s.isOneWindow(c, st, alone)
-	ahead := st.Now - s.net.clock()
+	ahead, reset := st.Now-s.net.clock(), st.Reset
+	if r.Batch != 0 && !alone && st.Receipt == (store.Receipt{}) {
+		// Its batch was of the window before.
+		reset = 0
+	}
 	c.admitted = append(c.admitted, admission{
-		at: s.now, cost: r.Cost, reset: st.Reset, events: r.Events, by: p, byAnotherClock: alone && (ahead < -slack || ahead > slack),
+		at: s.now, cost: r.Cost, reset: reset, events: r.Events, by: p, byAnotherClock: alone && (ahead < -slack || ahead > slack),
 	})
 	s.forgetOld(c)
 	if s.mustBePenalized(c, p) {
@@ -100,7 +104,7 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 		case store.FixedWindow:
 			// Without a window that is known nobody can say which one it is, nor by a clock that
 			// is not the primary's.
-			if a.reset == st.Reset && a.reset != 0 && !(c.limit.Align && a.byAnotherClock) {
+			if a.reset == st.Reset && a.reset != 0 && (!c.limit.Align || !a.byAnotherClock) {
 				sum += a.cost
 			}
 		case store.SlidingLog:
@@ -175,9 +179,72 @@ func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, 
 	}
 }
 
+// refundTime is how long all refunds of a request take at most, where nothing fails.
+const refundTime = 5000
+
+// leavesNoRoom requires that a request that was refused did not fit beside what its client's requests
+// before it had spent, and not given back: the client had sent the refunds before it asked.
+func (s *Run) leavesNoRoom(v *visit) {
+	if s.faults || s.resets || len(s.caddys) > 1 {
+		return
+	}
+	for i, c := range v.clients {
+		r, st := &v.reqs[i], &v.states[i]
+		then := v.began.at - refundTime
+		if most := max(s.used(c, then), s.used(c, s.now)); st.Penalty != 0 || most+r.Cost > r.Capacity() {
+			return
+		}
+	}
+	s.fail("%s refused %s, which had given back enough: %+v", v.by.name, v.clients[0].key, v.states)
+}
+
+// repeated requires that a request that the store has refused stays refused if repeating its take
+// spent nothing.
+func (s *Run) repeated(r *store.Request, was, st *store.State) {
+	if was.Err == nil && !was.Allowed && was.RetryAfter != 0 && (st.Err != nil || st.Allowed) {
+		s.fail("%s was refused, and a take that was not executed made that %+v", r.ClientKey, *st)
+	}
+}
+
+// covered requires that a request that the store has refused is served from its batch, if that has
+// enough for it. Requests of a lower limit may be refused by that, and others by a penalty.
+func (s *Run) covered(r *store.Request, st *store.State) {
+	if c := s.client(keyOf(r)); !s.resets && c.penalty == 0 && r.Events == c.events && !st.Allowed {
+		s.fail("%s was refused, although its batch has enough: %+v", c.key, *st)
+	}
+}
+
+// evicted requires that a process forgets no bucket that is worth more than another one, and forgets
+// what the process had counted there.
+func (s *Run) evicted(p *process, e *entry, m *core.Moment) {
+	if e.Worth(m) == core.Expired {
+		return
+	}
+	for _, key := range sorted(p.buckets) {
+		if other := p.buckets[key]; other.Worth(m) < core.InUse && other.needed() < e.needed() {
+			s.fail("%s forgot what only it knew of %s, and not %s", p.name, e.key, key)
+		}
+	}
+	if s.faults {
+		c := s.client(e.key)
+		c.admitted = slices.DeleteFunc(c.admitted, func(a admission) bool { return a.by == p })
+	}
+}
+
+// needed is how much a bucket has that is nowhere else: charges, or counts, or nothing.
+func (e *entry) needed() int {
+	switch {
+	case e.Gauges().Owing > 0:
+		return 2
+	case e.alone:
+		return 1
+	}
+	return 0
+}
+
 // mustBePenalized reports whether a process has set a penalty so long ago that it counts in any case.
 func (s *Run) mustBePenalized(c *client, p *process) bool {
-	return c.penalizedBy == p && !s.faults && !s.resets && !p.evicts && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
+	return c.penalizedBy == p && !s.faults && !s.resets && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
 }
 
 // looks requires that requests that wait ask the primary once for each time of trust.
@@ -234,9 +301,12 @@ func (s *Run) mostUsed(c *client) int64 {
 	return most
 }
 
-// atEnd requires that nothing is in flight, and that the primary has counted what was
+// atEnd requires that nothing is in flight, that all requests were answered, and that the primary has counted what was
 // served, once.
 func (s *Run) atEnd() {
+	if s.unanswered > 0 {
+		s.fail("%d requests got no answer", s.unanswered)
+	}
 	for _, p := range s.caddys {
 		for _, key := range sorted(p.buckets) {
 			e := p.buckets[key]

@@ -47,6 +47,8 @@ type network struct {
 	lossy float64
 	// slow is the part of messages that take long, up to more than any timeout.
 	slow float64
+	// flaky is the part of writes that the primary does not execute, and says so.
+	flaky float64
 	// down: no server answers; away: the primary does not.
 	down, away bool
 	// ran is told of each write that the primary executes.
@@ -90,7 +92,7 @@ func (n *network) write(op algorithm.Operation, r store.Request, reply func(st s
 		return
 	}
 	n.after(n.travel(), func() {
-		if n.down || n.away {
+		if n.down || n.away || n.chance(n.flaky) {
 			// It was refused on arrival.
 			n.after(n.travel(), func() { answer(store.State{Err: errDown}) })
 			return

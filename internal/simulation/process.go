@@ -1,6 +1,7 @@
 package simulation
 
 import (
+	"fmt"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -30,9 +31,15 @@ type process struct {
 	held  []*entry
 	// reaps is set while tokens are looked for.
 	reaps bool
-	// evicts is set if idle buckets are evicted now and then: what is forgotten of them is asked
-	// again, where replicas have it.
+	// evicts is set if buckets of strangers need room now and then.
 	evicts bool
+	// evicted is told of a bucket before it is forgotten for another.
+	evicted func(e *entry, m *core.Moment)
+	// repeated is told of a take that was not executed, of what its request was answered before, and of
+	// what it is answered now.
+	repeated func(r *store.Request, was, st *store.State)
+	// covered is told of a request that stays refused, although its batch had enough for it.
+	covered func(r *store.Request, st *store.State)
 	// leaves is the part of requests whose client leaves while they wait.
 	leaves float64
 	// looks is told how long ago a request that waits asked the primary before.
@@ -59,6 +66,10 @@ type entry struct {
 	key string
 	// looked is when a request that waits was last let through to ask the primary, or 0.
 	looked int64
+	// alone is set once a request was decided about alone, until the bucket is reset.
+	alone bool
+	// period is when the window of the last batch ends, as the store said.
+	period int64
 	// arrivals are called when the charge in flight is answered.
 	arrivals []func()
 }
@@ -69,14 +80,41 @@ func (p *process) moment() core.Moment {
 
 // of returns the bucket of a request. This machine's clock begins at an epoch of its own.
 func (p *process) of(r *store.Request, m *core.Moment) *entry {
+	if p.evicts && p.chance(0.01) {
+		p.evict(m)
+	}
 	key := keyOf(r)
 	e, ok := p.buckets[key]
-	if !ok || e.Worth(m) == core.Expired && p.chance(0.3) || p.evicts && e.Worth(m) <= core.Idle && p.chance(0.01) {
-		// The registry sweeps expired buckets, and evicts idle ones.
+	if !ok || e.Worth(m) == core.Expired && p.chance(0.3) {
+		// The registry sweeps expired buckets.
 		e = &entry{key: key, Bucket: core.New(epoch, m)}
 		p.buckets[key] = e
 	}
 	return e
+}
+
+var errNoRoom = fmt.Errorf("%w: simulated lack of room", store.ErrNotExecuted)
+
+// evict removes the bucket of least worth of some, and gives up its charges, as the registry does if
+// it is full.
+func (p *process) evict(m *core.Moment) {
+	keys := sorted(p.buckets)
+	p.rng.Shuffle(len(keys), func(i, j int) { keys[i], keys[j] = keys[j], keys[i] })
+	var least *entry
+	worth := core.InUse
+	for _, key := range keys {
+		if e := p.buckets[key]; worth > core.Idle && e.Worth(m) < worth {
+			least, worth = e, e.Worth(m)
+		}
+	}
+	if least == nil {
+		return
+	}
+	p.evicted(least, m)
+	delete(p.buckets, least.key)
+	if n := least.GiveUp(errNoRoom); n.Lost > 0 {
+		p.lost(least, n)
+	}
 }
 
 // told passes on what an event has brought about for other requests.
@@ -220,7 +258,10 @@ func (p *process) refund(r store.Request) {
 func (p *process) reap() {
 	p.reaps = false
 	for _, key := range sorted(p.buckets) {
-		e := p.buckets[key]
+		e, ok := p.buckets[key]
+		if !ok {
+			continue
+		}
 		if e.Gauges().Tokens > 0 {
 			m := p.moment()
 			refund := e.Surplus(core.IdleBatch, &m)
@@ -254,6 +295,7 @@ func (p *process) reset(r store.Request, done func()) {
 				e.ResetFailed(&m)
 			} else {
 				e.ResetDone(&m)
+				e.alone = false
 			}
 			p.told(&m)
 			done()
@@ -332,7 +374,9 @@ func (p *process) alone(r store.Request) store.State {
 		return st
 	}
 	m := p.moment()
-	known := p.of(&r, &m).AskAlone(&r, &m)
+	e := p.of(&r, &m)
+	e.alone = true
+	known := e.AskAlone(&r, &m)
 	p.told(&m)
 	if !known.Allowed {
 		r.Receipt = st.Receipt

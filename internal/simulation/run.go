@@ -28,13 +28,15 @@ type Run struct {
 	caddys  []*process
 	clients []*client
 	end     int64
+	// sequential is set if each client sends its next request once the last one has ended.
+	sequential bool
 	// faults is set if messages are lost or servers are away, resets if operators reset.
 	faults, resets bool
 	failure        string
 	// Trace, if set, gets a line for each step.
 	Trace io.Writer
-	// requests is how many requests were made.
-	requests int
+	// requests is how many requests were made; unanswered, how many of them wait for an answer.
+	requests, unanswered int
 }
 
 // zone is a limit for each client.
@@ -129,7 +131,8 @@ const windows = 20
 // NewRun returns the history of a seed, on servers of that kind.
 func NewRun(seed uint64, at Servers) *Run {
 	w := newWorld(seed)
-	s := &Run{world: w, seed: seed, takes: w.chance(0.4), waits: w.chance(0.3)}
+	s := &Run{world: w, seed: seed, sequential: w.chance(0.1)}
+	s.takes, s.waits = s.sequential || w.chance(0.4), !s.sequential && w.chance(0.3)
 	for i := range oneOf(w, 1, 1, 1, 2) {
 		s.zones = append(s.zones, s.newZone("zone"+strconv.Itoa(i)))
 	}
@@ -140,9 +143,12 @@ func NewRun(seed uint64, at Servers) *Run {
 	s.faults, s.resets = w.chance(0.5), w.chance(0.2)
 	trust := oneOf[int64](w, -1, 500_000, 1_000_000, 1_000_000, 1_000_000)
 	delay := oneOf[int64](w, 0, 25_000, 50_000)
-	for i := range oneOf(w, 1, 2, 2) {
-		p := &process{world: w, name: "caddy" + strconv.Itoa(i), net: s.net, trust: trust, delay: delay, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}, lost: s.lost, looks: s.looks, leaves: oneOf(w, 0, 0.01), doubted: s.doubted, kept: s.kept, evicts: !s.faults && s.net.lag == 0, processes: 2}
-		s.caddys = append(s.caddys, p)
+	caddys := oneOf(w, 1, 2, 2)
+	if s.sequential {
+		caddys = 1
+	}
+	for i := range caddys {
+		s.caddys = append(s.caddys, s.newProcess("caddy"+strconv.Itoa(i), trust, delay))
 	}
 	for i := range 1 + w.rng.IntN(3) {
 		var beside []*client
@@ -164,6 +170,20 @@ func NewRun(seed uint64, at Servers) *Run {
 	return s
 }
 
+// newProcess returns a Caddy. What it forgets is asked again, where replicas have it; where messages
+// are lost, it counts anew.
+func (s *Run) newProcess(name string, trust, delay int64) *process {
+	p := &process{world: s.world, name: name, net: s.net, trust: trust, delay: delay, processes: 2, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}}
+	p.lost, p.looks, p.doubted, p.kept, p.repeated, p.covered = s.lost, s.looks, s.doubted, s.kept, s.repeated, s.covered
+	p.evicted = func(e *entry, m *core.Moment) { s.evicted(p, e, m) }
+	if !s.sequential {
+		// What has come back is forgotten too.
+		p.evicts = s.net.lag == 0 && !s.faults || s.faults && s.chance(0.3)
+		p.leaves = oneOf(s.world, 0, 0.01, 0.05)
+	}
+	return p
+}
+
 // newZone returns a zone. A second one has windows of about the same length.
 func (s *Run) newZone(name string) *zone {
 	w := s.world
@@ -173,6 +193,10 @@ func (s *Run) newZone(name string) *zone {
 		z.limit.Window = s.zones[0].limit.Window * oneOf[time.Duration](w, 1, 2) / oneOf[time.Duration](w, 1, 2)
 	}
 	z.events, z.cost = oneOf[int64](w, 1, 2, 5, 5, 20, 20, 100), oneOf[int64](w, 1, 1, 1, 2, 3)
+	if s.sequential {
+		// Many requests give back what they took when there is no more.
+		z.events = min(z.events, 5)
+	}
 	if z.limit.Algorithm.HasBurst() && w.chance(0.5) {
 		z.burst = oneOf[int64](w, 1, 3, 10)
 	}
@@ -203,8 +227,8 @@ func (s *Run) fail(format string, args ...any) {
 
 // String describes what is simulated.
 func (s *Run) String() string {
-	return fmt.Sprintf("%v, takes %v, on_error %s, waits %v, %d caddys, trust %d, delay %d, lag %d, faults %v, resets %v",
-		s.zones, s.takes, s.onError, s.waits, len(s.caddys), s.caddys[0].trust, s.caddys[0].delay, s.net.lag, s.faults, s.resets)
+	return fmt.Sprintf("%v, takes %v, sequential %v, on_error %s, waits %v, %d caddys, trust %d, delay %d, lag %d, faults %v, resets %v",
+		s.zones, s.takes, s.sequential, s.onError, s.waits, len(s.caddys), s.caddys[0].trust, s.caddys[0].delay, s.net.lag, s.faults, s.resets)
 }
 
 // come plans the next request of a client: now and then several at once, or none for long.
@@ -219,10 +243,38 @@ func (s *Run) come(beside []*client) {
 	}
 	s.after(s.between(0, max(pause, 1000)*3/2), func() {
 		if s.now < s.end {
-			s.ask(beside, s.caddys[s.rng.IntN(len(s.caddys))], &arrival{at: s.now})
-			s.come(beside)
+			s.askAny(beside)
+			if !s.sequential {
+				s.crowd(beside)
+				s.come(beside)
+			}
 		}
 	})
+}
+
+func (s *Run) askAny(beside []*client) {
+	s.ask(beside, s.caddys[s.rng.IntN(len(s.caddys))], &arrival{at: s.now})
+}
+
+// crowd makes some requests come at about the same time, now and then, so that batches overtake takes.
+func (s *Run) crowd(beside []*client) {
+	if !beside[0].batched || !s.chance(0.2) {
+		return
+	}
+	for range 8 {
+		s.after(s.between(0, 1500), func() { s.askAny(beside) })
+	}
+}
+
+// ended is what the client of a visit does next, if it sends one request after the other.
+func (s *Run) ended(v *visit) {
+	switch {
+	case !s.sequential:
+	case s.now < s.end && s.chance(0.9):
+		s.ask(v.clients, v.by, &arrival{at: s.now})
+	default:
+		s.come(v.clients)
+	}
 }
 
 func (z *zone) capacity() int64 {
@@ -257,6 +309,7 @@ func (v *visit) isHeldEarly(s *Run) bool { return len(v.clients) > 1 && !s.takes
 // ask makes a request to all zones.
 func (s *Run) ask(clients []*client, p *process, began *arrival) {
 	s.requests++
+	s.unanswered++
 	n := len(clients)
 	v := &visit{by: p, began: began, clients: clients, alone: make([]bool, n), unknown: make([]bool, n), held: make([]int64, n)}
 	for _, c := range clients {
@@ -268,6 +321,7 @@ func (s *Run) ask(clients []*client, p *process, began *arrival) {
 		}
 	}
 	answered := func(states []store.State) {
+		s.unanswered--
 		v.states = states
 		s.answered(v)
 	}
@@ -287,7 +341,15 @@ const longestService = 500_000
 
 // serve lets a request run, and calls f when it ends, with whether its status is free.
 func (s *Run) serve(f func(free bool)) {
-	s.after(s.between(0, oneOf[int64](s.world, 1000, 50_000, longestService)), func() { f(s.chance(0.15)) })
+	s.after(s.between(0, oneOf[int64](s.world, 1000, 50_000, longestService)), func() { f(s.chance(s.free())) })
+}
+
+// free is the part of requests that turn out to be free.
+func (s *Run) free() float64 {
+	if s.sequential {
+		return 0.9
+	}
+	return 0.15
 }
 
 // onFailure applies on_error to zone i, whose store failed, and reports whether that denies the
@@ -322,6 +384,7 @@ func (s *Run) answered(v *visit) {
 			}
 			s.settle(v, i, true)
 		}
+		s.refusedOne(v)
 		if s.waits && len(v.clients) == 1 && v.states[0].Err == nil && !v.alone[0] {
 			s.wait(v)
 		}
@@ -339,7 +402,19 @@ func (s *Run) answered(v *visit) {
 			}
 			s.settle(v, i, free)
 		}
+		s.ended(v)
 	})
+}
+
+// refusedOne holds a refusal of a client that sends one request after the other to what the primary
+// has counted once all refunds have arrived. Then the client goes on.
+func (s *Run) refusedOne(v *visit) {
+	if s.sequential {
+		s.after(refundTime, func() {
+			s.leavesNoRoom(v)
+			s.ended(v)
+		})
+	}
 }
 
 // hears takes in the answer of zone i, and reports whether that refuses the request.
@@ -479,6 +554,9 @@ func (s *Run) lost(e *entry, n core.Next) {
 	}
 }
 
+// flaky is the number of the fault that leaves some writes not executed.
+const flaky = 4
+
 // fault begins one, for a while.
 func (s *Run) fault() {
 	if s.now >= s.end {
@@ -486,7 +564,11 @@ func (s *Run) fault() {
 	}
 	length := s.between(10_000, oneOf[int64](s.world, 200_000, 3e6, s.zones[0].limit.Window.Microseconds()))
 	restore := func() {}
-	switch s.rng.IntN(4) {
+	kind := s.rng.IntN(5)
+	if s.sequential && s.chance(0.5) {
+		kind = flaky
+	}
+	switch kind {
 	case 0:
 		s.net.down = true
 		restore = func() { s.net.down = false }
@@ -499,8 +581,11 @@ func (s *Run) fault() {
 	case 3:
 		s.net.slow = oneOf(s.world, 0.05, 0.5)
 		restore = func() { s.net.slow = 0 }
+	case flaky:
+		s.net.flaky = oneOf(s.world, 0.02, 0.2)
+		restore = func() { s.net.flaky = 0 }
 	}
-	s.note("down %v, away %v, lossy %v, slow %v for %v", s.net.down, s.net.away, s.net.lossy, s.net.slow, time.Duration(length)*time.Microsecond)
+	s.note("down %v, away %v, lossy %v, slow %v, flaky %v for %v", s.net.down, s.net.away, s.net.lossy, s.net.slow, s.net.flaky, time.Duration(length)*time.Microsecond)
 	s.after(length, func() {
 		restore()
 		s.note("well again")
@@ -547,7 +632,7 @@ func (s *Run) Do() (requests int, failure string) {
 	if s.failure != "" {
 		return s.requests, s.failure
 	}
-	s.net.down, s.net.away, s.net.lossy, s.net.slow = false, false, 0, 0
+	s.net.down, s.net.away, s.net.lossy, s.net.slow, s.net.flaky = false, false, 0, 0, 0
 	s.run(s.end + 30e6)
 	s.atEnd()
 	return s.requests, s.failure
