@@ -1,6 +1,8 @@
 package core
 
 import (
+	"context"
+	"errors"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -284,6 +286,8 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 		case st.Err != nil && w.State.RetryAfter != 0:
 			// What the store has refused before stays refused.
 			turn = Nothing
+		case n > 0 && errors.Is(st.Err, context.Canceled):
+			// The client that fetched has left, which says nothing to the others.
 		case st.Err != nil:
 			*w.State, turn = *st, Nothing
 		case st.Allowed && b.serve(w.Request, w.State, m):
