@@ -221,7 +221,7 @@ func (s *Run) evicted(p *process, e *entry, m *core.Moment) {
 		return
 	}
 	for _, key := range sorted(p.buckets) {
-		if other := p.buckets[key]; other.Worth(m) < core.InUse && other.needed() < e.needed() {
+		if other := p.buckets[key]; other.Worth(m) < core.InUse && other.needed(m.Now) < e.needed(m.Now) {
 			s.fail("%s forgot what only it knew of %s, and not %s", p.name, e.key, key)
 		}
 	}
@@ -231,12 +231,16 @@ func (s *Run) evicted(p *process, e *entry, m *core.Moment) {
 	}
 }
 
-// needed is how much a bucket has that is nowhere else: charges, or counts, or nothing.
-func (e *entry) needed() int {
+// penaltyTime is how long a penalty may be on its way.
+const penaltyTime = 2_000_000
+
+// needed is how much a bucket has that is nowhere else at an instant: charges, or counts or a penalty
+// on its way, or nothing.
+func (e *entry) needed(now int64) int {
 	switch {
 	case e.Gauges().Owing > 0:
 		return 2
-	case e.alone:
+	case e.alone, e.penalized != 0 && now <= e.penalized+penaltyTime:
 		return 1
 	}
 	return 0

@@ -68,6 +68,8 @@ type entry struct {
 	looked int64
 	// alone is set once a request was decided about alone, until the bucket is reset.
 	alone bool
+	// penalized is when the process last set a penalty, or 0.
+	penalized int64
 	// period is when the window of the last batch ends, as the store said.
 	period int64
 	// arrivals are called when the charge in flight is answered.
@@ -324,7 +326,9 @@ func (p *process) awaitCharge(e *entry, until int64, f func(inTime bool)) {
 // penalize keeps the client of a request refused.
 func (p *process) penalize(r store.Request) {
 	m := p.moment()
-	p.of(&r, &m).Penalize(&r, &m)
+	e := p.of(&r, &m)
+	e.Penalize(&r, &m)
+	e.penalized = m.Now
 	p.told(&m)
 	p.net.write(opPenalize, r, func(store.State) {})
 }
