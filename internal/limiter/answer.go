@@ -285,7 +285,7 @@ func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *h
 	case isGRPC(r):
 		writeGRPC(w, r, why)
 		return nil
-	case !l.Problem || hasErrorRoute(r, why):
+	case hasErrorRoute(r, why):
 		return err
 	}
 	return e.writeProblem(w, r, why)

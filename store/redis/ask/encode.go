@@ -74,8 +74,8 @@ var (
 )
 
 // plainCharge is a charge of a window that the caller knows to be open. It calls no script:
-// it is HINCRBY with HMGET of the window. The reply shows whether the bucket was what the
-// caller thought; what it was not, Post repairs.
+// it is HINCRBY with HMGET of the window. The reply shows whether the bucket is as the caller
+// knows it; Post repairs one that is not.
 type plainCharge store.Request
 
 // Latest implements [wire.Write].
