@@ -10,11 +10,15 @@ TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME) ./...
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
+# The servers of the family that make family runs with, of those that make servers unpacks.
+SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
+# Of the tests of whole Caddys those that depend on the server.
+FAMILY             = Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
 # How many simulated histories make soak goes through: about twenty minutes' worth.
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help build run test test-product test-lab check check-all contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test test-product test-lab check check-all contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
@@ -29,7 +33,7 @@ run: ## run Caddy with Caddyfile.example
 # The tests of the product and of the laboratory wait most of the time, so both run at once.
 # internal/redistest sets how many tests of a package run in parallel.
 test: ## install what the tests need, and run them, with a sample of each sweep
-	scripts/install-needed.sh redis-server nginx chromium
+	scripts/install-needed.sh redis-server nginx nutcracker haproxy chromium
 	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
 	@$(MAKE) --no-print-directory -j 2 test-product test-lab
 
@@ -42,11 +46,12 @@ test-lab:
 
 check: export SWEEP = more
 check: RACETIME = 40m
-check: ## run all tests with the race detector and larger samples, each fuzz target for FUZZTIME, the README's build, and a sample of the model
+check: ## run all tests with the race detector and larger samples, each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
 	scripts/install-needed.sh
 	$(RACE)
 	cd lab && $(RACE)
 	cd contrib && $(TEST) ./...
+	$(MAKE) --no-print-directory family
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 	$(BUILD)
 	scripts/model.sh
@@ -73,6 +78,20 @@ soak: ## ten minutes of faults under load, then many more simulated histories
 	scripts/install-needed.sh redis-server
 	cd lab && $(GO) run . soak
 	$(GO) test -run TestSimulation -timeout 3h ./internal/simulation -simulation.seeds $(SOAK) -simulation.seed $$(date +%s)
+
+servers: ## unpack the other servers that the tests run with, into bin/servers: see REDISTEST_SERVER
+	scripts/servers.sh
+
+# What depends on the server: the stores, replication, Sentinel, Cluster, resharding, rights, TLS and
+# check, and buckets that move between all of them.
+family: servers ## run the tests that depend on the server with each of SERVERS
+	scripts/install-needed.sh redis-server nutcracker haproxy
+	REDISTEST_FAMILY=$$(printf ':$(CURDIR)/bin/servers/%s' $(SERVERS)) $(TEST) -run 'TestBucketsMoveBetweenProducts' ./store/redis
+	@for server in $(SERVERS); do \
+		echo "With $$server:"; \
+		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) ./store/redis/... ./internal/redistest ./redisstore || exit 1; \
+		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) -run '$(FAMILY)' ./e2e || exit 1; \
+	done
 
 # golangci-lint does what go vet does, for the system that it runs on.
 lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golangci-lint, go.mod and the modules

@@ -286,7 +286,7 @@ func TestComposeNamesWhatExists(t *testing.T) {
 	c := readCompose(t)
 	health, err := os.ReadFile("store/redis/operate/health.go")
 	must(t, "read", err)
-	tested := regexp.MustCompile(`testedVersion = "([\d.]+)"`).FindSubmatch(health)
+	tested := regexp.MustCompile(`valkey: \{(\d+), (\d+)\}`).FindSubmatch(health)
 	must(t, "store/redis", want("naming the tested version", tested != nil, true))
 	mounted := 0
 	for name, service := range c.Services {
@@ -301,7 +301,7 @@ func TestComposeNamesWhatExists(t *testing.T) {
 			must(t, name, err)
 		}
 		if strings.HasPrefix(name, "redis-") {
-			must(t, name, want("image", service.Image, "redis:"+string(tested[1])+"-alpine"))
+			must(t, name, want("image", service.Image, fmt.Sprintf("valkey/valkey:%s.%s-alpine", tested[1], tested[2])))
 		}
 		for needed, how := range service.DependsOn {
 			if how.Condition != "service_healthy" || len(c.Services[needed].Healthcheck.Test) == 0 {
@@ -336,7 +336,7 @@ func TestComposeAgrees(t *testing.T) {
 		replica, replicaPort, _ := strings.Cut(shard.Replicas[0], ":")
 		must(t, primary, errors.Join(want("port", port, "6379"), want("port of the replica", replicaPort, "6379"), want("replicas", len(shard.Replicas), 1)))
 		text := strings.Join(c.Services[primary].Command, " ")
-		must(t, primary, want("command", text, "redis-server /etc/redis.conf"))
+		must(t, primary, want("command", text, "valkey-server /etc/redis.conf"))
 		must(t, replica, want("command", strings.Join(c.Services[replica].Command, " "), text+" --replicaof "+primary+" 6379 --replica-announce-ip "+replica))
 		for _, name := range []string{primary, replica} {
 			service := c.Services[name]

@@ -4,20 +4,20 @@
 #   redis-server  the tests count in it        chromium  opens the page of `caddy rate-limit ui`
 #   nginx         an example runs it           cc        a C compiler, for the race detector
 #   spin          checks the model of charges       node, npm load HTTP clients and run them
-#   make          runs the targets of Makefile
+#   make          runs the targets of Makefile      nutcracker, haproxy  proxies before Redis
 #
 # Without arguments: all of them. Knows Debian and its descendants; elsewhere it
 # says what to install, and fails.
 #
-# No service is installed but that of nginx, which is started neither now nor at
-# the next boot: the tests start servers of their own.
+# The services of nginx, nutcracker and haproxy are started neither now nor at the next
+# boot, and no other is installed: the tests start servers of their own.
 set -euo pipefail
 
 # is_there PROGRAM reports whether a program is installed.
 is_there() {
 	local cc
 	case $1 in
-	nginx) [ -x /usr/sbin/nginx ] || command -v nginx >/dev/null ;;
+	nginx | nutcracker | haproxy) [ -x "/usr/sbin/$1" ] || command -v "$1" >/dev/null ;;
 	chromium) command -v chromium >/dev/null || command -v chromium-browser >/dev/null || command -v google-chrome >/dev/null ||
 		[ -x /Applications/Chromium.app/Contents/MacOS/Chromium ] ;;
 	cc)
@@ -41,6 +41,7 @@ homebrew_packages() {
 	case $1 in
 	redis-server) echo redis ;;
 	chromium) echo --cask chromium ;;
+	nutcracker) echo twemproxy ;;
 	cc) ;;
 	npm) ;; # comes with node
 	*) echo "$1" ;;
@@ -50,8 +51,8 @@ homebrew_packages() {
 # Where the packages are installed; a test has a folder here.
 root=${INSTALL_ROOT:-}
 
-# Denies every action on the service of nginx and leaves the others to the machine's
-# own policy, which comes back when this script ends.
+# Denies every action on the services that come with what is installed and leaves the
+# others to the machine's own policy, which comes back when this script ends.
 policy=$root/usr/sbin/policy-rc.d
 saved=$policy.saved-by-shardlimit
 
@@ -67,7 +68,7 @@ deny_services() {
 	if [ -e "$policy" ]; then mv "$policy" "$saved"; fi
 	cat >"$policy" <<-POLICY
 		#!/bin/sh
-		case "\$*" in *nginx*) exit 101 ;; esac
+		case "\$*" in *nginx* | *nutcracker* | *haproxy*) exit 101 ;; esac
 		[ ! -x $saved ] || exec $saved "\$@"
 	POLICY
 	chmod 755 "$policy"
@@ -88,11 +89,11 @@ install_packages() {
 			ln -sf ../../bin/redis-check-rdb "$root/usr/local/bin/redis-server"
 			"$root/usr/local/bin/redis-server" --version >/dev/null
 			;;
-		nginx)
-			update-rc.d nginx disable >/dev/null
-			left=$(find "$root"/etc/rc?.d "$root/etc/systemd/system" -name 'S??nginx' -o -name nginx.service) || true
+		nginx | nutcracker | haproxy)
+			update-rc.d "$package" disable >/dev/null
+			left=$(find "$root"/etc/rc?.d "$root/etc/systemd/system" -name "S??$package" -o -name "$package.service") || true
 			if [ -n "$left" ]; then
-				printf 'nginx would start with the machine:\n%s\n' "$left" >&2
+				printf '%s would start with the machine:\n%s\n' "$package" "$left" >&2
 				exit 1
 			fi
 			;;
@@ -107,7 +108,7 @@ if [ "${1:-}" = as-root ]; then
 	exit
 fi
 
-if [ $# -eq 0 ]; then set -- make redis-server nginx chromium cc spin node npm; fi
+if [ $# -eq 0 ]; then set -- make redis-server nginx nutcracker haproxy chromium cc spin node npm; fi
 missing=()
 for program in "$@"; do
 	is_there "$program" || missing+=("$program")
@@ -122,7 +123,7 @@ if ! command -v apt-get >/dev/null; then
 			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
 		done
 	else
-		echo "There is no apt-get here. Homebrew's packages are redis, nginx, spin, node, and the cask chromium." >&2
+		echo "There is no apt-get here. Homebrew's packages are redis, nginx, twemproxy, haproxy, spin, node, and the cask chromium." >&2
 	fi
 	exit 1
 fi

@@ -66,6 +66,9 @@ full='-DLIMIT=2 -DREQUESTS=3 -DTICKS=1'
 	for fault in FAILOVERS LOSSES; do
 		echo clean $three -D$fault=1
 	done
+	echo clean $small -DCUTS=1
+	echo 'forgotten' $small -DBREAK_SETNX
+	echo 'admitted<=' $one -DFAILOVERS=1 -DBREAK_SHORT
 	echo 'count==' $small -DVANISHINGS=1 -DBREAK_ADOPTION
 	echo 'excused' $small -DVANISHINGS=1 -DBREAK_MEND
 	echo 'owed>=' $small -DVANISHINGS=1 -DBREAK_TWICE

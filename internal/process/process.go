@@ -36,14 +36,15 @@ var packages = map[string]pkg{
 	"redis-server":    {"redis-server", "redis"},
 	"redis-benchmark": {"redis-tools", "redis"},
 	"chromium":        {"chromium", "--cask chromium"},
+	"nutcracker":      {"nutcracker", "twemproxy"},
 }
 
 // alternatives are the names and places of a program, the usual one first.
 func alternatives(program string) []string {
 	switch program {
-	case "nginx":
-		// Debian installs it where the PATH of an ordinary user does not lead.
-		return []string{program, "/usr/sbin/nginx"}
+	case "nginx", "nutcracker", "haproxy":
+		// Debian installs them where the PATH of an ordinary user does not lead.
+		return []string{program, "/usr/sbin/" + program}
 	case "chromium":
 		return []string{program, "chromium-browser", "google-chrome", "/Applications/Chromium.app/Contents/MacOS/Chromium"}
 	default:

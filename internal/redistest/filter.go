@@ -38,6 +38,9 @@ func StartFilter(tb testing.TB, upstream string, answer func(command []string) s
 	return stopAfter(tb, f, err, f.close)
 }
 
+// Cut is the reply of a filter that closes the connection.
+const Cut = "cut"
+
 // Refusing returns an answer for [StartFilter]: this reply to each of these commands.
 func Refusing(reply string, commands ...string) func(command []string) string {
 	return func(command []string) string {
@@ -129,6 +132,10 @@ func (f *Filter) readCommands(client *bufio.Reader, server *bufio.Writer, replie
 			return
 		}
 		reply := f.answer(words)
+		if reply == Cut {
+			f.answered.Add(1)
+			return
+		}
 		if reply != "" {
 			f.answered.Add(1)
 			reply += "\r\n"

@@ -42,7 +42,7 @@ func borrow[W any](tb testing.TB, kind string, opts options, launch func() (W, [
 		what, servers, err := launch()
 		return stopAfter(tb, what, err, func() error { return stopAll(servers) })
 	}
-	kind += " " + strings.Join(opts.args, " ")
+	kind += " " + strings.Join(append([]string{opts.program}, opts.args...), " ")
 	g := takeIdle(kind)
 	for ; g != nil && !g.isWhole(); g = takeIdle(kind) {
 		stopWith(tb, g.servers)

@@ -12,8 +12,8 @@
 // program. Each has a Start for tests and benchmarks, which fails the test and
 // stops what it started when the test ends.
 //
-// The redis-server program, 7.0 or newer, must be on the PATH. The package is
-// for Unix systems.
+// The redis-server program, 7.0 or newer, must be on the PATH; REDISTEST_SERVER names another
+// server of the family in its place, and [Family] several. The package is for Unix systems.
 package redistest
 
 import (
@@ -24,6 +24,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -41,6 +42,8 @@ import (
 type Option func(*options)
 
 type options struct {
+	// program is the server's, by its path; empty for that of all tests.
+	program string
 	args    []string
 	primary *Server
 	login   login
@@ -146,7 +149,10 @@ func stopAfter[S any](tb testing.TB, launched S, err error, stop func() error) S
 }
 
 func launch(opts options, reserve func() (*port, error)) (*Server, error) {
-	binary, err := process.Find("redis-server")
+	binary, err := opts.program, error(nil)
+	if binary == "" {
+		binary, err = serverProgram()
+	}
 	if err != nil {
 		return nil, err
 	}
@@ -161,6 +167,22 @@ func launch(opts options, reserve func() (*port, error)) (*Server, error) {
 			return nil, fmt.Errorf("launch redis-server: %w", err)
 		}
 	}
+}
+
+// serverVariable names another server of the family than redis-server for all servers: a
+// program on the PATH, or its path.
+const serverVariable = "REDISTEST_SERVER"
+
+func serverProgram() (string, error) {
+	name := os.Getenv(serverVariable)
+	if name == "" {
+		return process.Find("redis-server")
+	}
+	binary, err := exec.LookPath(name)
+	if err != nil {
+		return "", fmt.Errorf("%s: %w; make servers brings some into bin/servers", serverVariable, err)
+	}
+	return filepath.Abs(binary)
 }
 
 func launchOn(binary string, opts options, reserve func() (*port, error)) (_ *Server, err error) {

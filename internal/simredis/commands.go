@@ -23,7 +23,7 @@ var commands = map[string]*command{
 
 	"EXISTS":      {-2, false, exists},
 	"DEL":         {-2, true, remove},
-	"PEXPIRE":     {3, true, expireIn},
+	"PEXPIRE":     {-3, true, expireIn},
 	"PEXPIREAT":   {3, true, expireAt},
 	"PEXPIRETIME": {2, false, expiryOf},
 	"PTTL":        {2, false, timeToLive},
@@ -38,6 +38,7 @@ var commands = map[string]*command{
 	"HMGET":   {-3, false, getFields},
 	"HGETALL": {2, false, getAllFields},
 	"HSET":    {-4, true, setFields},
+	"HSETNX":  {4, true, setNewField},
 	"HDEL":    {-3, true, removeFields},
 	"HINCRBY": {4, true, addToField},
 

@@ -99,6 +99,16 @@ func setFields(s *Server, args []string) (any, error) {
 	return added, nil
 }
 
+func setNewField(s *Server, args []string) (any, error) {
+	h, err := s.openHash(args[1])
+	if err != nil || h.index(args[2]) >= 0 {
+		return int64(0), err
+	}
+	h.set(args[2], args[3])
+	s.changed(args...)
+	return int64(1), nil
+}
+
 func removeFields(s *Server, args []string) (any, error) {
 	h, err := get[*hash](s, args[1])
 	if err != nil {

@@ -37,9 +37,17 @@ func remove(s *Server, args []string) (any, error) {
 }
 
 func expireIn(s *Server, args []string) (any, error) {
+	for _, option := range args[3:] {
+		if !strings.EqualFold(option, "NX") {
+			return nil, Error("ERR Unsupported option " + option)
+		}
+	}
 	span, err := parseInteger(args[2])
 	if err != nil {
 		return nil, err
+	}
+	if e := s.find(args[1]); len(args) > 3 && e != nil && e.expiry != 0 {
+		return int64(0), nil
 	}
 	return s.expireAt(args[1], s.at.UnixMilli()+span), nil
 }

@@ -203,15 +203,16 @@ func pack(L *lua.LState) int {
 
 // unpack is struct.unpack. What follows the numbers is the place of the next one.
 func unpack(L *lua.LState) int {
-	count, packed := doubles(L), L.CheckString(2)
-	if len(packed) < 8*count {
+	count, text, first := doubles(L), L.CheckString(2), L.OptInt(3, 1)-1
+	if first < 0 || len(text)-first < 8*count {
 		L.RaiseError("bad argument #2 to 'unpack' (data string too short)")
 	}
+	packed := text[first:]
 	for i := range count {
 		number := []byte(packed[8*i : 8*i+8])
 		L.Push(lua.LNumber(math.Float64frombits(binary.LittleEndian.Uint64(number))))
 	}
-	L.Push(lua.LNumber(8*count + 1))
+	L.Push(lua.LNumber(first + 8*count + 1))
 	return count + 1
 }
 

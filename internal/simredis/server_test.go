@@ -140,7 +140,7 @@ var (
 // shapes are the commands by what may be in the place of their words.
 var shapes = [][]any{
 	{"EXISTS", keys}, {"EXISTS", keys, keys}, {"DEL", keys}, {"DEL", keys, keys}, {"PTTL", keys}, {"PEXPIRETIME", keys},
-	{"PEXPIRE", keys, spans}, {"PEXPIREAT", keys, []string{"99999999999999", "1000", "0", "x"}},
+	{"PEXPIRE", keys, spans}, {"PEXPIRE", keys, spans, "nx"}, {"PEXPIRE", keys, spans, "xyz"}, {"HSETNX", keys, names, texts}, {"PEXPIREAT", keys, []string{"99999999999999", "1000", "0", "x"}},
 	{"GET", keys}, {"MGET", keys, keys, keys}, {"SET", keys, texts}, {"SET", keys, texts, "PX", spans}, {"SET", keys, texts, "pxat", []string{"99999999999999", "1000", "x"}},
 	{"SET", keys, texts, "PY", spans},
 	{"HGET", keys, names}, {"HMGET", keys, names, names}, {"HGETALL", keys}, {"HSET", keys, names, texts}, {"HSET", keys, names, texts, names, texts},
