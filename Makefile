@@ -89,7 +89,7 @@ family: servers ## run the tests that depend on the server with each of SERVERS
 	REDISTEST_FAMILY=$$(printf ':$(CURDIR)/bin/servers/%s' $(SERVERS)) $(TEST) -run 'TestBucketsMoveBetweenProducts' ./store/redis
 	@for server in $(SERVERS); do \
 		echo "With $$server:"; \
-		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) ./store/redis/... ./internal/redistest ./redisstore || exit 1; \
+		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) ./store/redis/... ./redisstore || exit 1; \
 		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) -run '$(FAMILY)' ./e2e || exit 1; \
 	done
 

@@ -61,6 +61,7 @@ func (tb *failingTB) Fatal(args ...any) {
 
 func TestStartFailsWithoutRedis(t *testing.T) {
 	t.Setenv("PATH", t.TempDir())
+	t.Setenv("REDISTEST_SERVER", "")
 	tb := &failingTB{TB: t}
 	func() {
 		defer func() { _ = recover() }()
