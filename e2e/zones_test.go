@@ -34,7 +34,7 @@ func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 func scriptsOnly(t *testing.T, store string, servers ...string) string {
 	t.Helper()
 	for _, addr := range servers {
-		filter := redistest.StartFilter(t, addr, redistest.Refusing("-ERR unknown command", "hincrby", "hmget"))
+		filter := redistest.StartFilter(t, addr, redistest.Refusing("-ERR unknown command", "hincrby", "hmget", "pexpire"))
 		store = strings.ReplaceAll(store, "primary "+addr+"\n", "primary "+filter.Addr()+"\n")
 	}
 	return store

@@ -2,7 +2,8 @@
 -- KEYS[1]  bucket: hash with c = count, r = reset and, once there was one,
 --          p = end of the penalty. A plain charge of a bucket that had vanished
 --          leaves c alone, and no expiry: an orphan, which counts in the window
---          that opens next.
+--          that opens next. A plain opening of a window writes r, and an expiry
+--          if there is none.
 -- ARGV[1]  check, charge, take, refund or penalize; peek, which writes nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock; or, less than 0, the negative of
@@ -136,7 +137,9 @@ elseif op == 'refund' then
   end
 elseif op == 'penalize' and penalty <= now then
   penalty = cost
-  if orphaned > 0 then
+  -- A bucket that is not of an aligned window is none without one, because what opens
+  -- one without a script does not look at the penalty first.
+  if not open and align == 0 or orphaned > 0 then
     begin(0)
   end
   local short = call('PTTL', key) < lifetime(penalty)

@@ -116,6 +116,9 @@ func (r reach) options(t *token) redis.ShardOptions {
 		NoPipelining:    r.NoPipelining,
 		MaxReplicaLag:   time.Duration(r.MaxReplicaLag),
 	}
+	if t != nil {
+		opts.LoginRefused = t.refuse
+	}
 	if r.Sentinel != nil {
 		opts.Sentinel = &redis.SentinelOptions{
 			Master:      r.Sentinel.Master,

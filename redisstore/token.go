@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os/exec"
 	"strings"
 	"sync"
@@ -23,9 +24,6 @@ const (
 	// tokenPause is how long after a failure the command runs again.
 	tokenPause = time.Second
 	maxToken   = 16 << 10
-	// maxComplaint is how much of what a failed command says on standard error is
-	// reported.
-	maxComplaint = 200
 )
 
 // token is a password that a command prints and that expires. It is asked for when a
@@ -49,24 +47,28 @@ type token struct {
 	kill context.CancelFunc
 	// failed is when the last one ended, if it failed.
 	failed time.Time
+	// isRefused is set once a server has refused text, until there is another one.
+	isRefused bool
 }
 
 // get returns a token that has not expired. One that will soon is replaced in the
-// background; without one get waits for the command until ctx ends.
+// background; without one, or with one that was refused, get waits for the command until
+// ctx ends.
 func (t *token) get(ctx context.Context) (string, error) {
 	t.mu.Lock()
 	now := t.now()
 	age := now.Sub(t.printed)
-	if (t.text == "" || age > t.lifetime/tokenParts) && t.running == nil && now.Sub(t.failed) >= tokenPause {
+	if (t.text == "" || t.isRefused || age > t.lifetime/tokenParts) && t.running == nil && now.Sub(t.failed) >= tokenPause {
 		t.running = make(chan struct{})
 		var life context.Context
 		life, t.kill = context.WithTimeoutCause(context.Background(), t.timeout, fmt.Errorf("it has not ended within %s", t.timeout))
 		go t.renew(life, t.running)
 	}
-	text, running, err := t.text, t.running, t.err
+	text, running, err, isRefused := t.text, t.running, t.err, t.isRefused
 	t.mu.Unlock()
+	isValid := text != "" && age < t.lifetime
 	switch {
-	case text != "" && age < t.lifetime:
+	case isValid && (!isRefused || running == nil):
 		return text, nil
 	case running == nil:
 		return "", err
@@ -78,10 +80,18 @@ func (t *token) get(ctx context.Context) (string, error) {
 	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	if t.err != nil {
+	if t.err != nil && !isValid {
 		return "", t.err
 	}
 	return t.text, nil
+}
+
+// refuse notes that a server has refused a token. Unless that is older than the last one, it is replaced
+// before the next connection: a server may have revoked it.
+func (t *token) refuse() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.isRefused = t.isRefused || t.text != "" && t.now().Sub(t.printed) >= tokenPause
 }
 
 // stop kills the command if it runs.
@@ -104,7 +114,7 @@ func (t *token) renew(ctx context.Context, running chan struct{}) {
 	defer t.mu.Unlock()
 	t.kill()
 	if t.err = err; err == nil {
-		t.text, t.printed, t.failed = text, began, time.Time{}
+		t.text, t.printed, t.failed, t.isRefused = text, began, time.Time{}, false
 	} else {
 		t.failed = t.now()
 	}
@@ -115,7 +125,7 @@ func (t *token) renew(ctx context.Context, running chan struct{}) {
 // runTokenCommand returns the line that a command prints. Errors do not quote it.
 func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	// One byte more than a token and the end of its line shows that there is more.
-	out, complaint := &head{most: maxToken + len("\r\n") + 1}, &head{most: maxComplaint}
+	out, complaint := &head{most: maxToken + len("\r\n") + 1}, new(counter)
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = out, complaint
 	killChildrenToo(cmd)
@@ -126,13 +136,14 @@ func runTokenCommand(ctx context.Context, command []string) (string, error) {
 		// The command has ended: this kills the children that it leaves behind.
 		_ = cmd.Cancel()
 	}
-	if err != nil && !errors.Is(err, exec.ErrWaitDelay) {
+	if err != nil && !errors.Is(err, exec.ErrWaitDelay) && len(out.text) < out.most {
 		if ctx.Err() != nil {
 			err = context.Cause(ctx)
 		}
 		err = fmt.Errorf("password_command %s: %w", command[0], err)
-		if said, _, _ := strings.Cut(strings.TrimSpace(string(complaint.text)), "\n"); said != "" {
-			err = fmt.Errorf("%w: %s", err, said)
+		if *complaint > 0 {
+			// It may have the token, such as by set -x.
+			err = fmt.Errorf("%w: it wrote %d bytes to standard error, which are not shown: run it by hand", err, *complaint)
 		}
 		return "", err
 	}
@@ -146,13 +157,26 @@ func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	return text, nil
 }
 
-// head keeps the beginning of what is written to it, up to most bytes.
+// head keeps the beginning of what is written to it, up to most bytes. More is an error, which ends
+// the command.
 type head struct {
 	text []byte
 	most int
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	h.text = append(h.text, p[:min(len(p), h.most-len(h.text))]...)
+	n := min(len(p), h.most-len(h.text))
+	h.text = append(h.text, p[:n]...)
+	if n < len(p) {
+		return n, io.ErrShortWrite
+	}
+	return n, nil
+}
+
+// counter counts the bytes that are written to it.
+type counter int64
+
+func (c *counter) Write(p []byte) (int, error) {
+	*c += counter(len(p))
 	return len(p), nil
 }

@@ -88,13 +88,35 @@ func TestTokenThatCannotBeRenewed(t *testing.T) {
 	tok.idle()
 	pass(2 * time.Second)
 	for range 5 {
-		if got, err := tok.get(t.Context()); got != "" || err == nil || err.Error() != "password_command sh: exit status 3: no role" {
+		if got, err := tok.get(t.Context()); got != "" || err == nil || err.Error() != "password_command sh: exit status 3: it wrote 13 bytes to standard error, which are not shown: run it by hand" {
 			t.Errorf("after its end: %q, %v", got, err)
 		}
 	}
 	if n := runs(); n != 4 {
 		t.Errorf("it was asked for %d times", n)
 	}
+}
+
+// TestTokenThatWasRefused is replaced before the next connection, at most once a second, and stays
+// while there is no other.
+func TestTokenThatWasRefused(t *testing.T) {
+	tok, pass, runs := tokens(t, "n=$(grep -c run $1); [ $n != 3 ] && echo $n")
+	tok.is(t, "1")
+	tok.refuse()
+	tok.is(t, "1")
+	pass(time.Second)
+	tok.refuse()
+	tok.is(t, "2")
+	tok.refuse()
+	tok.is(t, "2")
+	pass(time.Second)
+	tok.refuse()
+	tok.is(t, "2")
+	if n := runs(); n != 3 {
+		t.Errorf("it was asked for %d times", n)
+	}
+	pass(time.Second)
+	tok.is(t, "4")
 }
 
 // TestTokenTakesTooLong: a caller stops waiting when its context ends.
@@ -116,6 +138,7 @@ func TestTokenThatIsNone(t *testing.T) {
 	for script, want := range map[string]string{
 		"true":                                "password_command prints nothing",
 		"echo secret; echo more":              "password_command prints more than one line, or more than 16384 bytes",
+		"yes":                                 "password_command prints more than one line, or more than 16384 bytes",
 		"yes x | tr -d '\\n' | head -c 16385": "password_command prints more than one line, or more than 16384 bytes",
 	} {
 		tok, _, _ := tokens(t, script)
@@ -174,12 +197,12 @@ func TestTokenOfACommandWithChildren(t *testing.T) {
 	}
 }
 
-// TestTokenIsStopped with the command's children, and with what it said in the error.
+// TestTokenIsStopped with the command's children. The error does not quote what it wrote.
 func TestTokenIsStopped(t *testing.T) {
 	tok, _, _ := tokens(t, "echo no role >&2; exec 3>$1.pipe; sleep 1000 & wait")
 	got, awaitEnd := tok.begin(t)
 	tok.stop()
-	if text, err := got(); text != "" || err == nil || err.Error() != "password_command sh: context canceled: no role" {
+	if text, err := got(); text != "" || err == nil || err.Error() != "password_command sh: context canceled: it wrote 8 bytes to standard error, which are not shown: run it by hand" {
 		t.Errorf("after the stop: %q, %v", text, err)
 	}
 	awaitEnd()

@@ -56,6 +56,8 @@ type ServerFigures struct {
 	// Jump is by how much a primary's clock was last set, at JumpedAt; zero if it was not.
 	Jump     time.Duration
 	JumpedAt time.Time
+	// Faults are what is set up wrongly there, each with the remedy.
+	Faults []string
 	// Lanes are the ways to it, one for each purpose.
 	Lanes []LaneFigures
 }
@@ -64,7 +66,7 @@ type ServerFigures struct {
 type LaneFigures struct {
 	// Purpose is what it is for: checks or charges.
 	Purpose string
-	// Breaker is BreakerClosed, open or half-open.
+	// Breaker is BreakerClosed, open, half-open or BreakerUnfit.
 	Breaker string
 	// Latency is the recent average of how long a pipeline takes; 0 if there was
 	// none.
@@ -75,6 +77,10 @@ type LaneFigures struct {
 
 // BreakerClosed is the Breaker of a lane that is used.
 const BreakerClosed = "closed"
+
+// BreakerUnfit is the Breaker of a lane to a server that answers, and is of a kind that cannot keep
+// buckets.
+const BreakerUnfit = "unfit"
 
 // IsUp reports whether calls are made.
 func (l *LaneFigures) IsUp() bool { return l.Breaker == BreakerClosed }

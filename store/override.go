@@ -1,5 +1,10 @@
 package store
 
+import (
+	"errors"
+	"fmt"
+)
+
 // Override is what an operator has changed for one client in one zone, until an instant.
 type Override struct {
 	// Kind is OverrideBlock or OverrideGrant.
@@ -21,6 +26,21 @@ type Override struct {
 
 // ID returns what identifies o.
 func (o *Override) ID() OverrideID { return OverrideID{o.Kind, o.Zone, o.ClientKey} }
+
+// ErrDamaged is the error of an override that the store keeps, and that cannot be read.
+var ErrDamaged = errors.New("damaged")
+
+// Check returns an error, which wraps ErrDamaged, unless o can have been set: what a store keeps may be damaged.
+func (o *Override) Check() error {
+	switch {
+	case o.Zone == "" || o.ClientKey == "" || o.Until <= o.Since:
+	case o.Kind == OverrideBlock:
+		return nil
+	case o.Kind == OverrideGrant && o.Events >= 1 && o.Events <= MaxEvents:
+		return nil
+	}
+	return fmt.Errorf("%w: the override %.100q of client %.100q in zone %.100q, from %d to %d with %d events, is none that can be set", ErrDamaged, o.Kind, o.ClientKey, o.Zone, o.Since, o.Until, o.Events)
+}
 
 // OverrideID identifies an [Override]: there is one of each at most.
 type OverrideID struct {

@@ -17,6 +17,7 @@ const (
 	noPrimary = iota
 	chargesWait
 	noReplica
+	misconfigured
 	clockJumped
 	doubtfulKey
 )
@@ -65,6 +66,9 @@ func problemsOf(open *stores.Opened) (all []problem) {
 	if by, at := open.Operable.LastJump(); isListed(by, at) {
 		all = append(all, problem{adminapi.Problem{Store: open.Name, Text: "the clock of this machine" + jumped(by, at)}, clockJumped})
 	}
+	if err := open.OverridesFailed(); err != nil {
+		all = append(all, problem{adminapi.Problem{Store: open.Name, Text: "blocks and grants cannot all be read: " + oneLine(err)}, misconfigured})
+	}
 	for _, shard := range open.Operable.Shards() {
 		add := func(rank int, server, format string, args ...any) {
 			all = append(all, problem{adminapi.Problem{Store: open.Name, Shard: shard.Name, Server: server, Text: fmt.Sprintf(format, args...)}, rank})
@@ -82,8 +86,14 @@ func problemsOf(open *stores.Opened) (all []problem) {
 			if isListed(server.Jump, server.JumpedAt) {
 				add(clockJumped, server.Address, "the clock of %s%s", name, jumped(server.Jump, server.JumpedAt))
 			}
+			for _, fault := range server.Faults {
+				add(misconfigured, server.Address, "%s is misconfigured: %s", name, fault)
+			}
 			switch server.State {
 			case store.ServerLeftOut:
+				if len(leftOutOf(server)) == 0 {
+					break
+				}
 				add(rank, server.Address, "%s is left out of %s, because calls of it fail", name, strings.Join(leftOutOf(server), " and "))
 			case store.ServerLagging:
 				behind := "does not have its primary's data yet"
@@ -111,7 +121,7 @@ func jumped(by time.Duration, at time.Time) string {
 // leftOutOf returns the purposes for which a server is not called.
 func leftOutOf(server *store.ServerFigures) (purposes []string) {
 	for i := range server.Lanes {
-		if lane := &server.Lanes[i]; !lane.IsUp() {
+		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {
 			purposes = append(purposes, lane.Purpose)
 		}
 	}

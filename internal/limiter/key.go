@@ -246,8 +246,13 @@ func (z *Zone) About(b adminapi.BucketName) store.Request {
 // of an algorithm that has none of its own, it ends in the length of one.
 func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
 	at := now.UnixMicro()
-	if !algorithm.Of(z.limit.Algorithm).Windowed || st.Reset <= at || !algorithm.Believes(st.Reset, at, z.limit.Window) {
+	// The state has the time of the server, whose clock this machine's may differ from.
+	if !algorithm.Of(z.limit.Algorithm).Windowed || st.Now == 0 || st.Reset <= st.Now || !algorithm.Believes(st.Reset, st.Now, z.limit.Window) {
 		return at + z.limit.Window.Microseconds()
 	}
-	return st.Reset
+	if ahead := st.Now - at; max(ahead, -ahead) <= algorithm.Grace.Microseconds() {
+		// These are one clock, whose reading was a moment ago.
+		return st.Reset
+	}
+	return at + st.Reset - st.Now
 }

@@ -122,8 +122,8 @@ func (t *tracker) bodyLength(status int) int64 {
 	case status == http.StatusNoContent, status == http.StatusNotModified, t.request != nil && t.request.Method == http.MethodHead:
 		return 0
 	}
-	if length := t.Header().Get("Content-Length"); length != "" { // Parsing "" would allocate an error.
-		if n, err := strconv.ParseInt(length, 10, 64); err == nil && n >= 0 {
+	if length := t.Header()["Content-Length"]; len(length) > 0 { // Parsing "" would allocate an error.
+		if n, err := strconv.ParseInt(length[0], 10, 64); err == nil && n >= 0 {
 			return n
 		}
 	}

@@ -63,6 +63,10 @@ func (s *Server) RunAs(op ask.Op, r store.Request) store.State {
 		if st := s.Look(r, op.Role, now); st.Err != nil || st.Holds(r.Limit) {
 			return st
 		}
+	case op.Operation == algorithm.Check && now != 0 && op.Now == 0 && ask.CanOpen(&r, latency):
+		if st := s.Ask(ask.Opening(now, op.Clock), r)[0]; st.Err == nil && st.Holds(r.Limit) {
+			return st
+		}
 	case op.Operation == algorithm.Charge && now != 0:
 		op.Latest = now + (latency + wire.ReplyTimeout).Microseconds()
 	}

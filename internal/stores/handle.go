@@ -179,6 +179,11 @@ func (h *Handle) reportOverrides() {
 	}
 }
 
+func (h *Handle) reportFailedOverrides(err error) {
+	h.Logger.Error("blocks and grants cannot all be read, so some do not hold", zap.String("store", h.Name), zap.Error(err),
+		zap.String("hint", "see docs/servers.md for the rights that they need; unblock removes what is damaged"))
+}
+
 // Run lets the ledger of the store, if that is open, deliver what waits, and follows what
 // operators change: the config runs.
 func (h *Handle) Run() {

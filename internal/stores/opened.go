@@ -84,7 +84,7 @@ func (h *Handle) newOpened() (*Opened, error) {
 	open := &Opened{Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
 	open.newcomers = h.newNewcomers(s)
 	h.keepAccounts(open, remote)
-	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
+	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides, h.reportFailedOverrides)
 	return open, nil
 }
 

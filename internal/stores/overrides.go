@@ -31,6 +31,10 @@ type overrides struct {
 	current atomic.Pointer[map[store.OverrideID]store.Override]
 	// changed is called after a look that has found another state.
 	changed func()
+	// failed is why overrides cannot be read that the store keeps, or nil; report is called when
+	// it is another reason.
+	failed atomic.Pointer[error]
+	report func(err error)
 	// looking is held during a look, so that none undoes a later one.
 	looking sync.Mutex
 	// looked is closed after the first look, whether or not it succeeded.
@@ -50,11 +54,11 @@ func (h *Handle) overridePeriod() time.Duration {
 }
 
 // newOverrides returns those of a store, or nil if that is nil.
-func newOverrides(kept store.Operable, period time.Duration, changed func()) *overrides {
+func newOverrides(kept store.Operable, period time.Duration, changed func(), report func(err error)) *overrides {
 	if kept == nil {
 		return nil
 	}
-	o := &overrides{kept: kept, changed: changed, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
+	o := &overrides{kept: kept, changed: changed, report: report, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
 	o.life, o.stop = context.WithCancel(context.Background())
 	return o
 }
@@ -94,7 +98,32 @@ func (o *overrides) refresh(ctx context.Context) error {
 	if before := o.current.Swap(&current); before != nil && !maps.Equal(*before, current) {
 		o.changed()
 	}
+	o.note(err)
 	return err
+}
+
+// note remembers why overrides cannot be read, and reports it if that is another reason than before.
+// A shard that does not answer is reported elsewhere.
+func (o *overrides) note(err error) {
+	was := o.failed.Load()
+	switch {
+	case err == nil:
+		o.failed.Store(nil)
+		return
+	case !errors.Is(err, store.ErrFinal) && !errors.Is(err, store.ErrDamaged):
+		return
+	}
+	o.failed.Store(&err)
+	if was == nil || (*was).Error() != err.Error() {
+		o.report(err)
+	}
+}
+
+// holds reports whether an override is among those of the last look.
+func (o *overrides) holds(id store.OverrideID) bool {
+	id.ClientKey = o.kept.KeptKey(id.ClientKey)
+	_, ok := (*o.current.Load())[id]
+	return ok
 }
 
 // known returns the overrides as the last look showed them. It waits for the first one.
@@ -145,21 +174,33 @@ func (h *Handle) OverridesOf(zone, clientKey string, now time.Time) (block, gran
 
 var errNoOverrides = fmt.Errorf("%w: the store keeps no blocks and grants", errors.ErrUnsupported)
 
-// SetOverride begins an override, which counts here at once.
+// SetOverride begins an override, which counts here at once. It is an error if it cannot be read
+// back: then it holds nowhere.
 func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
-	return h.changeOverrides(ctx, func(kept store.Operable) error { return kept.SetOverride(ctx, o) })
+	return h.changeOverrides(func(all *overrides) error {
+		if err := all.kept.SetOverride(ctx, o); err != nil {
+			return err
+		}
+		if err := all.refresh(ctx); !all.holds(o.ID()) {
+			return fmt.Errorf("it was written, and does not hold: %w", cmp.Or(err, errNotThere))
+		}
+		return nil
+	})
 }
+
+var errNotThere = errors.New("the store does not show it")
 
 // RemoveOverride ends one, and reports whether there was one.
 func (h *Handle) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (removed bool, err error) {
-	err = h.changeOverrides(ctx, func(kept store.Operable) (err error) {
-		removed, err = kept.RemoveOverride(ctx, kind, zone, clientKey)
+	err = h.changeOverrides(func(all *overrides) (err error) {
+		removed, err = all.kept.RemoveOverride(ctx, kind, zone, clientKey)
+		_ = all.refresh(ctx) // The next look comes soon.
 		return err
 	})
 	return removed, err
 }
 
-func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Operable) error) error {
+func (h *Handle) changeOverrides(change func(all *overrides) error) error {
 	open, err := h.Enter()
 	if err != nil {
 		return err
@@ -168,9 +209,18 @@ func (h *Handle) changeOverrides(ctx context.Context, change func(kept store.Ope
 	if open.overrides == nil {
 		return errNoOverrides
 	}
-	err = change(open.overrides.kept)
-	_ = open.overrides.refresh(ctx) // the next look comes soon
-	return err
+	return change(open.overrides)
+}
+
+// OverridesFailed returns why overrides cannot be read that the store keeps, or nil. It calls no server.
+func (o *Opened) OverridesFailed() error {
+	if o.overrides == nil {
+		return nil
+	}
+	if failed := o.overrides.failed.Load(); failed != nil {
+		return *failed
+	}
+	return nil
 }
 
 // Overrides returns those in force, by what the store says now.

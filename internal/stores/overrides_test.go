@@ -118,7 +118,7 @@ func TestFailedLookIsRepeatedSoon(t *testing.T) {
 	if err := s.SetOverride(t.Context(), o); err != nil {
 		t.Fatal(err)
 	}
-	follower := newOverrides(s, 24*time.Hour, func() {})
+	follower := newOverrides(s, 24*time.Hour, func() {}, func(error) {})
 	defer follower.stop()
 	for len(follower.known()) == 0 {
 		time.Sleep(time.Millisecond) // the test's timeout ends this

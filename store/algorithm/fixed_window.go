@@ -108,6 +108,13 @@ func (b *FixedWindow) Refund(r *store.Request, _ int64) {
 	}
 }
 
+// Penalize implements [Bucket]. There is a window under each penalty that is not of an aligned one,
+// because what opens a window without a script does not look at the penalty first.
+func (b *FixedWindow) Penalize(r *store.Request, now int64) {
+	b.Open(r, now)
+	b.penalty.Penalize(r, now)
+}
+
 // View implements [Bucket]. The reset is 0 if no window is open and windows are
 // not aligned.
 func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State {

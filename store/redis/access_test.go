@@ -55,11 +55,11 @@ func TestDatabase(t *testing.T) {
 // documentedRule returns the words of the documented ACL rule after the password.
 func documentedRule(t *testing.T) []string {
 	t.Helper()
-	text, err := os.ReadFile("../../docs/redis.md")
+	text, err := os.ReadFile("../../docs/servers.md")
 	must(t, err)
 	rule := regexp.MustCompile("ACL SETUSER limiter on >secret (~rl:.*)").FindSubmatch(text)
 	if rule == nil {
-		t.Fatal("docs/redis.md names no ACL rule")
+		t.Fatal("docs/servers.md names no ACL rule")
 	}
 	return strings.Fields(string(rule[1]))
 }

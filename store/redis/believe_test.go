@@ -79,11 +79,11 @@ func startShiftedClock(t *testing.T, server *redistest.Server) *shiftedClock {
 		case command[0] == "time":
 			now += c.asked.Load()
 			seconds, micros := fmt.Sprint(now/1e6), fmt.Sprint(now%1e6)
-			return fmt.Sprintf("*2\r\n$%d\r\n%s\r\n$%d\r\n%s\r\n", len(seconds), seconds, len(micros), micros)
+			return fmt.Sprintf("*2\r\n$%d\r\n%s\r\n$%d\r\n%s", len(seconds), seconds, len(micros), micros)
 		case command[0] == "evalsha" && command[4] == algorithm.Take.String():
 			now += c.takes.Load()
 			reply := wire.AppendPacked(nil, now, 1, 1, now+time.Hour.Microseconds(), 0)
-			return fmt.Sprintf("$%d\r\n%s\r\n", len(reply), reply)
+			return fmt.Sprintf("$%d\r\n%s", len(reply), reply)
 		}
 		return ""
 	})

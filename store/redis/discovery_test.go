@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"net"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -438,15 +437,21 @@ func startLateSentinel(t *testing.T, primary *redistest.Server) *lateSentinel {
 			return "-ERR No such master with that name"
 		case command[1] == "replicas":
 			return "*0"
+		case command[1] == "get-master-addr-by-name":
+			return texts(host, port)
 		}
-		fields := []string{"ip", host, "port", port, "config-epoch", "1"}
-		reply := fmt.Sprintf("*%d\r\n", len(fields))
-		for _, field := range fields {
-			reply += fmt.Sprintf("$%d\r\n%s\r\n", len(field), field)
-		}
-		return strings.TrimSuffix(reply, "\r\n")
+		return texts("ip", host, "port", port, "config-epoch", "1")
 	})
 	return s
+}
+
+// texts is an array of them as a filter writes it.
+func texts(all ...string) string {
+	reply := fmt.Sprintf("*%d", len(all))
+	for _, text := range all {
+		reply += fmt.Sprintf("\r\n$%d\r\n%s", len(text), text)
+	}
+	return reply
 }
 
 // TestDiscoveryIsPartOfTheDeadline: the wait for discovery does not extend a timeout.

@@ -346,3 +346,36 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 		}
 	}
 }
+
+// TestServersOfTheWrongKind answer, and cannot keep the buckets: no calls are made of them, so that
+// on_error decides, and the log, check and status name the remedy.
+func TestServersOfTheWrongKind(t *testing.T) {
+	t.Parallel()
+	primary := redistest.Start(t)
+	for name, addr := range map[string]string{
+		"cluster":  redistest.StartCluster(t, 1, 0).Addrs()[0],
+		"sentinel": redistest.StartSentinels(t, "main", primary, 1, redistest.SentinelOptions{}).Nodes[0].Addr(),
+	} {
+		t.Run(name, func(t *testing.T) {
+			shard := newShard(t, ShardOptions{Primary: addr})
+			j := keepJournal(shard)
+			s := newStore(t, shard, nil)
+			_ = store.Answers(t.Context(), s.Check, oneOf("k"))
+			j.awaitProblem(t, addr, "write "+name)
+			eventually(t, "no calls are made", func() error {
+				if err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err; !errors.Is(err, wire.ErrUnfit) || !errors.Is(err, store.ErrNotExecuted) || wire.KindOf(err) != wire.KindMisconf {
+					return fmt.Errorf("error is %w", err)
+				}
+				return nil
+			})
+			server := s.Shards()[0].Servers[0]
+			if server.State != store.ServerLeftOut || !strings.Contains(strings.Join(server.Faults, " "), "write "+name) || server.Lanes[0].Breaker != store.BreakerUnfit {
+				t.Errorf("the server's figures are %+v", server)
+			}
+			d := s.Diagnose(t.Context())
+			if !strings.Contains(fmt.Sprintf("%+v", d.Findings), "write "+name) {
+				t.Errorf("the findings are %+v", d.Findings)
+			}
+		})
+	}
+}

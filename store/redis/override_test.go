@@ -1,7 +1,10 @@
 package redis
 
 import (
+	"encoding/binary"
+	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -224,5 +227,73 @@ func removes(t *testing.T, s *Store, kind store.OverrideKind, zone, clientKey st
 	must(t, err)
 	if removed != want {
 		t.Errorf("%s of %q in zone %s: removed %v, want %v", kind, clientKey, zone, removed, want)
+	}
+}
+
+// TestDamagedOverrides are skipped one by one, named, and removed like others.
+func TestDamagedOverrides(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	must(t, s.SetOverride(t.Context(), block("api", "tag:good", time.Now().Add(time.Hour))))
+	key := s.asker.Keys.Overrides()
+	ends := string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(float64(time.Now().Add(time.Hour).UnixMilli()))))
+	noNumber := string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(math.NaN())))
+	grant := func(events string) string {
+		return ends + `{"kind":"grant","zone":"api","client_key":"tag:x","since":1,"until":2,"events":` + events + `}`
+	}
+	damaged := map[string]string{
+		"block:api:tag:short": "x", "block:api:tag:nan": noNumber + "{}", "block:api:tag:junk": ends + "{not json", "block:api:tag:other": ends + `{"kind":"bless"}`,
+		"grant:api:tag:-6": grant("-6"), "grant:api:tag:0": grant("0"), "grant:api:tag:most": grant("9223372036854775807"), "grant:api:tag:huge": grant("1e30"),
+	}
+	for name, value := range damaged {
+		must(t, server.Client().HSet(t.Context(), key, name, value).Err())
+	}
+	must(t, server.Client().HSet(t.Context(), key, "v", "another").Err())
+	all, err := s.Overrides(t.Context())
+	if len(all) != 1 || all[0].ClientKey != "tag:good" || !errors.Is(err, store.ErrDamaged) || strings.Count(err.Error(), "damaged") != len(damaged) {
+		t.Errorf("got %+v, %v", all, err)
+	}
+	for name := range damaged {
+		kind, clientKey, _ := strings.Cut(name, ":api:")
+		removes(t, s, store.OverrideKind(kind), "api", clientKey, true)
+	}
+	sameKeys(t, "mended", overridden(t, s), "tag:good")
+	removes(t, s, store.OverrideBlock, "api", "tag:good", true)
+	if n := server.Client().Exists(t.Context(), key).Val(); n != 0 {
+		t.Error("the hash is left")
+	}
+}
+
+// TestOverridesOfAnotherSecret: those from before there was a key_secret hold and end; those under
+// another one are named, and end by the form that is listed.
+func TestOverridesOfAnotherSecret(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	under := func(secret string) *Store {
+		return newStore(t, shard, func(o *Options) { o.KeySecret = []byte(secret) })
+	}
+	plain, first, second := under(""), under("the first secret"), under("the second secret")
+	until := time.Now().Add(time.Hour)
+	must(t, plain.SetOverride(t.Context(), block("api", "tag:plain", until)))
+	must(t, first.SetOverride(t.Context(), block("api", "tag:first", until)))
+	kept := first.KeptKey("tag:first")
+	for _, s := range []*Store{plain, second} {
+		all, err := s.Overrides(t.Context())
+		if len(all) != 1 || s.KeptKey(all[0].ClientKey) != s.KeptKey("tag:plain") || !errors.Is(err, store.ErrDamaged) || !strings.Contains(fmt.Sprint(err), kept) {
+			t.Errorf("got %+v, %v", all, err)
+		}
+	}
+	all, err := first.Overrides(t.Context())
+	if len(all) != 2 || err != nil {
+		t.Errorf("under its own secret: %+v, %v", all, err)
+	}
+	removes(t, second, store.OverrideBlock, "api", "tag:plain", true)
+	removes(t, second, store.OverrideBlock, "api", kept, true)
+	for _, s := range []*Store{plain, first, second} {
+		if all, err := s.Overrides(t.Context()); len(all) != 0 || err != nil {
+			t.Errorf("after the end: %+v, %v", all, err)
+		}
 	}
 }

@@ -330,10 +330,10 @@ func TestPlainChargeFollowsItsSlot(t *testing.T) {
 	}
 	j.await(t, wire.DiscoveryFailed, "")
 	counted := int64(0)
-	charges := func(what string, at *redistest.Server, redirected int, scriptsAt int64) {
+	charges := func(what string, at *redistest.Server, redirected bool, scriptsAt int64) {
 		t.Helper()
 		type figures struct {
-			redirected            int
+			redirected            bool // Redis 8 counts one of two
 			scripts, scriptsThere int64
 		}
 		got := inTime(t, func(int) (f figures) {
@@ -345,7 +345,7 @@ func TestPlainChargeFollowsItsSlot(t *testing.T) {
 					used(t, what, reported(t, s, r)[0], counted)
 				})
 			})
-			f.redirected = redirects(t, m.from) - before
+			f.redirected = redirects(t, m.from) > before
 			if n := tagged(t, at, "k"); n != counted {
 				t.Fatalf("%s: the count is %d, want %d", what, n, counted)
 			}
@@ -355,16 +355,16 @@ func TestPlainChargeFollowsItsSlot(t *testing.T) {
 			t.Errorf("%s: %+v, want %+v", what, got, want)
 		}
 	}
-	charges("charge", m.from, 0, 0)
+	charges("charge", m.from, false, 0)
 	moving, err := c.BeginMigration(t.Context(), int(wire.SlotOf([]byte("k"))), m.from, m.to)
 	must(t, err)
 	if n, err := moving.MoveKeys(t.Context(), 10); n != 1 || err != nil {
 		t.Fatalf("%d buckets have moved, error %v", n, err)
 	}
 	// HINCRBY and HMGET are refused.
-	charges("charge while the slot moves", m.to, 2, 1)
+	charges("charge while the slot moves", m.to, true, 1)
 	must(t, moving.Finish(t.Context()))
-	charges("charge when the slot has moved", m.to, 2, 1)
+	charges("charge when the slot has moved", m.to, true, 1)
 }
 
 // TestPlainChargeOfAnOldCopy checks that a charge is made by the script if the server's copy of the

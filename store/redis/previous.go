@@ -121,7 +121,7 @@ func (m *migration) find() {
 }
 
 func (m *migration) dump() {
-	m.ask(m.was, wire.NewEval(scriptDump, true, []any{m.source}), func(reply string, err error) {
+	m.ask(m.was, wire.NewEval(scriptDump, true, []any{m.source}, ask.TypeOf(m.limit.Algorithm)), func(reply string, err error) {
 		if err != nil {
 			m.end(err)
 			return
@@ -149,7 +149,7 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 	if ask.EndsEarly(m.limit.Algorithm) {
 		marks = 1
 	}
-	m.ask(m.now, wire.NewEval(scriptRestore, false, keys, wire.AppendPacked(nil, expiry, marks), content), func(_ string, err error) {
+	m.ask(m.now, wire.NewEval(scriptRestore, false, keys, wire.AppendPacked(nil, expiry, marks), ask.TypeOf(m.limit.Algorithm), content), func(_ string, err error) {
 		if marked && wire.Says(err, wire.OneKey) {
 			// A node of a Redis Cluster that imports the slot takes one key at a time.
 			m.restore(expiry, content, false)

@@ -16,6 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/luascripts"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
@@ -128,14 +129,14 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 			moved++
 		}
 	}
-	dumps := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump")
+	dumps := calls(t, r.servers["a"], "pexpiretime") + calls(t, r.servers["b"], "pexpiretime")
 	if int(dumps) != moved {
 		t.Errorf("%d buckets were dumped, want the %d that moved", dumps, moved)
 	}
 	for i := range 200 {
 		must(t, store.Answers(t.Context(), after.Charge, oneOf(fmt.Sprint("client-", i)))[0].Err)
 	}
-	if again := calls(t, r.servers["a"], "dump") + calls(t, r.servers["b"], "dump"); again != dumps {
+	if again := calls(t, r.servers["a"], "pexpiretime") + calls(t, r.servers["b"], "pexpiretime"); again != dumps {
 		t.Errorf("%d buckets were dumped again", again-dumps)
 	}
 }
@@ -332,7 +333,7 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	}
 	must(t, was.Resume())
 	for _, server := range r.servers {
-		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-dump").Err())
+		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-pexpiretime").Err())
 	}
 	eventually(t, "the missing right is final", func() error {
 		if err := charge(clients[1], time.Second); !errors.Is(err, store.ErrFinal) {
@@ -420,7 +421,7 @@ func TestBucketMigratesOnce(t *testing.T) {
 		for range cap(errs) {
 			must(t, <-errs)
 		}
-		for _, command := range []string{"dump", "restore"} {
+		for _, command := range []string{"pexpiretime", "pexpireat"} {
 			total := int64(0)
 			for _, server := range r.servers {
 				total += calls(t, server, command)
@@ -613,7 +614,7 @@ func TestResetIsNotUndone(t *testing.T) {
 		must(t, store.Answers(t.Context(), before.Charge, reqs)[0].Err)
 		key := before.asker.Keys.Key(req.Limit, client)
 		source := r.servers[before.Owner(client)].Client()
-		content, err := source.Dump(t.Context(), key).Result()
+		dumped, err := source.Eval(t.Context(), luascripts.Dump, []string{key}, ask.TypeOf(algorithm)).Text()
 		must(t, err)
 		expiry, err := source.PExpireTime(t.Context(), key).Result()
 		must(t, err)
@@ -621,8 +622,8 @@ func TestResetIsNotUndone(t *testing.T) {
 		must(t, after.Reset(t.Context(), req))
 		other := r.store(r.members, r.members[:2])
 		late, _ := other.opts.Migrations.join(key)
-		late.store, late.now, late.clientKey = other, r.members[2].Shard, client
-		late.restore(expiry.Milliseconds(), content, true)
+		late.store, late.now, late.clientKey, late.limit = other, r.members[2].Shard, client, *req.Limit
+		late.restore(expiry.Milliseconds(), dumped[8:], true)
 		must(t, late.wait(t.Context()))
 		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
 			used(t, fmt.Sprint(algorithm, ": after the reset"), store.Answers(t.Context(), s.Check, reqs)[0], 0)

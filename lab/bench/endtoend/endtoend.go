@@ -12,6 +12,7 @@ import (
 	"fmt"
 	"io"
 	"math"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -32,6 +33,8 @@ type Options struct {
 	Length time.Duration // of each case in a round; 0 means a second
 	Quick  bool          // for tests: fewer clients, and no warm-up
 	Caddy  string        // the path of a Caddy with this module; one is built if it is empty
+
+	family []string // the names of the other servers
 }
 
 // sizes are the numbers on which the duration of a run depends.
@@ -69,6 +72,9 @@ func Run(ctx context.Context, opts Options, progress io.Writer) (_ *Result, err 
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, l.close()) }()
+	for _, other := range l.family {
+		opts.family = append(opts.family, other.name)
+	}
 	r := &Result{
 		opts: opts, baseCases: l.cases, cases: samples{}, sweep: samples{}, returning: samples{}, delays: samples{},
 		latency: map[string]rounds{},
@@ -144,6 +150,7 @@ type lab struct {
 	shop          *site.Workshop
 	turn          int // pieces that measureAll has measured
 	shards        []*redistest.Shard
+	family        []relative
 	stores        stores
 	first, second *site.Site
 
@@ -174,13 +181,16 @@ func openLab(opts Options) (_ *lab, err error) {
 	if err := l.launch(1, 1, 1, 1, 0, 2, 1); err != nil {
 		return nil, err
 	}
+	if err := l.launchFamily(); err != nil {
+		return nil, err
+	}
 	s := &l.stores
 	*s = stores{
 		base: redisStore{shards: l.shards[:1]}, batched: redisStore{name: "batched", shards: l.shards[1:2]},
 		seldom: redisStore{name: "seldom", shards: l.shards[:1], options: checked},
 		two:    redisStore{name: "two", shards: l.shards[:2], options: checked}, four: redisStore{name: "four", shards: l.shards[:4], options: checked},
 		alone: redisStore{name: "alone", shards: l.shards[4:5], options: checked}, followed: redisStore{name: "followed", shards: l.shards[5:6], options: checked},
-		many: redisStore{name: "many", shards: l.shards[6:], options: checked},
+		many: redisStore{name: "many", shards: l.shards[6:7], options: checked},
 	}
 	for i, d := range chargeDelays {
 		s.delayed = append(s.delayed, &redisStore{name: fmt.Sprintf("delay%d", i), shards: l.shards[:1], options: fmt.Sprintf("charge_delay %v", d), delay: d})
@@ -234,6 +244,31 @@ func (l *lab) launch(replicas ...int) error {
 		l.shards[i], err = launchShard(replicas[i])
 		return err
 	})
+}
+
+// launchFamily launches a shard of each other server of the family, if the tests have any.
+func (l *lab) launchFamily() error {
+	programs, err := redistest.Family()
+	if err != nil {
+		return err
+	}
+	for i, program := range programs[1:] {
+		shard, err := launchShard(1, redistest.Program(program))
+		if err != nil {
+			return err
+		}
+		l.shards = append(l.shards, shard)
+		l.family = append(l.family, relative{
+			filepath.Base(program), &redisStore{name: fmt.Sprintf("family%d", i), shards: []*redistest.Shard{shard}, options: checked},
+		})
+	}
+	return nil
+}
+
+// relative is another server of the family, and a store on it.
+type relative struct {
+	name  string
+	store *redisStore
 }
 
 func (l *lab) close() (err error) {
@@ -333,15 +368,15 @@ func (s *redisStore) away(name string, roundTrip time.Duration) (*redisStore, er
 
 // launchShard starts a primary and replicas. The replicas of redistest.LaunchShard reach
 // their primary through a proxy in this process, which costs CPU that the load needs.
-func launchShard(replicas int) (*redistest.Shard, error) {
-	primary, err := redistest.Launch()
+func launchShard(replicas int, opts ...redistest.Option) (*redistest.Shard, error) {
+	primary, err := redistest.Launch(opts...)
 	if err != nil {
 		return nil, fmt.Errorf("launch primary: %w", err)
 	}
 	shard := &redistest.Shard{Primary: primary}
 	host, port, _ := strings.Cut(primary.Addr(), ":")
 	for range replicas {
-		replica, err := redistest.Launch(redistest.Args("--replicaof", host, port))
+		replica, err := redistest.Launch(append(opts, redistest.Args("--replicaof", host, port))...)
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("launch replica: %w", err), shard.Stop())
 		}
@@ -529,6 +564,9 @@ func (l *lab) sweepCases() []*endpoint {
 	}
 	for i, far := range s.far {
 		cases = append(cases, l.limiting(distanceName(roundTrips[i]), far, 1, ""))
+	}
+	for _, other := range l.family {
+		cases = append(cases, l.limiting(other.name, other.store, 1, ""))
 	}
 	return cases
 }

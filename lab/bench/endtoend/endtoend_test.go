@@ -142,7 +142,7 @@ func checkFigures(r *Result) (err error) {
 		complain("with Redis 5 ms away half of the requests take less than %v ms", far.limiter)
 	}
 	goals := r.Goals()
-	if len(goals) != 10 {
+	if len(goals) != 11 {
 		complain("there are %d goals", len(goals))
 	}
 	for _, g := range goals {

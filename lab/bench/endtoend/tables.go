@@ -55,6 +55,7 @@ func (r *Result) goals() []goal {
 		return goal{report.Goal{What: what, Bound: bound, Rounds: in.ratios(name, countingName(clients), sample.redis)}, []string{name, countingName(clients)}}
 	}
 	calls := report.Goal{What: "calls to Redis per request: batch auto", Bound: 0.01, Rounds: report.ValuesBy(r.cases[BatchAuto], sample.ofCalls)}
+	opening := report.Goal{What: "µs of primary and replica per request: charge after, clients never seen before", Bound: 8, Rounds: report.ValuesBy(r.cases[NewClients], sample.redis)}
 	resident := "resident bytes of Caddy per bucket that it knows in Redis, with " + grouped(r.opts.sizes().many)
 	return []goal{
 		ratio(r.cases, "memory store", memoryStore, Floor, memoryBound),
@@ -66,6 +67,7 @@ func (r *Result) goals() []goal {
 		redis(r.cases, ChargeAfter, clients, 0.5),
 		redis(r.returning, ManyClients, manyClients, 1.3),
 		{calls, []string{BatchAuto}},
+		{opening, []string{NewClients}},
 		{report.Goal{What: resident, Bound: 350, Rounds: r.resident}, nil},
 	}
 }
@@ -156,6 +158,9 @@ func sweepRows(opts *Options) []sweepRow {
 	rows := factorRows(opts)
 	for _, d := range roundTrips {
 		rows = append(rows, sweepRow{"distance", distanceName(d), distanceName(d)})
+	}
+	for _, server := range opts.family {
+		rows = append(rows, sweepRow{"server", server, server})
 	}
 	return rows
 }

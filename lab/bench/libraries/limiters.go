@@ -83,6 +83,10 @@ type kind struct {
 // scripted are the commands of implementations that only send scripts.
 var scripted = map[string]int64{"evalsha": 1, "eval": 1}
 
+// opening are those of limiters whose checks open windows by plain commands as well: three for each
+// HSETNX.
+var opening = map[string]int64{"evalsha": 1, "eval": 1, "hsetnx": 3}
+
 var unpooled = []int{0}
 
 func openLimiter(k *kind, addr string, pool int) (*limiter, error) {
@@ -128,12 +132,12 @@ var (
 	}
 	checkAndCharge = &kind{
 		name: "check + charge, fixed window", ours: true, bounds: map[int]float64{64: 0.75, 256: 1},
-		pools: []int{wire.DefaultPoolSize}, commands: scripted, open: openOurs(store.FixedWindow, false, takeInTwo),
+		pools: []int{wire.DefaultPoolSize}, commands: opening, open: openOurs(store.FixedWindow, false, takeInTwo),
 	}
 	// As in the handler, no request waits for the charge.
 	checkAndDetach = &kind{
 		name: "check + detached charge, fixed window", ours: true, bounds: map[int]float64{64: 0.9, 256: 1.2},
-		pools: []int{wire.DefaultPoolSize}, commands: scripted, open: openDetaching,
+		pools: []int{wire.DefaultPoolSize}, commands: opening, open: openDetaching,
 	}
 	ours = []*kind{takeFixedWindow, takePlain, takeGCRA, checkAndCharge, checkAndDetach}
 

@@ -123,20 +123,30 @@ func (a *Asker) check(ctx context.Context, at *wire.Servers, g Group, deadline t
 		a.ask(ctx, replica, g, half, Reading(algorithm.Check, store.RoleReplica, now))
 		a.absences.note(g)
 		if g.Members = g.unanswered(at); len(g.Members) > 0 && ctx.Err() == nil {
-			a.ask(ctx, at.Checks, g, deadline, a.Writing(algorithm.Check, at))
+			a.checkPrimary(ctx, at, g, deadline)
 		}
 	}
 }
 
-// checkPrimary reads buckets at a primary if all their windows are known to be open. The
-// script checks others, and what is not there: it opens windows and adopts orphans.
+// checkPrimary reads buckets at a primary if all their windows are known to be open, and opens
+// windows of buckets that are not known. The script checks others, and what is not there.
 func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, g Group, deadline time.Time) {
 	now, age := a.TimeAt(at, time.Now())
-	if now == 0 || age > wire.ClockPeriod || at.Checks.Scripted.Load() || !g.areOpen(now) {
+	isSure := now != 0 && age <= wire.ClockPeriod && !at.Checks.Scripted.Load()
+	op := Reading(algorithm.Check, store.RolePrimary, now)
+	canOpen := g.canOpen(a.CheckTimeout)
+	switch {
+	case isSure && g.areOpen(now):
+	case isSure && canOpen && at.Checks.Opens():
+		op = Opening(now, at.Clock)
+	default:
+		if canOpen {
+			at.Checks.Sample(a.sample)
+		}
 		a.ask(ctx, at.Checks, g, deadline, a.Writing(algorithm.Check, at))
 		return
 	}
-	a.ask(ctx, at.Checks, g, deadline, Reading(algorithm.Check, store.RolePrimary, now))
+	a.ask(ctx, at.Checks, g, deadline, op)
 	refused := g.where(func(i int) bool { return wire.Says(g.States[i].Err, wire.Lacking) })
 	g.Members = append(g.where(func(i int) bool { return g.States[i].Err == nil && !g.States[i].Holds(g.Reqs[i].Limit) }), refused...)
 	if len(g.Members) == 0 || ctx.Err() != nil {
@@ -147,6 +157,9 @@ func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, g Group, dea
 		at.Checks.Scripted.Store(true)
 	}
 }
+
+// sample returns a key that is none of a bucket, and that users may have who have those of buckets.
+func (a *Asker) sample() string { return a.Keys.Mark("sample") }
 
 // fallBack asks a replica for what the primary did not answer. Where the replica
 // knows no open window either, the error stays.
@@ -346,7 +359,7 @@ func (a *Asker) call(l *wire.Lane, g Group, deadline time.Time, op Op) *wire.Cal
 
 // observe observes one command, if it was made, or tried.
 func (o Observer) observe(role store.Role, op algorithm.Operation, took time.Duration, err error) {
-	if o != nil && !errors.Is(err, wire.ErrShardDown) && !errors.Is(err, wire.ErrOverload) && !errors.Is(err, wire.ErrClosed) {
+	if o != nil && !errors.Is(err, wire.ErrShardDown) && !errors.Is(err, wire.ErrUnfit) && !errors.Is(err, wire.ErrOverload) && !errors.Is(err, wire.ErrClosed) {
 		o(role, op, took, err)
 	}
 }
@@ -418,6 +431,11 @@ func (g Group) areOpen(now int64) bool {
 	return !slices.ContainsFunc(g.Members, func(i int) bool {
 		return g.Reqs[i].Until <= now || !algorithm.Of(g.Reqs[i].Limit.Algorithm).Windowed
 	})
+}
+
+// canOpen reports whether the windows of all members can be opened without a script.
+func (g Group) canOpen(takes time.Duration) bool {
+	return !slices.ContainsFunc(g.Members, func(i int) bool { return !CanOpen(&g.Reqs[i], takes) })
 }
 
 // ids returns the IDs of the members that have one.

@@ -22,7 +22,11 @@ func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, repai
 		// A script that did without the clock was given an instant that has passed.
 		st = op.replied(l, r, cmd.Numbers(), cmd.Passed())
 	case op.reads():
-		texts, _ := cmd.Texts() // the error is the outcome
+		texts, err := cmd.Texts()
+		if err != nil {
+			// The window may be open, and is not shown.
+			return store.State{Err: wire.NotExecuted(err)}, Repair{}
+		}
 		st = l.read(r, texts, op.Now)
 	default:
 		st, repair = l.charged(r, cmd)

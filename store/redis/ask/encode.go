@@ -29,11 +29,19 @@ type Op struct {
 	// Latest is the latest instant at which the operation can run, or 0. A window
 	// that ends later can be charged without a script.
 	Latest int64
+	// Opens is set for a Check that may open a window without a script, at Now by Clock.
+	Opens bool
 }
 
 // Reading returns the operation Peek, or a Check that opens nothing, at an instant.
 func Reading(op algorithm.Operation, role store.Role, now int64) Op {
 	return Op{Operation: op, Role: role, ReadOnly: true, Now: now}
+}
+
+// Opening returns a Check that opens windows without a script, at an instant by the primary's
+// clock.
+func Opening(now int64, clock *wire.Clock) Op {
+	return Op{Operation: algorithm.Check, Role: store.RolePrimary, Now: now, Clock: clock, Opens: true}
 }
 
 // reads reports whether the operation neither spends nor gives back.
@@ -47,6 +55,9 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 	l, key := layoutOf(r.Limit.Algorithm), keys.Key(r.Limit, r.ClientKey)
 	if op.Latest != 0 && l.isHash && r.Until > op.Latest && r.Cost > 0 {
 		return wire.NewWrite((*plainCharge)(r), key, [...]any{wordHIncrBy, wordCount, r.Cost}, [...]any{wordHMGet, wordReset, wordPenalty}, op.Now, op.Clock)
+	}
+	if op.Opens {
+		return op.open(key, r)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
 	// Without one, the script runs for the server's own time.
@@ -65,6 +76,9 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 
 // The words of commands that call no script, and the fields of a hash, boxed.
 var (
+	wordHSetNX  any = "hsetnx"
+	wordPExpire any = "pexpire"
+	wordNX      any = "nx"
 	wordHMGet   any = "hmget"
 	wordMGet    any = "mget"
 	wordHIncrBy any = "hincrby"
@@ -85,6 +99,40 @@ func (c *plainCharge) Latest() int64 { return c.Until }
 func (c *plainCharge) CallScript(call *wire.ScriptCall, key string, clock *wire.Clock) {
 	Op{Operation: algorithm.Charge, Clock: clock}.callScript(layoutOf(c.Limit.Algorithm), call, key, (*store.Request)(c))
 }
+
+// plainOpening opens a window that ends at an instant, unless the bucket has one. It calls no script:
+// it is HSETNX of the window, with PEXPIRE of a key that never expires, and HMGET. So it also
+// gives a window to an orphan.
+type plainOpening struct {
+	r   *store.Request
+	end int64
+}
+
+// Latest implements [wire.Write].
+func (o *plainOpening) Latest() int64 { return o.end }
+
+// CallScript implements [wire.Write].
+func (o *plainOpening) CallScript(call *wire.ScriptCall, key string, clock *wire.Clock) {
+	Op{Operation: algorithm.Check, Clock: clock}.callScript(layoutOf(o.r.Limit.Algorithm), call, key, o.r)
+}
+
+// CanOpen reports whether a check of r, which may take that long, can open a window without a script:
+// one that is not known, as one that is over may be there for a while, that begins when it is
+// opened, and that cannot be over by then: an orphan that got it would be lost.
+func CanOpen(r *store.Request, takes time.Duration) bool {
+	return layoutOf(r.Limit.Algorithm).isHash && r.Until == 0 && !r.Limit.Align && r.Limit.Calendar.Unit == "" &&
+		r.Limit.Window > takes+wire.ReplyTimeout+wire.ClockPeriod
+}
+
+func (op Op) open(key string, r *store.Request) *wire.Command {
+	o := &plainOpening{r, op.Now + r.Limit.Window.Microseconds()}
+	return wire.NewOpening(o, key, [...]any{wordHSetNX, wordReset, o.end}, [...]any{wordPExpire, lifetime(o.end - op.Now), wordNX},
+		[...]any{wordHMGet, wordCount, wordReset, wordPenalty}, op.Now, op.Clock)
+}
+
+// lifetime is how many milliseconds a bucket lives whose content ends in so many microseconds: a
+// second more, as in the scripts.
+func lifetime(left int64) int64 { return (left+999)/1000 + 1001 }
 
 func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.Request) {
 	word := words[op.Operation]
@@ -278,6 +326,19 @@ func (k Keys) Client(clientKey string) string {
 	return string(kept)
 }
 
+// IsSecret reports whether a kept client key is the HMAC of one.
+func IsSecret(kept string) bool { return kept != "" && kept[0] == secretMark }
+
+// SecretID tells secrets apart, and nothing about them; "" without one.
+func (k Keys) SecretID() string {
+	if len(k.Secret) == 0 {
+		return ""
+	}
+	mac := hmac.New(sha256.New, k.Secret)
+	mac.Write([]byte("the secret of a store's overrides"))
+	return base64.RawURLEncoding.EncodeToString(mac.Sum(nil)[:6])
+}
+
 // layout is the form in which Redis holds the buckets of an algorithm: a string of packed
 // numbers, unless it says otherwise.
 type layout struct {
@@ -329,6 +390,18 @@ func Scripts() []*wire.Script {
 // EndsEarly reports whether an operation, such as a refund, can bring a bucket's end
 // forward: it may then end at its new owner while the previous copy exists.
 func EndsEarly(a store.Algorithm) bool { return layouts[a].endsEarly }
+
+// TypeOf returns what type of value of Redis an algorithm's buckets are.
+func TypeOf(a store.Algorithm) string {
+	switch l := &layouts[a]; {
+	case l.isHash:
+		return "hash"
+	case l.isSet:
+		return "zset"
+	default:
+		return "string"
+	}
+}
 
 func addWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	window, align := r.Limit.Window.Microseconds(), oneIf(r.Limit.Align)

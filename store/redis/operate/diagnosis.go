@@ -270,7 +270,7 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 	} else if left := unassigned(found); left > 0 {
 		remedy := "assign them to a node (redis-cli --cluster fix)"
 		if dead := deadIn(found); len(dead) > 0 {
-			remedy = "restart " + strings.Join(dead, ", ")
+			remedy = "restart " + strings.Join(dead, ", ") + "; of one that is gone for good, assign the slots to another node (redis-cli --cluster fix)"
 		}
 		d.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, wire.SlotCount), remedy))
 	}
@@ -298,10 +298,11 @@ func unassigned(found []wire.Roles) int {
 	return left
 }
 
-// deadIn returns the nodes with slots that are considered down and have no successor.
+// deadIn returns the nodes that are considered down and have no successor: of some, Redis 8.0 does
+// not tell the slots.
 func deadIn(found []wire.Roles) (dead []string) {
 	for _, r := range found {
-		if r.Primary == "" && len(r.Slots) > 0 {
+		if r.Primary == "" {
 			dead = append(dead, r.Down...)
 		}
 	}
@@ -442,6 +443,9 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 			return err
 		})
 		took := time.Since(began)
+		if isClosed(err) {
+			break
+		}
 		if err != nil && !wire.IsReply(err) {
 			return err
 		}
@@ -476,7 +480,7 @@ func (v *serverDiagnoser) readInfo(ctx context.Context) error {
 		case v.infoErr == nil:
 			v.info = parseInfo(text)
 			return nil
-		case wire.IsReply(v.infoErr):
+		case wire.IsReply(v.infoErr), isClosed(v.infoErr):
 			v.info = nil
 			return nil
 		default:
@@ -502,7 +506,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	for _, p := range []struct {
 		*probed
 		rights []right
-	}{{&found, needed}, {&resets, resetRights}, {&overrides, overrideRights}} {
+	}{{&found, needed}, {&resets, resetRights}, {&overrides, withoutAnyOf(needed, overrideRights)}} {
 		if err := v.call(ctx, func(ctx context.Context) (err error) {
 			*p.probed, err = probeRights(ctx, v.client, v.key, p.rights)
 			return err
@@ -537,9 +541,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	if found.isKeyDenied {
 		v.find(store.SeverityError, codeKeys, fmt.Sprintf("its user may not use keys that begin with %s:", v.operator.asker.Keys.Prefix), fmt.Sprintf("ACL SETUSER <user> ~%s:*", v.operator.asker.Keys.Prefix))
 	}
-	if unknown := slices.Concat(found.unknown, resets.unknown, overrides.unknown); len(unknown) > 0 {
-		v.find(store.SeverityError, codeCommands, "it does not have the commands "+strings.Join(unknown, ", "), "use Redis 7.0 or later, and undo a rename-command")
-	}
+	v.lacksCommands(slices.Concat(found.unknown, resets.unknown, overrides.unknown))
 	for _, err := range found.refusals {
 		if v.report.Role != store.RolePrimary {
 			continue
@@ -551,6 +553,28 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 		v.find(store.SeverityError, codeWrites, "it refuses writes: "+err.Error(), remedy)
 	}
 	return nil
+}
+
+// dispensable are the commands that the store does without, as behind many proxies.
+var dispensable = []string{"script|load", "evalsha_ro", "time", "ping", "info"}
+
+// lacksCommands adds the findings of commands that the server, or a proxy before it, does not know.
+func (v *serverDiagnoser) lacksCommands(unknown []string) {
+	var hidden, missing []string
+	for _, command := range unknown {
+		if slices.Contains(dispensable, command) {
+			hidden = append(hidden, command)
+		} else {
+			missing = append(missing, command)
+		}
+	}
+	const remedy = "use Redis 7.0 or later, undo a rename-command, or give the server's address in place of a proxy's"
+	if len(missing) > 0 {
+		v.find(store.SeverityError, codeCommands, "it does not have the commands "+strings.Join(missing, ", "), remedy)
+	}
+	if len(hidden) > 0 {
+		v.find(store.SeverityWarning, codeCommands, "it hides the commands "+strings.Join(hidden, ", ")+", as a proxy does: it counts, with more work, and less is known of it", remedy)
+	}
 }
 
 // judgeUnclear adds the finding of replies that say nothing about rights, and reports
@@ -595,10 +619,11 @@ func (v *serverDiagnoser) judge(ctx context.Context) {
 	faults := faultsOf(v.info, v.report.Role == store.RoleReplica, isFound)
 	v.findFault(store.SeverityError, codeVersion, faults[faultVersion])
 	if faults[faultVersion] == nil && !v.info.isTested() {
-		v.find(store.SeverityNote, codeVersion, fmt.Sprintf("its version, %s, was not tested", v.report.Version), fmt.Sprintf("use Redis %s, or try it before you rely on it", testedVersion))
+		v.find(store.SeverityNote, codeVersion, fmt.Sprintf("its version, %s, is newer than the tested ones", v.report.Version), fmt.Sprintf("use %s %v, or try it before you rely on it", v.info.product(), newestTested[v.info.product()]))
 	}
 	v.findFault(store.SeverityWarning, codeEviction, faults[faultPolicy])
 	v.findFault(store.SeverityError, codeRole, faults[faultRole])
+	v.findFault(store.SeverityError, codeRole, faults[faultMode])
 	if isFound && v.report.Role != store.RoleNode && (v.report.Role == store.RoleReplica) != v.info.isReplica() {
 		v.find(store.SeverityError, codeRole, fmt.Sprintf("it is found as a %s, and is none", v.report.Role), "a failover may be under way: check again when it has ended")
 	}
@@ -753,5 +778,5 @@ var garbled = regexp.MustCompile(`redis: (can't parse|invalid|got) `)
 // isGarbled reports whether a call failed because the answer makes no sense.
 func isGarbled(err error) bool {
 	var number *strconv.NumError
-	return errors.As(err, &number) || err != nil && !wire.IsReply(err) && garbled.MatchString(err.Error())
+	return errors.Is(err, wire.ErrFraming) || errors.As(err, &number) || err != nil && !wire.IsReply(err) && garbled.MatchString(err.Error())
 }

@@ -38,9 +38,14 @@ func (s *Shard) figures(name string) store.ShardFigures {
 func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.ServerFigures {
 	addr := lanes[0].Addr
 	s.mu.Lock()
-	_, met := s.met[addr]
+	seen, met := s.met[addr]
 	s.mu.Unlock()
 	f := store.ServerFigures{Address: addr, Role: role, State: store.ServerUp}
+	for _, fault := range seen.faults {
+		if fault != nil {
+			f.Faults = append(f.Faults, fault.Error())
+		}
+	}
 	if !met {
 		f.State = store.ServerUnmet
 	}

@@ -18,12 +18,14 @@ const (
 	// clockTolerance bounds the difference between a server's clock and this
 	// machine's that is not reported.
 	clockTolerance = time.Second
-	// oldestMajor and oldestMinor are the oldest version of Redis that works.
-	oldestMajor = 7
-	oldestMinor = 0
-	// testedVersion is the version of Redis that the tests run with.
-	testedVersion = "7.0"
 )
+
+// oldest is the oldest version that works, of any product: every Valkey says that it is a Redis
+// of 7.2.
+var oldest = version{7, 0}
+
+// newestTested are the newest versions with which the tests run, by product.
+var newestTested = map[string]version{redis: {8, 0}, valkey: {9, 1}}
 
 // examine examines the servers regularly, until the shard is closed: their
 // configuration, and the lag of replicas.
@@ -49,13 +51,21 @@ func (s *Shard) examine(ctx context.Context) {
 }
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
-	if i, ok := s.examineOne(ctx, at.Checks, false); ok && !i.isReplica() {
+	i, ok := s.examineOne(ctx, at.Checks, false)
+	at.Checks.LearnExpiry(ctx)
+	if ok && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
+	}
+	if ok {
+		unfit := modeFault(i, s.Finds())
+		at.Checks.SetUnfit(unfit)
+		at.Charges.SetUnfit(unfit)
 	}
 	var replicas sync.WaitGroup
 	for _, l := range at.Replicas {
 		replicas.Go(func() {
 			if i, ok := s.examineOne(ctx, l, true); ok {
+				l.SetUnfit(modeFault(i, s.Finds()))
 				s.judgeLag(primary, l, i)
 			}
 		})
@@ -95,6 +105,7 @@ const (
 	faultVersion
 	faultPolicy
 	faultRole
+	faultMode
 	faultClock
 	faultKinds
 )
@@ -168,13 +179,15 @@ const (
 // faultsOf returns the faults of a server, apart from its clock. isFound is set if it was
 // not given by its address.
 func faultsOf(i info, isReplica, isFound bool) (found [faultKinds]error) {
-	if i.isBefore(oldestMajor, oldestMinor) {
-		found[faultVersion] = &wire.Fault{Problem: "it is Redis " + i["redis_version"], Remedy: fmt.Sprintf("use %d.%d or later", oldestMajor, oldestMinor)}
+	if i.isTooOld() {
+		found[faultVersion] = &wire.Fault{Problem: "it is Redis " + i["redis_version"], Remedy: fmt.Sprintf("use %v or later", oldest)}
 	}
 	if policy := i["maxmemory_policy"]; policy != "" && policy != "noeviction" {
 		found[faultPolicy] = &wire.Fault{Problem: fmt.Sprintf("its maxmemory-policy is %s, which lets it forget counts", policy), Remedy: "set it to noeviction"}
 	}
+	found[faultMode] = modeFault(i, isFound)
 	switch {
+	case found[faultMode] != nil:
 	case isFound:
 		// Servers that are found change their roles by themselves.
 	case isReplica && !i.isReplica():
@@ -186,6 +199,19 @@ func faultsOf(i info, isReplica, isFound bool) (found [faultKinds]error) {
 		}
 	}
 	return found
+}
+
+// modeFault returns the fault of a server that answers, and is of a kind that cannot keep the
+// buckets of a shard that is given by its address, or nil.
+func modeFault(i info, isFound bool) error {
+	switch {
+	case isFound:
+	case i.mode() == "cluster":
+		return &wire.Fault{Problem: "it is a node of a Redis Cluster, which keeps only the buckets of its slots", Remedy: "write cluster in place of primary or url"}
+	case i.mode() == "sentinel":
+		return &wire.Fault{Problem: "it is a sentinel, which keeps no buckets", Remedy: "write sentinel, and the name of the master, in place of primary"}
+	}
+	return nil
 }
 
 // clockFault returns the fault of a server's clock with that lead, or nil.

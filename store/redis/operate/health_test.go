@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
@@ -22,7 +23,7 @@ func TestVersionsAndClocks(t *testing.T) {
 		"redis_version:unheard-of\r\n":                    false,
 		"":                                                false,
 	} {
-		if got := parseInfo(text).isBefore(oldestMajor, oldestMinor); got != want {
+		if got := parseInfo(text).isTooOld(); got != want {
 			t.Errorf("%q is too old: %v, want %v", text, got, want)
 		}
 	}
@@ -91,6 +92,23 @@ func TestBusyServerIsNotMisconfigured(t *testing.T) {
 		}
 		if e.Kind == wire.Met {
 			return
+		}
+	}
+}
+
+// TestOverridesEndByTheServersClock, whatever this machine's says.
+func TestOverridesEndByTheServersClock(t *testing.T) {
+	now := time.Unix(1_800_000_000, 0)
+	content := fmt.Sprintf(`{"kind":"block","zone":"z","client_key":"k","since":%d,"until":%d}`, now.UnixMicro(), now.Add(2*time.Minute).UnixMicro())
+	for left, want := range map[time.Duration]time.Duration{
+		2 * time.Minute:               2 * time.Minute,
+		2*time.Minute - 4*time.Second: 2 * time.Minute,
+		time.Minute:                   time.Minute,
+		7 * time.Minute:               7 * time.Minute,
+	} {
+		o, err := (&Operator{asker: &ask.Asker{}}).overrideIn(fmt.Sprintf("%d %s", left.Milliseconds(), content), now)
+		if ends := time.UnixMicro(o.Until).Sub(now); err != nil || ends != want || o.Until-o.Since != (2*time.Minute).Microseconds() {
+			t.Errorf("with %v left it ends in %v, want %v; %+v, %v", left, ends, want, o, err)
 		}
 	}
 }

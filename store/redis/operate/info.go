@@ -1,8 +1,10 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -56,28 +58,52 @@ func (i info) offset() int64 {
 	return n
 }
 
-func (i info) isBefore(major, minor int) bool {
-	version := i["redis_version"]
-	if valkey := i["valkey_version"]; valkey != "" {
-		version = valkey
+// The products that INFO tells apart.
+const (
+	redis  = "Redis"
+	valkey = "Valkey"
+)
+
+// mode is what kind of server it is: standalone, cluster or sentinel. Valkey 9 has a word of its own.
+func (i info) mode() string { return cmp.Or(i["redis_mode"], i["server_mode"]) }
+
+// product returns what the server is.
+func (i info) product() string {
+	if i["valkey_version"] != "" {
+		return valkey
 	}
-	var has [2]int
-	if n, _ := fmt.Sscanf(version, "%d.%d", &has[0], &has[1]); n < 2 {
-		return false
-	}
-	return has[0] < major || has[0] == major && has[1] < minor
+	return redis
 }
+
+// version is the first two numbers of a version.
+type version [2]int
+
+func (v version) String() string { return fmt.Sprintf("%d.%d", v[0], v[1]) }
+
+// is compares the version in a text with v; it is 0 if the text has none.
+func (v version) is(text string) int {
+	var has version
+	if n, _ := fmt.Sscanf(text, "%d.%d", &has[0], &has[1]); n < 2 {
+		return 0
+	}
+	return slices.Compare(has[:], v[:])
+}
+
+func (i info) isTooOld() bool { return oldest.is(i["redis_version"]) < 0 }
+
+// isTested reports whether the tests run with this version, or with an older and a newer one.
+func (i info) isTested() bool { return newestTested[i.product()].is(i.number()) <= 0 }
+
+// number is the server's version, as the product counts.
+func (i info) number() string { return cmp.Or(i["valkey_version"], i["redis_version"]) }
 
 // version names the server's version, and the server if it is Valkey.
 func (i info) version() string {
-	if valkey := i["valkey_version"]; valkey != "" {
-		return "Valkey " + valkey
+	if i.product() == redis {
+		return i.number()
 	}
-	return i["redis_version"]
+	return i.product() + " " + i.number()
 }
-
-// isTested reports whether the tests run with this version, whatever its patches.
-func (i info) isTested() bool { return strings.HasPrefix(i.version(), testedVersion+".") }
 
 // skew is the lead of the server's clock over this machine's at an instant.
 func (i info) skew(at time.Time) (skew time.Duration, ok bool) {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +16,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/luascripts"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
@@ -34,13 +36,24 @@ type lastOverrides struct {
 type readOverrides struct {
 	version string
 	all     []store.Override
+	// damaged names what could not be read.
+	damaged error
 	// isHandedOver is set if another shard has them too.
 	isHandedOver bool
 }
 
 // nameOf returns the name of an override in the hash, which has the kept form of the client key.
-func (p *Operator) nameOf(o store.OverrideID) string {
-	return string(o.Kind) + ":" + o.Zone + ":" + p.asker.Keys.Client(o.ClientKey)
+func (p *Operator) nameOf(o store.OverrideID) string { return nameUnder(p.asker.Keys, o) }
+
+func nameUnder(keys ask.Keys, o store.OverrideID) string {
+	return string(o.Kind) + ":" + o.Zone + ":" + keys.Client(o.ClientKey)
+}
+
+// keptOverride is an override as the hash has it.
+type keptOverride struct {
+	store.Override
+	// Secret is the ID of the key_secret of the client key, if that is an HMAC.
+	Secret string `json:"secret,omitempty"`
 }
 
 // SetOverride keeps an override on a shard, and on the one before a resharding, which may
@@ -69,12 +82,17 @@ func (p *Operator) SetOverride(ctx context.Context, o store.Override, shard, bef
 
 // keep writes an override to a shard: op is set or keep.
 func (p *Operator) keep(ctx context.Context, shard *Shard, op string, o *store.Override) error {
-	content, err := json.Marshal(o)
+	kept := keptOverride{Override: *o}
+	if ask.IsSecret(o.ClientKey) {
+		kept.Secret = p.asker.Keys.SecretID()
+	}
+	content, err := json.Marshal(kept)
 	if err != nil {
 		return fmt.Errorf("encode an override: %w", err)
 	}
-	ends := (o.Until + 999) / 1000
-	reply, err := p.override(ctx, shard, op, p.nameOf(o.ID()), wire.AppendPacked(nil, ends, store.MaxOverrides), content)
+	// The server's clock decides when it ends.
+	lasts := (o.Until - p.now().UnixMicro() + 999) / 1000
+	reply, err := p.override(ctx, shard, op, p.nameOf(o.ID()), wire.AppendPacked(nil, lasts, store.MaxOverrides), content)
 	if err == nil && reply != "SET" {
 		err = fmt.Errorf("there are %d overrides on this shard, which is the most: remove some", store.MaxOverrides)
 	}
@@ -84,14 +102,24 @@ func (p *Operator) keep(ctx context.Context, shard *Shard, op string, o *store.O
 // RemoveOverride removes an override, and reports whether there was one. It asks all shards, because the shard of a kept
 // key is not known.
 func (p *Operator) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
-	name := p.nameOf(store.OverrideID{Kind: kind, Zone: zone, ClientKey: clientKey})
+	id := store.OverrideID{Kind: kind, Zone: zone, ClientKey: clientKey}
+	names := []string{p.nameOf(id)}
+	if len(p.asker.Keys.Secret) > 0 && !ask.IsSecret(clientKey) {
+		// It may have been written before there was a key_secret.
+		names = append(names, nameUnder(ask.Keys{}, id))
+	}
 	var removed atomic.Bool
 	err := p.atAllShards(func(shard *Shard) error {
-		reply, err := p.override(ctx, shard, "remove", name)
-		if reply == "REMOVED" {
-			removed.Store(true)
+		for _, name := range names {
+			reply, err := p.override(ctx, shard, "remove", name)
+			if err != nil {
+				return err
+			}
+			if reply == "REMOVED" {
+				removed.Store(true)
+			}
 		}
-		return err
+		return nil
 	})
 	return removed.Load(), err
 }
@@ -118,7 +146,7 @@ func (p *Operator) Overrides(ctx context.Context) ([]store.Override, error) {
 // overridesOf asks for the version first: reading overrides that have not changed costs
 // no script, and needs no right of its own.
 func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Override, error) {
-	last, key := &shard.overrides, p.asker.Keys.Overrides()
+	last, key := &shard.overrides, p.asker.Keys.Overrides()+" "+p.asker.Keys.SecretID()
 	last.mu.Lock()
 	known := last.read[key]
 	last.mu.Unlock()
@@ -148,7 +176,7 @@ func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Overr
 		last.read = map[string]readOverrides{}
 	}
 	last.read[key] = read
-	return read.all, nil
+	return read.all, read.damaged
 }
 
 func (p *Operator) readOverrides(ctx context.Context, shard *Shard) (read readOverrides, err error) {
@@ -158,14 +186,47 @@ func (p *Operator) readOverrides(ctx context.Context, shard *Shard) (read readOv
 	}
 	lines := strings.Split(reply, "\n")
 	read.version = lines[0]
+	var damaged []error
 	for _, line := range lines[1:] {
-		var o store.Override
-		if err := json.Unmarshal([]byte(line), &o); err != nil {
-			return read, fmt.Errorf("decode an override: %w", err)
+		o, err := p.overrideIn(line, p.now())
+		if err != nil {
+			damaged = append(damaged, err)
+			continue
 		}
 		read.all = append(read.all, o)
 	}
+	read.damaged = errors.Join(damaged...)
 	return read, nil
+}
+
+// sameClock is by how much clocks may differ that are taken for the same.
+const sameClock = 5 * time.Second
+
+// overrideIn reads a line of the script. By this machine's clock the override ends when it
+// does by the server's.
+func (p *Operator) overrideIn(line string, now time.Time) (store.Override, error) {
+	var o keptOverride
+	if name, isDamaged := strings.CutPrefix(line, "!"); isDamaged {
+		return o.Override, fmt.Errorf("%w: the override %.100q has no end", store.ErrDamaged, name)
+	}
+	lasts, content, _ := strings.Cut(line, " ")
+	left, err := strconv.ParseInt(lasts, 10, 64)
+	if err != nil {
+		return o.Override, fmt.Errorf("%w: decode an override: %w", store.ErrDamaged, err)
+	}
+	if err := json.Unmarshal([]byte(content), &o); err != nil {
+		return o.Override, fmt.Errorf("%w: decode the override %.100q: %w", store.ErrDamaged, content, err)
+	}
+	if err := o.Check(); err != nil {
+		return o.Override, err
+	}
+	if o.Secret != "" && o.Secret != p.asker.Keys.SecretID() {
+		return o.Override, fmt.Errorf("%w: the %s of %s in zone %s was written under another key_secret, so it holds for nobody", store.ErrDamaged, o.Kind, o.ClientKey, o.Zone)
+	}
+	if shift := now.UnixMicro() + left*1000 - o.Until; max(shift, -shift) > sameClock.Microseconds() {
+		o.Since, o.Until = o.Since+shift, o.Until+shift
+	}
+	return o.Override, nil
 }
 
 // handOver copies overrides of a shard that the store gives up to one that it keeps. Any

@@ -1,11 +1,14 @@
 package operate
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"io"
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -30,7 +33,7 @@ const (
 	brokenScript = "("
 )
 
-// The rights that docs/redis.md documents, one list for each of its rules.
+// The rights that docs/servers.md documents, one list for each of its rules.
 var (
 	basicRights = []right{
 		{"evalsha", []any{absentScript, 0}},
@@ -44,6 +47,8 @@ var (
 		{"hmget", []any{inKey{}, "c"}},
 		{"hset", []any{inKey{}, "c", 0, "field without value"}},
 		{"hincrby", []any{inKey{}, "c", "no number"}},
+		// The next one removes what this one makes.
+		{"hsetnx", []any{inKey{}, "c", 0}},
 		{"pexpire", []any{inKey{}, 1}},
 		{"pttl", []any{inKey{}}},
 		{"time", nil},
@@ -58,11 +63,11 @@ var (
 		{"info", []any{"server"}},
 	}
 	databaseRights  = []right{{"select", []any{0}}}
-	clusterRights   = []right{{"cluster|shards", nil}, {"cluster|info", nil}, {"readonly", nil}, {"asking", nil}}
+	clusterRights   = []right{{"cluster|shards", nil}, {"cluster|slots", nil}, {"cluster|info", nil}, {"readonly", nil}, {"asking", nil}}
 	migrationRights = []right{
-		{"dump", []any{inKey{}}},
 		{"pexpiretime", []any{inKey{}}},
-		{"restore", []any{inKey{}, -1, "no dump"}},
+		{"hgetall", []any{inKey{}}},
+		{"pexpireat", []any{inKey{}, 1}},
 	}
 	resetRights    = []right{{"del", []any{inKey{}}}}
 	overrideRights = []right{
@@ -71,12 +76,19 @@ var (
 		{"pexpireat", []any{inKey{}, 1}},
 	}
 	// sentinelRights are probed by the search for the servers itself.
-	sentinelRights = []string{"sentinel|master", "sentinel|replicas"}
+	sentinelRights = []string{"sentinel|master", "sentinel|replicas", "sentinel|get-master-addr-by-name"}
 )
+
+// withoutAnyOf returns the rights that are not among the needed ones, which have been probed.
+func withoutAnyOf(needed, rights []right) []right {
+	return slices.DeleteFunc(slices.Clone(rights), func(r right) bool {
+		return slices.ContainsFunc(needed, func(other right) bool { return other.command == r.command })
+	})
+}
 
 // primaryCommands are those of the lists above that the store never sends to a replica.
 var primaryCommands = []string{
-	"evalsha", "set", "hset", "hincrby", "pexpire", "zadd", "zrem", "zremrangebyrank", "dump", "pexpiretime", "restore",
+	"evalsha", "set", "hset", "hincrby", "hsetnx", "pexpire", "zadd", "zrem", "zremrangebyrank", "pexpiretime", "pexpireat",
 }
 
 // executed matches the errors of Redis about the probes' arguments.
@@ -112,8 +124,33 @@ type probed struct {
 	unclearReply error
 }
 
-// probeRights probes rights in one pipeline. The error is that of the connection.
+// probeRights probes rights in one pipeline or, where the connection is closed on one that a proxy
+// does not know, one by one. The error is that of the connection.
 func probeRights(ctx context.Context, client *goredis.Client, key string, rights []right) (found probed, err error) {
+	if found, err = probeTogether(ctx, client, key, rights); !isClosed(err) {
+		return found, err
+	}
+	found = probed{}
+	for i, r := range rights {
+		one, err := probeTogether(ctx, client, key, rights[i:i+1])
+		switch {
+		case isClosed(err):
+			found.unknown = append(found.unknown, r.command)
+		case err != nil:
+			return probed{}, err
+		default:
+			found.add(one)
+		}
+	}
+	return found, nil
+}
+
+// isClosed reports whether the server has closed the connection.
+func isClosed(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, syscall.ECONNRESET) || errors.Is(err, syscall.EPIPE)
+}
+
+func probeTogether(ctx context.Context, client *goredis.Client, key string, rights []right) (found probed, err error) {
 	pipe := client.Pipeline()
 	cmds := make([]*goredis.Cmd, len(rights))
 	for i, r := range rights {
@@ -136,6 +173,16 @@ func probeRights(ctx context.Context, client *goredis.Client, key string, rights
 		found.note(r.command, err)
 	}
 	return found, nil
+}
+
+// add adds what another pipeline found out.
+func (p *probed) add(other probed) {
+	p.missing = append(p.missing, other.missing...)
+	p.unknown = append(p.unknown, other.unknown...)
+	p.isKeyDenied = p.isKeyDenied || other.isKeyDenied
+	p.refusals = append(p.refusals, other.refusals...)
+	p.unclear = append(p.unclear, other.unclear...)
+	p.unclearReply = cmp.Or(p.unclearReply, other.unclearReply)
 }
 
 // note adds the reply to a probe.

@@ -141,12 +141,16 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interv
 func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.ConnectTimeout())
 	defer cancel()
-	if o.Dial != nil {
-		return o.Dial(ctx, network, addr)
+	dial := (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
+	switch {
+	case o.Dial != nil:
+		dial = o.Dial
+	case o.TLS != nil:
+		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: o.TLS}).DialContext
 	}
-	dialer := &net.Dialer{KeepAliveConfig: keepAlive}
-	if o.TLS == nil {
-		return dialer.DialContext(ctx, network, addr)
+	conn, err := dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
 	}
-	return (&tls.Dialer{NetDialer: dialer, Config: o.TLS}).DialContext(ctx, network, addr)
+	return guard(conn), nil
 }

@@ -51,10 +51,12 @@ type Command struct {
 	// reply and failure are what a bundle got for its member.
 	reply   string
 	failure error
-	// write is a write that calls no script, or nil. follow reads what it has changed;
-	// followArgs are its words.
+	// write is a write that calls no script, or nil. expire, unless it is nil, bounds the life of
+	// what it has written, and follow reads it; expireArgs and followArgs are their words.
 	write      Write
+	expire     *goredis.Cmd
 	follow     *goredis.StringSliceCmd
+	expireArgs []any
 	followArgs []any
 	// Clock, if not nil, is the clock that decides, which is the server's. It
 	// learns the time from replies.
@@ -105,6 +107,14 @@ type (
 		argsRoom   [4]any
 		followRoom [4]any
 	}
+	// opening is a write that makes what expires, with the room that it needs.
+	opening struct {
+		Command
+		nowRoom    [1]int64
+		argsRoom   [4]any
+		expireRoom [4]any
+		followRoom [5]any
+	}
 	// ScriptCall is a call of a script on one key, with the room that it needs: Begin, then
 	// Add the numbers, then Ready.
 	ScriptCall struct {
@@ -119,6 +129,7 @@ type (
 
 // The words of commands, boxed.
 var (
+	wordEval      any = "eval"
 	wordEvalSHA   any = "evalsha"
 	wordEvalSHARO any = "evalsha_ro"
 	wordAsking    any = "asking"
@@ -160,6 +171,19 @@ func NewWrite(w Write, key string, write, read [3]any, now int64, clock *Clock) 
 	c.ints = c.nowRoom[:]
 	c.args = append(c.argsRoom[:0], write[0], &c.key, write[1], write[2])
 	c.followArgs = append(c.followRoom[:0], read[0], &c.key, read[1], read[2])
+	c.Ready()
+	return &c.Command
+}
+
+// NewOpening returns a command that writes to a key unless something is there, bounds its life, and
+// reads it. It may run twice.
+func NewOpening(w Write, key string, write, expire [3]any, read [4]any, now int64, clock *Clock) *Command {
+	c := &opening{Command: Command{key: key, Clock: clock, write: w, Reads: true}}
+	c.nowRoom[placeOfNow] = -now
+	c.ints = c.nowRoom[:]
+	c.args = append(c.argsRoom[:0], write[0], &c.key, write[1], write[2])
+	c.expireArgs = append(c.expireRoom[:0], expire[0], &c.key, expire[1], expire[2])
+	c.followArgs = append(append(c.followRoom[:0], read[0], &c.key), read[1:]...)
 	c.Ready()
 	return &c.Command
 }
@@ -216,6 +240,11 @@ func (c *Command) Ready() {
 		c.Cmder, c.reply, c.failure = nil, "", nil
 	case c.write != nil:
 		c.Cmder = goredis.NewIntCmd(context.Background(), c.args...)
+		if c.expireArgs != nil {
+			// Its number may be 0, which an IntCmd without a reply has as well.
+			c.Cmder = goredis.NewCmd(context.Background(), c.args...)
+			c.expire = goredis.NewCmd(context.Background(), c.expireArgs...)
+		}
 		c.follow = goredis.NewStringSliceCmd(context.Background(), c.followArgs...)
 	case c.anyReply:
 		c.Cmder = goredis.NewCmd(context.Background(), c.args...)
@@ -232,9 +261,15 @@ func (c *Command) Ready() {
 func (c *Command) becomeScript() {
 	room := new(ScriptCall)
 	c.write.CallScript(room, c.key, c.Clock)
-	c.write, c.script, c.ints = nil, room.script, room.ints
+	c.write, c.expireArgs, c.script, c.ints = nil, nil, room.script, room.ints
 	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, room.args[placeOfOperation], &c.packed}
 	c.Ready()
+}
+
+// callBySource makes a call of a script have its source in place of its name.
+func (c *Command) callBySource() {
+	c.args = slices.Clone(c.args)
+	c.args[placeOfWord], c.args[placeOfWord+1] = wordEval, c.script.source
 }
 
 // IsScript reports whether c calls a script.

@@ -21,6 +21,10 @@ var ErrTimeout = errors.New("no answer in time")
 // the previous calls failed.
 var ErrShardDown = errors.New("server is left out after repeated failures")
 
+// ErrUnfit is the error, possibly wrapped, of a call that was not made because the server answers, and
+// is of a kind that cannot keep buckets.
+var ErrUnfit = errors.New("server cannot keep buckets")
+
 // Errors, possibly wrapped, of calls that were not made or had no reply.
 var (
 	// ErrOverload: the queue is full.
@@ -187,6 +191,8 @@ func KindOf(err error) string {
 	switch {
 	case errors.Is(err, ErrShardDown):
 		return KindBreaker
+	case errors.Is(err, ErrUnfit):
+		return KindMisconf
 	case errors.Is(err, ErrOverload):
 		return KindOverload
 	case errors.Is(err, ErrNoServers):

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -38,8 +39,10 @@ const (
 	// retirePause is how long retired connections stay open for calls that have
 	// already chosen them.
 	retirePause = time.Second
-	// reconnectPause is the least time between replacements of connections.
-	reconnectPause = 100 * time.Millisecond
+	// reconnectPause is the least time between replacements of connections. It doubles with each
+	// that was in vain, up to mostReconnectPause.
+	reconnectPause     = 100 * time.Millisecond
+	mostReconnectPause = 2 * time.Second
 	// breakerPause is how long a server is left out whose pipelines fail in a row:
 	// one more than there are connections, because these can all be cut at once
 	// while the server is well.
@@ -56,12 +59,14 @@ type Lane struct {
 	// Addr is the server's address.
 	Addr string
 	// client holds the connections. It is replaced when they lead to a server that
-	// is no longer the primary; reconnected is when, in nanoseconds since 1970.
+	// is no longer the primary.
 	client      atomic.Pointer[goredis.Client]
-	reconnected atomic.Int64
-	breaker     *gobreaker.TwoStepCircuitBreaker[any]
-	queue       *queue
-	batch       int
+	replacement replacement
+	// unfit is why no calls are made of a server that answers, or nil.
+	unfit   atomic.Pointer[error]
+	breaker *gobreaker.TwoStepCircuitBreaker[any]
+	queue   *queue
+	batch   int
 	// persistent makes workers retry commands that did not run, until the deadline:
 	// the lane is for charges.
 	persistent bool
@@ -84,6 +89,10 @@ type Lane struct {
 	// Scripted is set once the server has refused a plain command and has run the script
 	// in its place, as a proxy may that does not know the command.
 	Scripted atomic.Bool
+	// expires is set once the server is known to bound the life of a key by a plain command, and
+	// unopening once it has refused to open a window without a script.
+	expires, unopening atomic.Bool
+	sample             atomic.Pointer[string]
 	// fault is the last error that spoke against the server.
 	fault lastFault
 	// Lag is the least age of a replica's data, in nanoseconds.
@@ -192,7 +201,33 @@ func (l *Lane) ping(ctx context.Context) {
 	defer cancel()
 	err = l.client.Load().Ping(ctx).Err()
 	l.fault.note(err)
+	l.noteLogin(err)
 	reported(err)
+}
+
+// Opens reports whether windows are opened without scripts.
+func (l *Lane) Opens() bool { return l.expires.Load() && !l.unopening.Load() }
+
+// Sample has LearnExpiry find that out with a key like those of windows, at which nothing is, or
+// what expires.
+func (l *Lane) Sample(key func() string) {
+	if l.sample.Load() == nil {
+		l.sample.Store(new(key()))
+	}
+}
+
+// LearnExpiry finds out whether the server bounds the life of a key by a plain command, on a
+// connection of its own: some proxies close it on a word that they do not know.
+func (l *Lane) LearnExpiry(ctx context.Context) {
+	key := l.sample.Load()
+	if key == nil || l.expires.Load() || l.unopening.Load() {
+		return
+	}
+	err := l.client.Load().Do(ctx, "pexpire", *key, 1, "nx").Err()
+	// Rights to the command are judged before those to the key, and before the key's slot.
+	if m, isReply := MeaningOf(err); err == nil || isReply && (m.Kind == KindAuth && m.Hint == 0 || strings.HasPrefix(err.Error(), "MOVED ")) {
+		l.expires.Store(true)
+	}
 }
 
 // Info asks the server for INFO.
@@ -200,10 +235,13 @@ func (l *Lane) Info(ctx context.Context) (string, error) { return l.client.Load(
 
 // Figures describes the lane for operators.
 func (l *Lane) Figures() store.LaneFigures {
-	pool := l.client.Load().PoolStats()
+	pool, breaker := l.client.Load().PoolStats(), l.breaker.State().String()
+	if l.unfit.Load() != nil {
+		breaker = store.BreakerUnfit
+	}
 	return store.LaneFigures{
 		Purpose: string(l.purpose()),
-		Breaker: l.breaker.State().String(),
+		Breaker: breaker,
 		Latency: time.Duration(l.pace.Load()),
 		Queued:  l.queue.len() + int(l.awaiting.Load()),
 		Pool: store.PoolFigures{
@@ -226,8 +264,7 @@ func (l *Lane) warm(ctx context.Context, scripts []*Script) {
 // reconnect makes calls use new connections, because a name or a virtual IP may
 // lead to another server by now. Calls in flight end on the old ones.
 func (l *Lane) reconnect() {
-	last, now := l.reconnected.Load(), time.Now().UnixNano()
-	if now-last < int64(reconnectPause) || !l.reconnected.CompareAndSwap(last, now) {
+	if !l.replacement.isDue(time.Now()) {
 		return
 	}
 	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
@@ -239,6 +276,31 @@ func (l *Lane) reconnect() {
 		}
 		_ = old.Close()
 	})
+}
+
+// replacement says when connections may be replaced.
+type replacement struct {
+	mu    sync.Mutex
+	last  time.Time
+	pause time.Duration
+}
+
+// isDue reports whether connections that lead to no primary are replaced at now. If the new ones
+// lead to none either, the next ones have to wait longer.
+func (r *replacement) isDue(now time.Time) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	since := now.Sub(r.last)
+	switch {
+	case since < r.pause:
+		return false
+	case since > 2*r.pause+reconnectPause:
+		r.pause = reconnectPause
+	default:
+		r.pause = min(2*r.pause, mostReconnectPause)
+	}
+	r.last = now
+	return true
 }
 
 func (l *Lane) purpose() Purpose {

@@ -128,24 +128,43 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 		fault = l.pipeline(ctx, crossing)
 	}
 	if unknown := withOutcome(cmds, scriptless); len(unknown) > 0 {
-		if fault = l.load(ctx, unknown); fault == nil {
-			fault = l.pipeline(ctx, unknown)
-		}
+		fault = l.callUnknown(ctx, unknown)
 	}
 	l.askTime(ctx, cmds)
-	if slices.ContainsFunc(instead, func(c *Command) bool { return c.Outcome == nil }) {
-		l.Scripted.Store(true)
+	for _, c := range instead {
+		switch {
+		case c.Outcome != nil:
+		case c.Reads:
+			l.unopening.Store(true)
+		default:
+			l.Scripted.Store(true)
+		}
 	}
 	l.fault.note(fault)
 	reported(fault)
 }
 
 // IsUp reports whether calls are made. Pings find out when a server is back.
-func (l *Lane) IsUp() bool { return l.breaker.State() == gobreaker.StateClosed }
+func (l *Lane) IsUp() bool {
+	return l.breaker.State() == gobreaker.StateClosed && l.unfit.Load() == nil
+}
+
+// SetUnfit makes no calls be made, because of err, or calls be made again if err is nil: the
+// server answers, and is of a kind that cannot keep buckets.
+func (l *Lane) SetUnfit(err error) {
+	if err == nil {
+		l.unfit.Store(nil)
+		return
+	}
+	l.unfit.Store(&err)
+}
 
 // Down is the error of calls that are not made. It quotes the last fault without
 // wrapping it, because these calls did not fail that way.
 func (l *Lane) Down() error {
+	if unfit := l.unfit.Load(); unfit != nil {
+		return fmt.Errorf("redis %s: %w: %w", l.Addr, ErrUnfit, *unfit)
+	}
 	if fault := l.fault.load(); fault != nil {
 		return fmt.Errorf("redis %s: %w, the last of which was: %s", l.Addr, ErrShardDown, fault.Error())
 	}
@@ -210,12 +229,20 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 			l.Shard.nudge()
 		}
 		reconnect = reconnect || Says(cmd.Outcome, demoted)
+		l.noteLogin(cmd.Outcome)
 	}
 	if reconnect {
 		l.Shard.reconnect(l.Addr)
 	}
 	observe(cmds, sent, at)
 	return fault
+}
+
+// noteLogin reports that the server refuses the credentials, if err says so.
+func (l *Lane) noteLogin(err error) {
+	if m, _ := MeaningOf(err); l.Shard.Options.LoginRefused != nil && m.Kind == KindAuth && m.Hint&Shut != 0 {
+		l.Shard.Options.LoginRefused()
+	}
 }
 
 // CheckTime makes a plain write a script call if it may run too late, by the time now: it
@@ -255,15 +282,21 @@ func (l *Lane) exec(ctx context.Context, cmds []*Command) error {
 // internal/simstore only.
 func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 	c.single()
-	for _, cmd := range [...]goredis.Cmder{c, c.follow} {
-		if c.asking {
-			pipe.Do(ctx, wordAsking)
-		}
-		_ = pipe.Process(ctx, cmd)
-		if c.write == nil {
-			return
-		}
+	c.add(ctx, pipe, c)
+	if c.write == nil {
+		return
 	}
+	if c.expireArgs != nil {
+		c.add(ctx, pipe, c.expire)
+	}
+	c.add(ctx, pipe, c.follow)
+}
+
+func (c *Command) add(ctx context.Context, pipe goredis.Pipeliner, cmd goredis.Cmder) {
+	if c.asking {
+		pipe.Do(ctx, wordAsking)
+	}
+	_ = pipe.Process(ctx, cmd)
 }
 
 // canBundle reports whether commands can be bundled. In a Redis Cluster, and behind
@@ -352,7 +385,10 @@ func (c *Command) Result() (text string, err error) {
 	case *goredis.Cmd:
 		text, _ = cmd.Val().(string)
 	}
-	return text, c.Err()
+	if err = c.Err(); err == nil && c.expireArgs != nil {
+		err = c.expire.Err()
+	}
+	return text, err
 }
 
 // errTime is the outcome of a command whose reply has a time that is not believed.
@@ -415,6 +451,31 @@ func withOutcome(cmds []*Command, h Hint) (some []*Command) {
 	return some
 }
 
+// callUnknown sends calls of scripts that the server lacks, once it has loaded them. Behind proxies
+// that refuse to load scripts, or close the connection on it, the calls bring the source. The
+// server knows that script then, and not its bundle.
+func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
+	err := l.load(ctx, cmds)
+	bySource := err != nil && ctx.Err() == nil && (Says(err, Lacking) || !IsReply(err) && !IsDialError(err))
+	for _, cmd := range cmds {
+		switch {
+		case bySource:
+			cmd.callBySource()
+		case err != nil:
+			// The server refused them, so they count as not sent.
+			cmd.sent, cmd.Outcome = false, refused(err)
+		}
+	}
+	if err != nil && !bySource {
+		return err
+	}
+	fault := l.pipeline(ctx, cmds)
+	if bySource && slices.ContainsFunc(cmds, func(c *Command) bool { return c.Outcome == nil }) {
+		l.splits.Store(true)
+	}
+	return fault
+}
+
 func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 	pipe := l.client.Load().Pipeline()
 	loaded := map[*Script]bool{}
@@ -425,12 +486,7 @@ func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		err = fmt.Errorf("redis %s: load scripts: %w", l.Addr, err)
-		for _, cmd := range cmds {
-			// The server refused them, so they count as not sent.
-			cmd.sent, cmd.Outcome = false, refused(err)
-		}
-		return err
+		return fmt.Errorf("redis %s: load scripts: %w", l.Addr, err)
 	}
 	return nil
 }

@@ -61,6 +61,8 @@ type Options struct {
 	// NoPipelining sends each call by itself instead of pipelining those that wait
 	// at the same time.
 	NoPipelining bool
+	// LoginRefused, if set, is called when a server refuses the credentials. It must be quick.
+	LoginRefused func()
 	// Dial replaces the dialler in tests that inject faults; nil for none.
 	Dial func(ctx context.Context, network, addr string) (net.Conn, error)
 	// MaxReplicaLag bounds the lag of a replica that answers checks; 0 means

@@ -1,0 +1,149 @@
+package redis
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// openings is a store that opens windows without scripts once it has heard the primary's time.
+type openings struct {
+	*Store
+	server *redistest.Server
+}
+
+func newOpenings(t *testing.T) openings {
+	t.Helper()
+	sh := redistest.StartShard(t, 0)
+	shard := shardOf(t, sh)
+	s := newStore(t, shard, func(o *Options) { o.ReadPrimary = true })
+	// The first call begins the examination of the servers.
+	must(t, store.Answers(t.Context(), s.Check, oneOf("first"))[0].Err)
+	eventually(t, "the server bounds lives by plain commands", func() error {
+		must(t, store.Answers(t.Context(), s.Take, oneOf("heard"))[0].Err)
+		must(t, store.Answers(t.Context(), s.Check, oneOf("unknown"))[0].Err)
+		if !shard.Owner(0).Checks.Opens() {
+			return errors.New("it is not known")
+		}
+		return nil
+	})
+	return openings{s, sh.Primary}
+}
+
+// opened is the answer to a check, and how many scripts ran for it.
+type opened struct {
+	r       store.Request
+	st      store.State
+	scripts int64
+}
+
+// check checks a bucket, which prepare makes, soon after the primary's time was heard.
+func (o openings) check(t *testing.T, prepare func(key string, now time.Time)) opened {
+	t.Helper()
+	return inTime(t, func(n int) opened {
+		r := plainRequest(1)
+		r.Limit.Window = time.Hour
+		r.ClientKey = fmt.Sprint(t.Name(), n)
+		prepare(o.asker.Keys.Key(r.Limit, r.ClientKey), time.Now())
+		// A take is a script, which tells the time.
+		must(t, store.Answers(t.Context(), o.Take, oneOf("heard"))[0].Err)
+		got := opened{r: r}
+		got.scripts = scripts(t, o.server, func() { got.st = store.Answers(t.Context(), o.Check, []store.Request{r})[0] })
+		return got
+	})
+}
+
+// outlives requires that a bucket lives longer than its window, and not much.
+func (o openings) outlives(t *testing.T, got opened) {
+	t.Helper()
+	eventually(t, "the bucket lives as long as its window", func() error {
+		fields, ttl := fieldsOf(t, o.Store, o.server, got.r)
+		left := time.Until(time.UnixMicro(got.st.Reset))
+		if fields["r"] != fmt.Sprint(got.st.Reset) || ttl < left || ttl > left+3*time.Second {
+			return fmt.Errorf("it is %v with %v to live, the window has %v", fields, ttl, left)
+		}
+		return nil
+	})
+}
+
+// TestWindowsOpenWithoutScripts: other stores see the same window, an orphan gets one and keeps its
+// count, and what the script has to do is left to it.
+func TestWindowsOpenWithoutScripts(t *testing.T) {
+	t.Parallel()
+	o := newOpenings(t)
+	client := o.server.Client()
+	for name, c := range map[string]struct {
+		prepare func(key string, now time.Time)
+		used    int64
+		scripts int64
+	}{
+		"nothing is there": {func(string, time.Time) {}, 0, 0},
+		"an orphan":        {func(key string, _ time.Time) { must(t, client.HSet(t.Context(), key, "c", 5).Err()) }, 5, 0},
+		"a window without expiry": {func(key string, now time.Time) {
+			must(t, client.HSet(t.Context(), key, "c", 5, "r", now.Add(time.Minute).UnixMicro()).Err())
+		}, 5, 0},
+		"an old window": {func(key string, now time.Time) {
+			must(t, client.HSet(t.Context(), key, "c", 5, "r", now.Add(-time.Millisecond).UnixMicro()).Err())
+		}, 0, 1},
+		"an end that cannot be": {func(key string, now time.Time) {
+			must(t, client.HSet(t.Context(), key, "c", 5, "r", now.Add(100*time.Hour).UnixMicro()).Err())
+		}, 0, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			got := o.check(t, c.prepare)
+			if got.st.Err != nil || got.st.Used != c.used || got.scripts != c.scripts {
+				t.Fatalf("%+v, by %d scripts, want %d used, by %d", got.st, got.scripts, c.used, c.scripts)
+			}
+			if name != "a window without expiry" {
+				o.outlives(t, got)
+			} else if _, ttl := fieldsOf(t, o.Store, o.server, got.r); ttl <= 0 {
+				t.Error("it never expires")
+			}
+			other := newStore(t, newShard(t, ShardOptions{Primary: o.server.Addr()}), nil)
+			if st := store.Answers(t.Context(), other.Check, []store.Request{got.r})[0]; st.Err != nil || st.Reset != got.st.Reset || st.Used != got.st.Used {
+				t.Errorf("another store sees %+v, not %+v", st, got.st)
+			}
+		})
+	}
+}
+
+// TestPenaltyOfABucketWithoutWindow gives it one, so that no opening meets a bucket that expires with
+// its penalty.
+func TestPenaltyOfABucketWithoutWindow(t *testing.T) {
+	t.Parallel()
+	o := newOpenings(t)
+	r := plainRequest(1)
+	r.Limit.Window, r.Until = time.Hour, time.Now().Add(time.Minute).UnixMicro()
+	st := store.Answers(t.Context(), o.Penalize, []store.Request{r})[0]
+	must(t, st.Err)
+	fields, ttl := fieldsOf(t, o.Store, o.server, r)
+	if fields["r"] == "" || fields["p"] == "" || ttl < 59*time.Minute {
+		t.Errorf("the bucket is %v with %v to live", fields, ttl)
+	}
+}
+
+// TestRefusedOpeningIsLeftToTheScript, from then on.
+func TestRefusedOpeningIsLeftToTheScript(t *testing.T) {
+	t.Parallel()
+	o := newOpenings(t)
+	must(t, o.server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-hsetnx").Err())
+	for range 2 {
+		got := o.check(t, func(string, time.Time) {})
+		if got.st.Err != nil || got.scripts != 1 {
+			t.Errorf("%+v by %d scripts", got.st, got.scripts)
+		}
+		o.outlives(t, got)
+	}
+	// Charges stay plain.
+	if n := inTime(t, func(int) int64 {
+		r := plainRequest(1)
+		r.Until = openWindow(t, o.Store, r)
+		return scripts(t, o.server, func() { must(t, reported(t, o.Store, r)[0].Err) })
+	}); n != 0 {
+		t.Errorf("the charge took %d scripts", n)
+	}
+}

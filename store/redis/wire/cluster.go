@@ -1,0 +1,294 @@
+package wire
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+)
+
+// Cluster finds the nodes of a Redis Cluster.
+type Cluster struct {
+	opts *Options
+	// timeout bounds the wait for a reply, so that one search can ask several nodes.
+	timeout time.Duration
+	// epoch is that of the last answer that was followed.
+	epoch int64
+	// nodes are those found last, which are asked before the given addresses; the
+	// first one answered last.
+	nodes []string
+	// clients are by address.
+	clients map[string]*goredis.Client
+}
+
+// NewCluster returns a finder that asks the nodes of the options, and those that they name,
+// and waits that long for a reply. It connects at its first use.
+func NewCluster(opts *Options, timeout time.Duration) *Cluster {
+	return &Cluster{opts: opts, timeout: timeout, clients: map[string]*goredis.Client{}}
+}
+
+// Find returns the primaries that a node of the cluster names, with their replicas and slots.
+func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
+	found, err := c.FindAll(ctx)
+	return slices.DeleteFunc(found, func(r Roles) bool { return r.Primary == "" }), err
+}
+
+// FindAll also returns the roles of nodes that have no primary.
+func (c *Cluster) FindAll(ctx context.Context) ([]Roles, error) {
+	var failures []error
+	var best clusterView
+	for _, addr := range appendNew(slices.Clone(c.nodes), c.opts.Cluster...) {
+		v, err := c.ask(ctx, addr)
+		if err != nil {
+			failures = append(failures, fmt.Errorf("%s: %w", addr, err))
+			continue
+		}
+		if v.isWhole && v.epoch >= c.epoch {
+			c.epoch = v.epoch
+			c.remember(v.roles, addr)
+			return v.roles, nil
+		}
+		if v.covers > best.covers {
+			best = v
+		}
+	}
+	if best.covers > 0 {
+		return best.roles, nil
+	}
+	return nil, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(failures...))
+}
+
+// clusterView is what one node knows of the cluster.
+type clusterView struct {
+	roles []Roles
+	// isWhole is set if the node is in touch with the others, and knows who has which slot: a
+	// node that was cut off knows only the past.
+	isWhole bool
+	// covers is the number of slots that have an owner.
+	covers int
+	// epoch grows with each change of an owner.
+	epoch int64
+}
+
+// ask asks one node.
+func (c *Cluster) ask(ctx context.Context, addr string) (v clusterView, err error) {
+	// Connecting may take longer than a search, and goes on when this ends.
+	ctx, cancel := context.WithTimeout(ctx, 2*c.timeout)
+	defer cancel()
+	state, err := c.client(addr).ClusterInfo(ctx).Result()
+	if err != nil {
+		return v, err
+	}
+	shards, err := c.client(addr).ClusterShards(ctx).Result()
+	if err != nil {
+		return v, err
+	}
+	slots, err := c.client(addr).Do(ctx, "CLUSTER", "SLOTS").Slice()
+	if err != nil {
+		return v, err
+	}
+	v.roles = rolesIn(slotsIn(slots, addr), c.shardsIn(shards, addr))
+	hasPrimary := false
+	for _, r := range v.roles {
+		hasPrimary = hasPrimary || r.Primary != "" && len(r.Slots) > 0
+		for _, some := range r.Slots {
+			v.covers += some.Last - some.First + 1
+		}
+	}
+	if !hasPrimary {
+		return v, errors.New("it knows no slots")
+	}
+	v.epoch, _ = strconv.ParseInt(fieldOf(state, "cluster_current_epoch"), 10, 64)
+	v.isWhole = fieldOf(state, "cluster_state") == "ok" && v.covers == SlotCount
+	return v, nil
+}
+
+// fieldOf returns a field of the reply to CLUSTER INFO, or "".
+func fieldOf(info, name string) string {
+	for line := range strings.Lines(info) {
+		if value, ok := strings.CutPrefix(line, name+":"); ok {
+			return strings.TrimSpace(value)
+		}
+	}
+	return ""
+}
+
+func appendNew(list []string, addrs ...string) []string {
+	for _, addr := range addrs {
+		if !slices.Contains(list, addr) {
+			list = append(list, addr)
+		}
+	}
+	return list
+}
+
+func (c *Cluster) client(addr string) *goredis.Client {
+	if client, ok := c.clients[addr]; ok {
+		return client
+	}
+	o := clientOptions(addr, c.opts)
+	o.PoolSize, o.MaxActiveConns = 1, 1
+	o.ReadTimeout, o.WriteTimeout = c.timeout, c.timeout
+	client := goredis.NewClient(o)
+	c.clients[addr] = client
+	return client
+}
+
+// clusterNode is a node as its cluster knows it.
+type clusterNode struct {
+	id, addr          string
+	isPrimary, isDown bool
+}
+
+// ownedSlots are slots, their primary and its replicas.
+type ownedSlots struct {
+	SlotRange
+	nodes []clusterNode
+}
+
+// slotsIn reads the reply of from to CLUSTER SLOTS. What it cannot read has no owner.
+func slotsIn(reply []any, from string) (all []ownedSlots) {
+	for _, entry := range reply {
+		words, _ := entry.([]any)
+		if len(words) < 3 {
+			continue
+		}
+		first, _ := words[0].(int64)
+		last, _ := words[1].(int64)
+		owned := ownedSlots{SlotRange: SlotRange{int(first), int(last)}}
+		for _, word := range words[2:] {
+			node, _ := word.([]any)
+			if len(node) < 3 {
+				break
+			}
+			host, _ := node[0].(string)
+			port, _ := node[1].(int64)
+			id, _ := node[2].(string)
+			owned.nodes = append(owned.nodes, clusterNode{
+				id: id, addr: nodeAddr(host, strconv.FormatInt(port, 10), from), isPrimary: len(owned.nodes) == 0,
+			})
+		}
+		if len(owned.nodes) > 0 {
+			all = append(all, owned)
+		}
+	}
+	return all
+}
+
+// shardsIn reads the reply of from to CLUSTER SHARDS.
+func (c *Cluster) shardsIn(reply []goredis.ClusterShard, from string) (shards [][]clusterNode) {
+	for _, shard := range reply {
+		var nodes []clusterNode
+		for _, n := range shard.Nodes {
+			port := n.Port
+			if c.opts.TLS != nil && n.TLSPort != 0 {
+				port = n.TLSPort
+			}
+			nodes = append(nodes, clusterNode{
+				id: n.ID, addr: nodeAddr(n.Endpoint, strconv.FormatInt(port, 10), from), isPrimary: n.Role == "master", isDown: n.Health == "fail",
+			})
+		}
+		shards = append(shards, nodes)
+	}
+	return shards
+}
+
+// rolesIn returns the primaries, with their replicas and slots; failed nodes are down, and may
+// leave their slots without a primary. Only the slots say whose they are: a shard may list
+// two primaries, and then no slots. The shards say which nodes are down, and which have no slots.
+func rolesIn(slots []ownedSlots, shards [][]clusterNode) []Roles {
+	known := map[string]clusterNode{}
+	for _, n := range slices.Concat(shards...) {
+		known[n.id] = n
+	}
+	var found []Roles
+	place := map[string]int{} // in found, by the node's ID
+	// put puts a node where it is, or else at a place, or else at a new one.
+	put := func(n clusterNode, at int) int {
+		if was, ok := place[n.id]; ok {
+			return was
+		}
+		if at < 0 {
+			found, at = append(found, Roles{}), len(found)
+		}
+		place[n.id] = at
+		found[at].add(n)
+		return at
+	}
+	for _, owned := range slots {
+		at := -1
+		for _, n := range owned.nodes {
+			n.isDown = known[n.id].isDown
+			if own := put(n, at); at < 0 {
+				at = own
+			}
+		}
+		found[at].Slots = append(found[at].Slots, owned.SlotRange)
+	}
+	for _, nodes := range shards {
+		at := -1
+		for _, n := range nodes {
+			if !n.isPrimary || n.isDown {
+				continue
+			}
+			if own := put(n, -1); at < 0 || len(found[own].Slots) > 0 {
+				at = own
+			}
+		}
+		for _, n := range nodes {
+			if own := put(n, at); at < 0 {
+				at = own
+			}
+		}
+	}
+	return found
+}
+
+func (r *Roles) add(n clusterNode) {
+	switch {
+	case n.isDown:
+		r.Down = append(r.Down, n.addr)
+	case n.isPrimary:
+		r.Primary = n.addr
+	default:
+		r.Replicas = append(r.Replicas, n.addr)
+	}
+}
+
+// nodeAddr returns the address of a node that from has named. One without a host
+// name is on the host of from.
+func nodeAddr(host, port, from string) string {
+	if host == "" || host == "?" {
+		host, _, _ = net.SplitHostPort(from)
+	}
+	return net.JoinHostPort(host, port)
+}
+
+// remember sets the nodes to ask next time: the one that answered, then the others.
+func (c *Cluster) remember(found []Roles, answered string) {
+	c.nodes = []string{answered}
+	for _, r := range found {
+		if r.Primary != "" {
+			c.nodes = appendNew(appendNew(c.nodes, r.Primary), r.Replicas...)
+		}
+	}
+	for addr, client := range c.clients {
+		if !slices.Contains(c.nodes, addr) && !slices.Contains(c.opts.Cluster, addr) {
+			_ = client.Close()
+			delete(c.clients, addr)
+		}
+	}
+}
+
+// Close closes the connections.
+func (c *Cluster) Close() {
+	for _, client := range c.clients {
+		_ = client.Close()
+	}
+}

@@ -1,0 +1,166 @@
+package wire
+
+import (
+	"bytes"
+	"errors"
+	"net"
+	"strconv"
+	"syscall"
+)
+
+// guarded is a connection to a server whose replies are believed within bounds only: go-redis
+// allocates what a reply announces, and follows it however deep it nests. It does not send HELLO,
+// with which go-redis begins: RESP2 needs none, and some proxies close the connection on it.
+// go-redis logs in by AUTH then.
+type guarded struct {
+	net.Conn
+	// isOpen is set once a command was written, hello is what is left of the reply to HELLO.
+	isOpen bool
+	hello  string
+	// logsIn is set from a login until its reply.
+	logsIn bool
+
+	bounds bounds
+}
+
+// peekable is a connection that go-redis can look at before it uses it again.
+type peekable struct {
+	*guarded
+	syscall.Conn
+}
+
+func guard(conn net.Conn) net.Conn {
+	g := &guarded{Conn: conn}
+	if raw, ok := conn.(syscall.Conn); ok {
+		return peekable{g, raw}
+	}
+	return g
+}
+
+func (c *guarded) Write(b []byte) (int, error) {
+	switch {
+	case c.isOpen:
+	case isCommand(b, "$5\r\nhello\r\n"):
+		c.hello = "-ERR unknown command 'hello'\r\n"
+		return len(b), nil
+	default:
+		c.isOpen, c.logsIn = true, isCommand(b, "$4\r\nauth\r\n")
+	}
+	return c.Conn.Write(b)
+}
+
+// isCommand reports whether b is the command of a word: an array whose first text it is.
+func isCommand(b []byte, word string) bool {
+	_, rest, _ := bytes.Cut(b, []byte("\r\n"))
+	return bytes.EqualFold(rest[:min(len(rest), len(word))], []byte(word))
+}
+
+// needless begins the reply to a login with a password alone at a server that wants none. HELLO,
+// and a login with a user, succeed there, so that servers with and without a password can share
+// the option.
+const needless = "-ERR AUTH <password> called without any password configured"
+
+// answerLogin returns the length of b after it has made a success of a login that was needless.
+func answerLogin(b []byte) int {
+	if end := bytes.IndexByte(b, '\n'); end >= 0 && bytes.HasPrefix(b, []byte(needless)) {
+		return copy(b, "+OK\r\n") + copy(b[len("+OK\r\n"):], b[end+1:])
+	}
+	return len(b)
+}
+
+func (c *guarded) Read(b []byte) (n int, err error) {
+	if c.hello != "" {
+		n = copy(b, c.hello)
+		c.hello = c.hello[n:]
+		return n, nil
+	}
+	n, err = c.Conn.Read(b)
+	if c.logsIn && n > 0 {
+		c.logsIn, n = false, answerLogin(b[:n])
+	}
+	if !c.bounds.hold(b[:n]) {
+		_ = c.Close()
+		return 0, ErrFraming
+	}
+	return n, err
+}
+
+// ErrFraming is the error of a connection whose server does not answer as one of the family does.
+var ErrFraming = errors.New("a reply is no RESP2, larger than any that is expected, or nests deeper")
+
+// The most that a reply may have. The largest are the copy of a full sliding_log and the nodes of a
+// cluster whose slots lie scattered.
+const (
+	mostText     = 16 << 20 // bytes of a text
+	mostElements = 1 << 18  // of an array
+	mostNested   = 8        // arrays within each other
+	mostLine     = 64 << 10 // bytes of a line, such as an error
+)
+
+// bounds follows the replies on a connection.
+type bounds struct {
+	// skip is how many bytes of a text are to come.
+	skip int
+	// line is the beginning of the line that is read, which has length bytes so far.
+	line   [24]byte
+	length int
+	// nested is how many arrays began since the last element that is none.
+	nested int
+}
+
+// hold takes in what was read, and reports whether it is within the bounds.
+func (x *bounds) hold(b []byte) bool {
+	for len(b) > 0 {
+		if x.skip > 0 {
+			n := min(x.skip, len(b))
+			x.skip -= n
+			b = b[n:]
+			continue
+		}
+		end := bytes.IndexByte(b, '\n')
+		part := b[:end+1]
+		if end < 0 {
+			part = b
+		}
+		if x.length < len(x.line) {
+			copy(x.line[x.length:], part)
+		}
+		if x.length += len(part); x.length > mostLine {
+			return false
+		}
+		b = b[len(part):]
+		if end < 0 {
+			return true
+		}
+		if !x.begin(bytes.TrimRight(x.line[:min(x.length, len(x.line))], "\r\n")) {
+			return false
+		}
+		x.length = 0
+	}
+	return true
+}
+
+// begin takes in a line, without its end and up to the room that it has.
+func (x *bounds) begin(line []byte) bool {
+	if len(line) == 0 {
+		return false
+	}
+	switch line[0] {
+	case '$':
+		n, err := strconv.Atoi(string(line[1:]))
+		x.nested = 0
+		if n >= 0 {
+			x.skip = n + len("\r\n")
+		}
+		return err == nil && n <= mostText
+	case '*':
+		n, err := strconv.Atoi(string(line[1:]))
+		x.nested++
+		return err == nil && n <= mostElements && x.nested <= mostNested
+	case '+', '-', ':':
+		x.nested = 0
+		return true
+	}
+	// RESP2 has no other kinds.
+	return false
+}
