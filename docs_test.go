@@ -314,7 +314,7 @@ func TestCodesOfFindingsAreDocumented(t *testing.T) {
 
 // The most words of the operators' documents together, of README.md, and of the evidence.
 const (
-	mostWords         = 18_000
+	mostWords         = 18_400
 	mostReadmeWords   = 700
 	mostEvidenceWords = 2_500
 )
@@ -374,7 +374,7 @@ func TestOperatorsDocumentsAreShort(t *testing.T) {
 
 // The most words of docs/design.md, and of one of its paragraphs.
 const (
-	mostDesignWords    = 5_500
+	mostDesignWords    = 5_700
 	mostParagraphWords = 90
 )
 
