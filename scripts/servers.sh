@@ -17,7 +17,7 @@ fi
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$root" "$work"/{sources,lists/partial,cache/archives/partial,debs}
-mirror=$(grep -hoE 'https?://[^ ]+' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -m1 debian || echo http://deb.debian.org/debian)
+mirror=$(grep -hE '^(URIs:|deb )' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null | grep -oE 'https?://[^ ]+' | grep -m1 debian || echo http://deb.debian.org/debian)
 for suite in bookworm-backports trixie sid; do
 	printf 'Types: deb\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n' \
 		"${mirror%/}" "$suite" >"$work/sources/$suite.sources"
@@ -30,6 +30,7 @@ apt=(apt-get -qq -o Dir::Etc::sourcelist=/dev/null -o "Dir::Etc::sourceparts=$wo
 unpack() {
 	local suite=$1 folder=$root/$2 package
 	shift 2
+	mkdir -p "$folder"
 	(cd "$work/debs" && "${apt[@]}" download "${@/%//$suite}")
 	for package in "$work"/debs/*.deb; do dpkg -x "$package" "$folder"; done
 	rm "$work"/debs/*.deb
