@@ -153,14 +153,18 @@ func TestWobble(t *testing.T) {
 	end := zero.Add(window).Unix()
 	for name, test := range map[string]struct {
 		charge string
-		begun  int // of the admission, in milliseconds
+		begun  int   // of the admission, in milliseconds
+		waits  int64 // until so many seconds after the end of the window
 		want   int64
 	}{
-		"its charge is late":                 {after, 3850, 1},
-		"its charge is not late":             {after, 0, 2},
-		"its cost is spent before it begins": {before, 3850, 2},
+		"its charge is late":                 {after, 3850, 5, 1},
+		"its charge is not late":             {after, 0, 5, 2},
+		"its cost is spent before it begins": {before, 3850, 5, 2},
+		"it waits for the charge":            {after, 3850, 1, 1},
+		"it waits for no charge":             {after, 0, 1, 2},
+		"it waits longer than the charge":    {after, 3850, 2, 2},
 	} {
-		seen := join(in(end, admitted(1, test.begun, 1, 0)), in(end+5, []response{at(429, 3900, 3901)}), in(end+4, admitted(1, 4100, 1, 0)))
+		seen := join(in(end, admitted(1, test.begun, 1, 0)), in(end+test.waits, []response{at(429, 3900, 3901)}), in(end+4, admitted(1, 4100, 1, 0)))
 		if windows, most := small(fixedWindow, test.charge).wobble(seen, 200*time.Millisecond); windows != 2 || most != test.want {
 			t.Errorf("%s: %d resets in one of %d windows, want %d of 2", name, most, windows, test.want)
 		}
@@ -302,6 +306,8 @@ func TestRoom(t *testing.T) {
 
 		"waits for a late charge":      {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+5, refusal(3900))), 0},
 		"waits, though there is room":  {small(fixedWindow, after), join(in(end, admitted(2, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+5, refusal(3900))), 1},
+		"waits until it arrives":       {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+1, refusal(3950))), 0},
+		"waits until later":            {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+2, refusal(3950))), 3},
 		"waits, though none is late":   {small(fixedWindow, after), join(in(end, admitted(4, 0, 1, 0)), in(end+5, refusal(3900))), 4},
 		"waits for a time without end": {small(fixedWindow, after), join(in(end, admitted(3, 0, 1, 0)), in(end, admitted(1, 3890, 50, 0)), in(end+400, refusal(3900))), 3},
 		"waits, but its cost is taken": {small(fixedWindow, before), join(in(end, admitted(4, 3890, 50, 0)), in(end+5, refusal(3900))), 4},
