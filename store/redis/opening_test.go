@@ -24,7 +24,7 @@ func newOpenings(t *testing.T) openings {
 	// The first call begins the examination of the servers.
 	must(t, store.Answers(t.Context(), s.Check, oneOf("first"))[0].Err)
 	eventually(t, "the server bounds lives by plain commands", func() error {
-		must(t, store.Answers(t.Context(), s.Take, oneOf("heard"))[0].Err)
+		hearTime(t, s, "heard")
 		must(t, store.Answers(t.Context(), s.Check, oneOf("unknown"))[0].Err)
 		if !shard.Owner(0).Checks.Opens() {
 			return errors.New("it is not known")
@@ -49,8 +49,7 @@ func (o openings) check(t *testing.T, prepare func(key string, now time.Time)) o
 		r.Limit.Window = time.Hour
 		r.ClientKey = fmt.Sprint(t.Name(), n)
 		prepare(o.asker.Keys.Key(r.Limit, r.ClientKey), time.Now())
-		// A take is a script, which tells the time.
-		must(t, store.Answers(t.Context(), o.Take, oneOf("heard"))[0].Err)
+		hearTime(t, o.Store, "heard")
 		got := opened{r: r}
 		got.scripts = scripts(t, o.server, func() { got.st = store.Answers(t.Context(), o.Check, []store.Request{r})[0] })
 		return got
@@ -142,6 +141,7 @@ func TestRefusedOpeningIsLeftToTheScript(t *testing.T) {
 	if n := inTime(t, func(int) int64 {
 		r := plainRequest(1)
 		r.Until = openWindow(t, o.Store, r)
+		hearTime(t, o.Store, "heard")
 		return scripts(t, o.server, func() { must(t, reported(t, o.Store, r)[0].Err) })
 	}); n != 0 {
 		t.Errorf("the charge took %d scripts", n)

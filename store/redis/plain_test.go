@@ -81,8 +81,13 @@ func reported(t *testing.T, s *Store, reqs ...store.Request) []store.State {
 	return states
 }
 
-// openWindow opens the request's window by a script, which tells the store the primary's time, and
-// returns its end.
+// hearTime makes the store hear the time of the primary of a key: a take is always a script.
+func hearTime(t *testing.T, s *Store, key string) {
+	t.Helper()
+	must(t, store.Answers(t.Context(), s.Take, oneOf(key))[0].Err)
+}
+
+// openWindow opens the request's window, and returns its end.
 func openWindow(t *testing.T, s *Store, r store.Request) int64 {
 	t.Helper()
 	st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]
@@ -128,6 +133,7 @@ func TestPlainChargesCallNoScript(t *testing.T) {
 				r := plainRequest(3)
 				r.ClientKey = fmt.Sprint(name, try)
 				end := openWindow(t, s, r)
+				hearTime(t, s, "heard")
 				r.Until = end - test.shorten
 				return scripts(t, sh.Primary, func() {
 					if st := reported(t, s, r)[0]; st.Err != nil || st.Used != 3 || st.Reset != end || st.Now == 0 {
@@ -164,9 +170,7 @@ func TestScriptReplacesRefusedCommands(t *testing.T) {
 				// commands were refused, and how many scripts ran.
 				do := func(f func()) (n [2]int64) {
 					return inTime(t, func(int) [2]int64 {
-						other := r
-						other.ClientKey += " time"
-						openWindow(t, s, other) // the reply has the primary's time
+						hearTime(t, s, "heard")
 						before := filter.Answered()
 						ran := scripts(t, server, f)
 						return [2]int64{filter.Answered() - before, ran}
@@ -232,9 +236,7 @@ func TestMissingRightIsNotRemembered(t *testing.T) {
 	user("+hincrby", "+hmget")
 	counted := int64(0)
 	ran := inTime(t, func(int) int64 {
-		other := r
-		other.ClientKey = "time"
-		openWindow(t, s, other) // the reply has the primary's time
+		hearTime(t, s, "heard")
 		return scripts(t, server, func() {
 			counted += r.Cost
 			used(t, "the charge", reported(t, s, r)[0], counted)
@@ -285,6 +287,7 @@ func TestRefusedMendIsUncertain(t *testing.T) {
 				r = plainRequest(3)
 				r.ClientKey = fmt.Sprint(command, try)
 				r.Until = openWindow(t, s, r)
+				hearTime(t, s, "heard")
 				must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
 				user("-" + command)
 				defer user("+" + command)
@@ -322,8 +325,8 @@ func TestPlainChargeFollowsItsSlot(t *testing.T) {
 	r.Until = openWindow(t, s, r)
 	// Both nodes get the script.
 	stays := neighbour(t, m, m.from)
-	openWindow(t, s, oneOf(stays)[0])
-	openWindow(t, s, oneOf(neighbour(t, m, m.to))[0])
+	hearTime(t, s, stays)
+	hearTime(t, s, neighbour(t, m, m.to))
 	// What the store knows of slots stays as it is.
 	for _, node := range c.Nodes {
 		must(t, node.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "-cluster").Err())
@@ -337,7 +340,7 @@ func TestPlainChargeFollowsItsSlot(t *testing.T) {
 			scripts, scriptsThere int64
 		}
 		got := inTime(t, func(int) (f figures) {
-			openWindow(t, s, oneOf(stays)[0]) // the reply has the primary's time
+			hearTime(t, s, stays)
 			before := redirects(t, m.from)
 			f.scripts = scripts(t, m.from, func() {
 				f.scriptsThere = scripts(t, m.to, func() {
@@ -546,6 +549,7 @@ func TestOpenWindowIsReadAtThePrimary(t *testing.T) {
 				r := plainRequest(3)
 				r.ClientKey = fmt.Sprint(name, try)
 				r.Until = openWindow(t, s, r)
+				hearTime(t, s, "heard")
 				must(t, store.Answers(t.Context(), s.Charge, []store.Request{r})[0].Err)
 				if test.vanish {
 					must(t, sh.Primary.Client().FlushAll(t.Context()).Err())
