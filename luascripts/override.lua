@@ -17,7 +17,8 @@ local all, live, damaged, last = call('HGETALL', key), {}, {}, 0
 for i = 1, #all, 2 do
   if all[i] ~= 'v' then
     local ends = #all[i + 1] >= 8 and struct.unpack('<d', all[i + 1])
-    if not ends or ends ~= ends then
+    -- 2^53 is beyond what a double counts exactly, and so is no instant of ours.
+    if not ends or ends ~= ends or ends > 9007199254740992 then
       damaged[all[i]] = true
     elseif ends > now then
       live[all[i]], last = ends, math.max(last, ends)

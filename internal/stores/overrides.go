@@ -119,11 +119,13 @@ func (o *overrides) note(err error) {
 	}
 }
 
-// holds reports whether an override is among those of the last look.
-func (o *overrides) holds(id store.OverrideID) bool {
+// holds reports whether an override, or one that was set after it, is among those of the last look.
+// One from before it is there where that has failed.
+func (o *overrides) holds(set *store.Override) bool {
+	id := set.ID()
 	id.ClientKey = o.kept.KeptKey(id.ClientKey)
-	_, ok := (*o.current.Load())[id]
-	return ok
+	kept, ok := (*o.current.Load())[id]
+	return ok && kept.Since >= set.Since
 }
 
 // known returns the overrides as the last look showed them. It waits for the first one.
@@ -181,7 +183,7 @@ func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
 		if err := all.kept.SetOverride(ctx, o); err != nil {
 			return err
 		}
-		if err := all.refresh(ctx); !all.holds(o.ID()) {
+		if err := all.refresh(ctx); !all.holds(&o) {
 			return fmt.Errorf("it was written, and does not hold: %w", cmp.Or(err, errNotThere))
 		}
 		return nil

@@ -2,6 +2,7 @@ package stores
 
 import (
 	"context"
+	"errors"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,6 +18,8 @@ type lookedStore struct {
 	*memory.Store
 	looks atomic.Int64
 	ask   func(ctx context.Context) error
+	// shows, if set, is what they see.
+	shows func() ([]store.Override, error)
 }
 
 func (s *lookedStore) Overrides(ctx context.Context) ([]store.Override, error) {
@@ -25,6 +28,9 @@ func (s *lookedStore) Overrides(ctx context.Context) ([]store.Override, error) {
 		if err := s.ask(ctx); err != nil {
 			return nil, err
 		}
+	}
+	if s.shows != nil {
+		return s.shows()
 	}
 	return s.Store.Overrides(ctx)
 }
@@ -60,6 +66,31 @@ func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 	h.Run()
 	if got, _ := h.OverridesOf("api", "alice", time.Now()); got == nil || *got != o {
 		t.Errorf("the first request finds %v", got)
+	}
+}
+
+// TestOverrideIsReadBack: one that cannot be read is an error, also where the look shows what it was to
+// replace.
+func TestOverrideIsReadBack(t *testing.T) {
+	until := time.Now().Add(time.Hour).UnixMicro()
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Since: 1, Until: until}
+	kept := []store.Override{}
+	s, h := openLooked(t, nil)
+	s.shows = func() ([]store.Override, error) { return kept, store.ErrDamaged }
+	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("the first one: %v", err)
+	}
+	kept = []store.Override{o}
+	if err := h.SetOverride(t.Context(), o); err != nil {
+		t.Errorf("one that is shown, beside damaged ones: %v", err)
+	}
+	o.Since, o.Until = 2, until+1
+	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
+		t.Errorf("one that was to replace it: %v", err)
+	}
+	kept[0].Since = 3
+	if err := h.SetOverride(t.Context(), o); err != nil {
+		t.Errorf("one that another has replaced: %v", err)
 	}
 }
 

@@ -238,12 +238,14 @@ func TestDamagedOverrides(t *testing.T) {
 	must(t, s.SetOverride(t.Context(), block("api", "tag:good", time.Now().Add(time.Hour))))
 	key := s.asker.Keys.Overrides()
 	ends := string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(float64(time.Now().Add(time.Hour).UnixMilli()))))
+	never := string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(math.Inf(1))))
+	far := string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(1e19)))
 	noNumber := string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(math.NaN())))
 	grant := func(events string) string {
 		return ends + `{"kind":"grant","zone":"api","client_key":"tag:x","since":1,"until":2,"events":` + events + `}`
 	}
 	damaged := map[string]string{
-		"block:api:tag:short": "x", "block:api:tag:nan": noNumber + "{}", "block:api:tag:junk": ends + "{not json", "block:api:tag:other": ends + `{"kind":"bless"}`,
+		"block:api:tag:short": "x", "block:api:tag:nan": noNumber + "{}", "block:api:tag:inf": never + "{}", "block:api:tag:far": far + "{}", "block:api:tag:junk": ends + "{not json", "block:api:tag:other": ends + `{"kind":"bless"}`,
 		"grant:api:tag:-6": grant("-6"), "grant:api:tag:0": grant("0"), "grant:api:tag:most": grant("9223372036854775807"), "grant:api:tag:huge": grant("1e30"),
 	}
 	for name, value := range damaged {
@@ -254,6 +256,9 @@ func TestDamagedOverrides(t *testing.T) {
 	if len(all) != 1 || all[0].ClientKey != "tag:good" || !errors.Is(err, store.ErrDamaged) || strings.Count(err.Error(), "damaged") != len(damaged) {
 		t.Errorf("got %+v, %v", all, err)
 	}
+	// They are in nobody's way.
+	must(t, s.SetOverride(t.Context(), block("api", "tag:later", time.Now().Add(time.Hour))))
+	removes(t, s, store.OverrideBlock, "api", "tag:later", true)
 	for name := range damaged {
 		kind, clientKey, _ := strings.Cut(name, ":api:")
 		removes(t, s, store.OverrideKind(kind), "api", clientKey, true)

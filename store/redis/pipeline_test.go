@@ -7,6 +7,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -109,6 +110,35 @@ func TestBundlesAreFewCalls(t *testing.T) {
 				t.Errorf("the server was asked %d times for %d takes, error %v", n-asked, 2*maxBundle+1, err)
 			}
 		})
+	}
+}
+
+// TestBundlesOutlastACutConnection: a connection that breaks while scripts are loaded shows no proxy
+// that refuses that.
+func TestBundlesOutlastACutConnection(t *testing.T) {
+	server := redistest.Start(t)
+	var loads atomic.Int64
+	filter := redistest.StartFilter(t, server.Addr(), func(command []string) string {
+		if strings.EqualFold(command[0], "script") && loads.Add(1) == 1 {
+			return redistest.Cut
+		}
+		return ""
+	})
+	s := newStore(t, newShard(t, ShardOptions{Primary: filter.Addr()}), nil)
+	take := func(n int) {
+		t.Helper()
+		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, n)) {
+			if st.Err != nil {
+				t.Fatalf("take %d: %v", i, st.Err)
+			}
+		}
+	}
+	take(1) // by its source
+	take(maxBundle)
+	before := calls(t, server, "evalsha")
+	take(maxBundle)
+	if n := calls(t, server, "evalsha") - before; n != 1 || loads.Load() < 2 {
+		t.Errorf("%d calls for %d takes after %d loads, want 1", n, maxBundle, loads.Load())
 	}
 }
 

@@ -94,19 +94,27 @@ func (c *Cluster) ask(ctx context.Context, addr string) (v clusterView, err erro
 		return v, err
 	}
 	v.roles = rolesIn(slotsIn(slots, addr), c.shardsIn(shards, addr))
-	hasPrimary := false
-	for _, r := range v.roles {
-		hasPrimary = hasPrimary || r.Primary != "" && len(r.Slots) > 0
-		for _, some := range r.Slots {
-			v.covers += some.Last - some.First + 1
-		}
-	}
-	if !hasPrimary {
+	if !slices.ContainsFunc(v.roles, func(r Roles) bool { return r.Primary != "" && len(r.Slots) > 0 }) {
 		return v, errors.New("it knows no slots")
 	}
+	v.covers = covered(v.roles)
 	v.epoch, _ = strconv.ParseInt(fieldOf(state, "cluster_current_epoch"), 10, 64)
 	v.isWhole = fieldOf(state, "cluster_state") == "ok" && v.covers == SlotCount
 	return v, nil
+}
+
+// covered returns the number of slots that have an owner: ranges may overlap.
+func covered(found []Roles) (n int) {
+	var t topology
+	for _, r := range found {
+		t.assign(r.Slots, 0)
+	}
+	for _, place := range t.slots {
+		if place != 0 {
+			n++
+		}
+	}
+	return n
 }
 
 // fieldOf returns a field of the reply to CLUSTER INFO, or "".

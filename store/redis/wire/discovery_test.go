@@ -86,6 +86,22 @@ func TestSlotsThatCannotBeRead(t *testing.T) {
 	}
 }
 
+// TestCoveredSlots counts each slot once, and none that there cannot be.
+func TestCoveredSlots(t *testing.T) {
+	for name, c := range map[string]struct {
+		slots []SlotRange
+		want  int
+	}{
+		"all":        {[]SlotRange{{0, 5460}, {5461, SlotCount - 1}}, SlotCount},
+		"overlap":    {[]SlotRange{{0, 9999}, {5000, 9999}, {10_000, 11_383}}, 11_384},
+		"impossible": {[]SlotRange{{-5, 2}, {SlotCount - 1, 1 << 40}, {9, 8}}, 4},
+	} {
+		if got := covered([]Roles{{Primary: "a", Slots: c.slots[:1]}, {Primary: "b", Slots: c.slots[1:]}}); got != c.want {
+			t.Errorf("%s: %d slots, want %d", name, got, c.want)
+		}
+	}
+}
+
 // TestLaterAnswerOfSentinels: of two with one epoch the one counts that fails over no more.
 func TestLaterAnswerOfSentinels(t *testing.T) {
 	of := func(primary string, epoch int64, failsOver bool) SentinelReply {

@@ -104,7 +104,7 @@ type bounds struct {
 	// line is the beginning of the line that is read, which has length bytes so far.
 	line   [24]byte
 	length int
-	// nested is how many arrays began since the last element that is none.
+	// nested is how many arrays began since the last element that is none, or has none.
 	nested int
 }
 
@@ -155,7 +155,9 @@ func (x *bounds) begin(line []byte) bool {
 		return err == nil && n <= mostText
 	case '*':
 		n, err := strconv.Atoi(string(line[1:]))
-		x.nested++
+		if x.nested++; n <= 0 {
+			x.nested = 0
+		}
 		return err == nil && n <= mostElements && x.nested <= mostNested
 	case '+', '-', ':':
 		x.nested = 0

@@ -21,6 +21,7 @@ func TestBoundsOfReplies(t *testing.T) {
 		"a text of lines":             {"$4\r\n\r\n*9\r\n*2\r\n" + text(3) + text(4), true},
 		"an array that nests":         {strings.Repeat("*1\r\n", mostNested) + text(3) + strings.Repeat("*1\r\n", mostNested) + ":1\r\n", true},
 		"no array":                    {"*-1\r\n*0\r\n", true},
+		"empty arrays":                {strings.Repeat("*0\r\n", mostNested+1) + strings.Repeat("*-1\r\n", mostNested+1), true},
 		"a text that is too long":     {"$" + strconv.Itoa(mostText+1) + "\r\n", false},
 		"a text of any length":        {"$9223372036854775807\r\n", false},
 		"a length beyond all numbers": {"$99999999999999999999\r\n", false},

@@ -86,6 +86,8 @@ type Lane struct {
 	hurried chan struct{}
 	// splits is set once the server has refused several keys in one call.
 	splits atomic.Bool
+	// unloaded is set while the last attempt to load scripts has lost its connection.
+	unloaded atomic.Bool
 	// Scripted is set once the server has refused a plain command and has run the script
 	// in its place, as a proxy may that does not know the command.
 	Scripted atomic.Bool

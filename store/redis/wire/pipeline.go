@@ -452,11 +452,14 @@ func withOutcome(cmds []*Command, h Hint) (some []*Command) {
 }
 
 // callUnknown sends calls of scripts that the server lacks, once it has loaded them. Behind proxies
-// that refuse to load scripts, or close the connection on it, the calls bring the source. The
-// server knows that script then, and not its bundle.
+// that refuse to load scripts, or close the connection on it twice in a row, the calls bring the
+// source. The server knows that script then, and not its bundle.
 func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
 	err := l.load(ctx, cmds)
-	bySource := err != nil && ctx.Err() == nil && (Says(err, Lacking) || !IsReply(err) && !IsDialError(err))
+	isCut := err != nil && !IsReply(err) && !IsDialError(err)
+	bySource := err != nil && ctx.Err() == nil && (Says(err, Lacking) || isCut)
+	neverLoads := Says(err, Lacking) || isCut && l.unloaded.Load()
+	l.unloaded.Store(isCut)
 	for _, cmd := range cmds {
 		switch {
 		case bySource:
@@ -470,7 +473,7 @@ func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
 		return err
 	}
 	fault := l.pipeline(ctx, cmds)
-	if bySource && slices.ContainsFunc(cmds, func(c *Command) bool { return c.Outcome == nil }) {
+	if neverLoads && slices.ContainsFunc(cmds, func(c *Command) bool { return c.Outcome == nil }) {
 		l.splits.Store(true)
 	}
 	return fault
