@@ -20,8 +20,9 @@ if call('EXISTS', key) == 0 then
   assert(redis.acl_check_cmd('PEXPIREAT', key, instant), 'NOPERM the user may not run pexpireat')
   local texts, at = {}, 1
   while at <= #dumped do
-    local first = at + 8
-    at = first + struct.unpack('<d', dumped, at)
+    local first, length = at + 8, struct.unpack('<d', dumped, at)
+    assert(length >= 0 and first + length - 1 <= #dumped, 'the dump is damaged')
+    at = first + length
     texts[#texts + 1] = string.sub(dumped, first, at - 1)
   end
   if kind == 'string' then

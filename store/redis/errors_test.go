@@ -413,3 +413,27 @@ func TestCheckWithoutReplyIsNotExecuted(t *testing.T) {
 		}
 	})
 }
+
+// TestSenselessRepliesAreErrors: a server that says of plain commands that their script is missing gets
+// no script for them.
+func TestSenselessRepliesAreErrors(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	filter := redistest.StartFilter(t, server.Addr(), redistest.Refusing("-NOSCRIPT no matching script", "hmget", "hincrby", "hget"))
+	s := newStore(t, newShard(t, ShardOptions{Primary: filter.Addr()}), func(o *Options) { o.ReadPrimary, o.ChargeTimeout = true, 50*time.Millisecond })
+	r := plainRequest(1)
+	r.Until = openWindow(t, s, r)
+	for range 3 {
+		hearTime(t, s, "heard")
+		for what, st := range map[string]store.State{
+			"check": store.Answers(t.Context(), s.Check, []store.Request{r})[0], "charge": reported(t, s, r)[0],
+		} {
+			if st.Err == nil {
+				t.Errorf("the %s got %+v, want an error", what, st)
+			}
+		}
+	}
+	if _, err := s.Overrides(t.Context()); err == nil {
+		t.Error("the overrides are read")
+	}
+}

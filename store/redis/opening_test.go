@@ -147,3 +147,34 @@ func TestRefusedOpeningIsLeftToTheScript(t *testing.T) {
 		t.Errorf("the charge took %d scripts", n)
 	}
 }
+
+// TestOpeningWhereWritesAreRefused: a window that is open is shown, as before, and none is opened.
+func TestOpeningWhereWritesAreRefused(t *testing.T) {
+	t.Parallel()
+	o := newOpenings(t)
+	client := o.server.Client()
+	full := func(n string) { must(t, client.ConfigSet(t.Context(), "maxmemory", n).Err()) }
+	for name, c := range map[string]struct {
+		isOpen bool
+		used   int64
+	}{"an open window": {true, 5}, "no window": {false, 0}} {
+		t.Run(name, func(t *testing.T) {
+			got := inTime(t, func(n int) store.State {
+				r := plainRequest(1)
+				r.Limit.Window = time.Hour
+				r.ClientKey = fmt.Sprint(t.Name(), n)
+				if c.isOpen {
+					key := o.asker.Keys.Key(r.Limit, r.ClientKey)
+					must(t, client.HSet(t.Context(), key, "c", 5, "r", time.Now().Add(time.Hour).UnixMicro()).Err())
+				}
+				hearTime(t, o.Store, "heard")
+				full("1")
+				defer full("0")
+				return store.Answers(t.Context(), o.Check, []store.Request{r})[0]
+			})
+			if (got.Err == nil) != c.isOpen || got.Used != c.used {
+				t.Errorf("got %+v, want %d used, or an error without a window", got, c.used)
+			}
+		})
+	}
+}

@@ -121,7 +121,7 @@ func (m *migration) find() {
 }
 
 func (m *migration) dump() {
-	m.ask(m.was, wire.NewEval(scriptDump, true, []any{m.source}, ask.TypeOf(m.limit.Algorithm)), func(reply string, err error) {
+	m.ask(m.was, wire.NewEval(scriptDump, false, []any{m.source}, ask.TypeOf(m.limit.Algorithm)), func(reply string, err error) {
 		if err != nil {
 			m.end(err)
 			return

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"strconv"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -24,6 +25,7 @@ func TestProxies(t *testing.T) {
 		"SCRIPT is unknown":     redistest.Refusing(unknown, "script"),
 		"SCRIPT ends it":        redistest.Refusing(redistest.Cut, "script"),
 		"EVALSHA_RO is unknown": redistest.Refusing(unknown, "evalsha_ro"),
+		"EVALSHA_RO ends it":    redistest.Refusing(redistest.Cut, "evalsha_ro"),
 		"INFO is forbidden":     redistest.Refusing("-NOPERM this user has no permissions to run the 'info' command", "info"),
 		"rare ones are unknown": redistest.Refusing(unknown, rare...),
 		"rare ones end it":      redistest.Refusing(redistest.Cut, rare...),
@@ -36,7 +38,7 @@ func TestProxies(t *testing.T) {
 	}
 }
 
-// countsAt requires that a store with this primary counts under every algorithm.
+// countsAt requires that a store with this primary counts under every algorithm, and keeps overrides.
 func countsAt(t *testing.T, addr string) {
 	t.Helper()
 	s := newStore(t, newShard(t, ShardOptions{Primary: addr}), nil)
@@ -49,7 +51,7 @@ func countsAt(t *testing.T, addr string) {
 		for i, step := range []struct {
 			op   func(context.Context, []store.Request, []store.State)
 			used int64
-		}{{s.Check, 0}, {s.Charge, 1}, {s.Take, 2}, {s.Charge, 3}, {s.Check, 3}} {
+		}{{s.Check, 0}, {s.Charge, 1}, {s.Take, 2}, {s.Charge, 3}, {s.Check, 3}, {s.Peek, 3}} {
 			for n := range reqs {
 				reqs[n].ID = strconv.Itoa(i)
 			}
@@ -58,6 +60,9 @@ func countsAt(t *testing.T, addr string) {
 			}
 		}
 	}
+	must(t, s.SetOverride(t.Context(), block("api", "tag:alice", time.Now().Add(time.Hour))))
+	sameKeys(t, "set", overridden(t, s), "tag:alice")
+	removes(t, s, store.OverrideBlock, "api", "tag:alice", true)
 }
 
 // TestBehindTwemproxy, which spreads the keys over two servers, closes connections on commands

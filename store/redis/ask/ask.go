@@ -148,7 +148,16 @@ func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, g Group, dea
 	}
 	a.ask(ctx, at.Checks, g, deadline, op)
 	refused := g.where(func(i int) bool { return wire.Says(g.States[i].Err, wire.Lacking) })
-	g.Members = append(g.where(func(i int) bool { return g.States[i].Err == nil && !g.States[i].Holds(g.Reqs[i].Limit) }), refused...)
+	// A server that refuses writes, because it is full or has no replicas, refuses to open windows. The
+	// script shows those that are open.
+	closed := g.where(func(i int) bool {
+		st := &g.States[i]
+		if st.Err == nil {
+			return !st.Holds(g.Reqs[i].Limit)
+		}
+		return op.Opens && wire.IsReply(st.Err) && !wire.Says(st.Err, wire.Lacking)
+	})
+	g.Members = append(closed, refused...)
 	if len(g.Members) == 0 || ctx.Err() != nil {
 		return
 	}

@@ -139,7 +139,8 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	if op.ReadOnly {
 		word = words[algorithm.Peek]
 	}
-	call.Begin(l.script, word, op.ReadOnly, key)
+	// Some proxies hide EVALSHA_RO, which replicas alone need.
+	call.Begin(l.script, word, op.ReadOnly && op.Role == store.RoleReplica, key)
 	call.Clock, call.Reads = op.Clock, op.reads()
 	call.Add(op.Now)
 	l.arguments(call, op, r)

@@ -51,21 +51,27 @@ func (s *Shard) examine(ctx context.Context) {
 }
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
-	i, ok := s.examineOne(ctx, at.Checks, false)
-	at.Checks.LearnExpiry(ctx)
-	if ok && !i.isReplica() {
+	i, err := s.examineOne(ctx, at.Checks, false)
+	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
 	}
-	if ok {
+	// A server that refuses INFO shows no mode, and may be another one than before.
+	if err == nil || wire.IsReply(err) {
 		unfit := modeFault(i, s.Finds())
 		at.Checks.SetUnfit(unfit)
 		at.Charges.SetUnfit(unfit)
+		learning, cancel := context.WithTimeout(ctx, infoTimeout)
+		at.Checks.LearnExpiry(learning)
+		cancel()
 	}
 	var replicas sync.WaitGroup
 	for _, l := range at.Replicas {
 		replicas.Go(func() {
-			if i, ok := s.examineOne(ctx, l, true); ok {
+			i, err := s.examineOne(ctx, l, true)
+			if err == nil || wire.IsReply(err) {
 				l.SetUnfit(modeFault(i, s.Finds()))
+			}
+			if err == nil {
 				s.judgeLag(primary, l, i)
 			}
 		})
@@ -118,9 +124,9 @@ type sight struct {
 }
 
 // examineOne reads INFO of a server and emits the faults that have come or gone.
-func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i info, ok bool) {
+func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i info, err error) {
 	before := time.Now()
-	i, err := infoOf(ctx, l)
+	i, err = infoOf(ctx, l)
 	middle := before.Add(time.Since(before) / 2)
 	s.mu.Lock()
 	was, met := s.met[l.Addr]
@@ -137,7 +143,7 @@ func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i
 		}
 	} else if now.faults[faultAccess] = accessFault(err); now.faults[faultAccess] == nil {
 		// The breaker decides whether it answers at all.
-		return nil, false
+		return nil, err
 	}
 	s.mu.Lock()
 	s.met[l.Addr] = now
@@ -153,7 +159,7 @@ func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i
 			s.Emit(wire.Event{Kind: wire.Misconfigured, Addr: l.Addr, Err: problem})
 		}
 	}
-	return i, err == nil
+	return i, err
 }
 
 // accessFault returns the fault that made INFO fail with err; nil if INFO may work

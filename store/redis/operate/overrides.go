@@ -151,7 +151,7 @@ func (p *Operator) overridesOf(ctx context.Context, shard *Shard) ([]store.Overr
 	known := last.read[key]
 	last.mu.Unlock()
 	// While a shard is down, what was known stays: that ends no block.
-	cmd, err := p.askOwner(ctx, shard, true, func(key string) *wire.Command { return wire.NewCommand("hget", key, "v") })
+	cmd, err := p.askOwner(ctx, shard, true, func(key string, _ bool) *wire.Command { return wire.NewCommand("hget", key, "v") })
 	if err != nil {
 		return known.all, err
 	}
@@ -282,8 +282,9 @@ func (p *Operator) atAllShards(f func(shard *Shard) error) error {
 
 // override runs the script of overrides in a shard.
 func (p *Operator) override(ctx context.Context, shard *Shard, op string, args ...any) (reply string, err error) {
-	cmd, err := p.askOwner(ctx, shard, op == "read", func(key string) *wire.Command {
-		return wire.NewEval(scriptOverride, op == "read", []any{key}, append([]any{op}, args...)...)
+	cmd, err := p.askOwner(ctx, shard, op == "read", func(key string, isReplica bool) *wire.Command {
+		// Some proxies hide EVALSHA_RO, which replicas alone need.
+		return wire.NewEval(scriptOverride, isReplica, []any{key}, append([]any{op}, args...)...)
 	})
 	if err != nil {
 		return "", err
@@ -293,7 +294,7 @@ func (p *Operator) override(ctx context.Context, shard *Shard, op string, args .
 
 // askOwner sends a command about the overrides of a shard to the primary or, to read while
 // that is away, to a replica.
-func (p *Operator) askOwner(ctx context.Context, shard *Shard, reads bool, about func(key string) *wire.Command) (cmd *wire.Command, err error) {
+func (p *Operator) askOwner(ctx context.Context, shard *Shard, reads bool, about func(key string, isReplica bool) *wire.Command) (cmd *wire.Command, err error) {
 	ctx, cancel := context.WithTimeout(ctx, overrideTimeout)
 	defer cancel()
 	shard.Await(ctx)
@@ -307,7 +308,7 @@ func (p *Operator) askOwner(ctx context.Context, shard *Shard, reads bool, about
 		lanes = append(lanes, replica)
 	}
 	for i, l := range lanes {
-		cmd = about(key)
+		cmd = about(key, i > 0)
 		if err = doWithin(ctx, l, cmd, len(lanes)-i); err == nil {
 			break
 		}

@@ -91,8 +91,8 @@ var ErrFraming = errors.New("a reply is no RESP2, larger than any that is expect
 // The most that a reply may have. The largest are the copy of a full sliding_log and the nodes of a
 // cluster whose slots lie scattered.
 const (
-	mostText     = 16 << 20 // bytes of a text
-	mostElements = 1 << 18  // of an array
+	mostText     = 16 << 20 // bytes of its texts together
+	mostElements = 1 << 18  // of its arrays together
 	mostNested   = 8        // arrays within each other
 	mostLine     = 64 << 10 // bytes of a line, such as an error
 )
@@ -104,8 +104,12 @@ type bounds struct {
 	// line is the beginning of the line that is read, which has length bytes so far.
 	line   [24]byte
 	length int
-	// nested is how many arrays began since the last element that is none, or has none.
-	nested int
+	// missing are how many elements are to come of the arrays that have begun, the outermost first, and
+	// nested is the number of these arrays.
+	missing [mostNested]int
+	nested  int
+	// text and elements are what the reply has announced so far.
+	text, elements int
 }
 
 // hold takes in what was read, and reports whether it is within the bounds.
@@ -148,21 +152,44 @@ func (x *bounds) begin(line []byte) bool {
 	switch line[0] {
 	case '$':
 		n, err := strconv.Atoi(string(line[1:]))
-		x.nested = 0
+		if err != nil || n > mostText-x.text {
+			return false
+		}
 		if n >= 0 {
+			x.text += n
 			x.skip = n + len("\r\n")
 		}
-		return err == nil && n <= mostText
+		x.end()
+		return true
 	case '*':
 		n, err := strconv.Atoi(string(line[1:]))
-		if x.nested++; n <= 0 {
-			x.nested = 0
+		switch {
+		case err != nil || n > mostElements-x.elements:
+			return false
+		case n <= 0:
+			x.end()
+			return true
+		case x.nested == mostNested:
+			return false
 		}
-		return err == nil && n <= mostElements && x.nested <= mostNested
+		x.elements += n
+		x.missing[x.nested] = n
+		x.nested++
+		return true
 	case '+', '-', ':':
-		x.nested = 0
+		x.end()
 		return true
 	}
 	// RESP2 has no other kinds.
 	return false
+}
+
+// end takes in the end of an element, and of the arrays whose last one it is.
+func (x *bounds) end() {
+	for ; x.nested > 0; x.nested-- {
+		if x.missing[x.nested-1]--; x.missing[x.nested-1] > 0 {
+			return
+		}
+	}
+	x.text, x.elements = 0, 0
 }

@@ -30,6 +30,11 @@ func TestBoundsOfReplies(t *testing.T) {
 		"attributes":                  {"|1\r\n+a\r\n+b\r\n:1\r\n", false},
 		"another protocol":            {"HTTP/1.1 400 Bad Request\r\n", false},
 		"arrays without end":          {strings.Repeat("*1\r\n", mostNested+1), false},
+		"arrays in second places":     {strings.Repeat("*2\r\n:1\r\n", mostNested+1), false},
+		"arrays after each other":     {"*20\r\n" + strings.Repeat("*2\r\n:1\r\n*0\r\n", 20) + strings.Repeat("*1\r\n", mostNested) + "+OK\r\n", true},
+		"arrays that announce much":   {strings.Repeat("*"+strconv.Itoa(mostElements/2+1)+"\r\n:1\r\n", 2), false},
+		"texts that are too long":     {"*2\r\n" + text(mostText/2+1) + "$" + strconv.Itoa(mostText/2) + "\r\n", false},
+		"long replies":                {text(mostText/2+1) + text(mostText/2+1) + "+OK\r\n", true},
 		"a line without end":          {"-" + strings.Repeat("x", mostLine), false},
 		"after what is sound":         {text(5) + "*2\r\n:1\r\n$2000000000\r\n", false},
 	} {

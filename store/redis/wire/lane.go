@@ -266,9 +266,13 @@ func (l *Lane) warm(ctx context.Context, scripts []*Script) {
 // reconnect makes calls use new connections, because a name or a virtual IP may
 // lead to another server by now. Calls in flight end on the old ones.
 func (l *Lane) reconnect() {
-	if !l.replacement.isDue(time.Now()) {
-		return
+	if l.replacement.isDue(time.Now()) {
+		l.renew()
 	}
+}
+
+// renew makes calls use new connections.
+func (l *Lane) renew() {
 	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
 	l.Shard.retired.Go(func() {
 		for Pause(l.life, retirePause) {

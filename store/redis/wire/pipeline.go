@@ -118,6 +118,13 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 		}
 		return
 	}
+	defer func() {
+		if reason := recover(); reason != nil {
+			fault := l.contain(cmds, reason)
+			l.fault.note(fault)
+			reported(fault)
+		}
+	}()
 	fault := l.pipeline(ctx, cmds)
 	instead := replacePlain(cmds)
 	if len(instead) > 0 {
@@ -127,7 +134,9 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 		l.splits.Store(true)
 		fault = l.pipeline(ctx, crossing)
 	}
-	if unknown := withOutcome(cmds, scriptless); len(unknown) > 0 {
+	// NOSCRIPT for what calls none makes no sense, and stays an error.
+	unknown := slices.DeleteFunc(withOutcome(cmds, scriptless), func(c *Command) bool { return c.script == nil })
+	if len(unknown) > 0 {
 		fault = l.callUnknown(ctx, unknown)
 	}
 	l.askTime(ctx, cmds)
@@ -144,19 +153,41 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 	reported(fault)
 }
 
+// errPanic is the error of calls during which the client of the server panicked.
+var errPanic = errors.New("its client panicked")
+
+// contain gives the commands that have no outcome an error, because of a panic: of go-redis, by a reply that
+// nobody has foreseen. Its connections are replaced, because the replies on them may be those to
+// other calls.
+func (l *Lane) contain(cmds []*Command, reason any) (fault error) {
+	fault = fmt.Errorf("redis %s: %w: %v", l.Addr, errPanic, reason)
+	for _, c := range cmds {
+		switch {
+		case c.Outcome != nil:
+		case !c.sent, c.Reads:
+			c.Outcome = NotExecuted(fault)
+		case !c.answered():
+			c.Outcome = fmt.Errorf("%w: %w", store.ErrUncertain, fault)
+		}
+	}
+	l.renew()
+	return fault
+}
+
 // IsUp reports whether calls are made. Pings find out when a server is back.
 func (l *Lane) IsUp() bool {
 	return l.breaker.State() == gobreaker.StateClosed && l.unfit.Load() == nil
 }
 
 // SetUnfit makes no calls be made, because of err, or calls be made again if err is nil: the
-// server answers, and is of a kind that cannot keep buckets.
+// server answers, and is of a kind that cannot keep buckets. Its name may lead to another one by now.
 func (l *Lane) SetUnfit(err error) {
 	if err == nil {
 		l.unfit.Store(nil)
 		return
 	}
 	l.unfit.Store(&err)
+	l.reconnect()
 }
 
 // Down is the error of calls that are not made. It quotes the last fault without
