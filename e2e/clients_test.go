@@ -311,7 +311,7 @@ func TestFindClient(t *testing.T) {
 	answer := find("alice")
 	must(t, "alice", want("buckets", fmt.Sprint(shown(answer)), `[api: {header.X-Key} ["alice"] login: {header.X-Account} ["alice"]]`))
 	api, login := answer.Zones[0].Buckets[0], answer.Zones[1].Buckets[0]
-	if st := api.Servers[0].State; st == nil || st.Used != 2 || st.Limit != 2 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
+	if st := api.Servers[0].State; st == nil || *st.Used != 2 || *st.Limit != 2 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
 		t.Errorf("in zone api: %+v", api)
 	}
 	if login.Servers[0].State != nil || login.Overrides != nil || login.LastRefused != 0 {
@@ -389,4 +389,63 @@ func TestNear(t *testing.T) {
 		adminRefuses(c, http.MethodGet, "/rate_limit/near?zone=nope", "", http.StatusNotFound, "there is api, login")
 		adminRefuses(c, http.MethodGet, "/rate_limit/near?n=101", "", http.StatusBadRequest, "from 1 to 100")
 	})
+}
+
+// TestViewsShowTheLimitThatDecided: where the limit depends on the request, lists and buckets show that of
+// the client's last request, and a Caddy that has had none says that it does not know.
+func TestViewsShowTheLimitThatDecided(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 2, 0)
+	_, zones := zonesPerWay("events {header.X-Plan} 10")
+	site := func(store string) string { return zonesSite(store, zones, "respond ok") }
+	forStores(t, bothStores(servers), func(t *testing.T, store string) {
+		c := caddytest.Start(t, site(store))
+		for algorithm, mode := range ways {
+			zone := algorithm + "." + mode
+			for range 12 {
+				must(t, zone, want("status", c.Get("/"+zone, "X-Key: alice", "X-Plan: 15").StatusCode, http.StatusOK))
+				must(t, zone, want("status", c.Get("/"+zone, "X-Key: bob", "X-Plan: 1000").StatusCode, http.StatusOK))
+			}
+			eventually(t, zone, func() error {
+				var near adminapi.Near
+				c.AdminJSON(http.MethodGet, "/rate_limit/near?zone="+zone, "", &near)
+				if err := errors.Join(want("full", near.Full, 0), want("near", len(near.Clients), 1)); err != nil {
+					return err
+				}
+				return errors.Join(want("client", shownClient(near.Clients[0].Client), `{header.X-Key} ["alice"]`),
+					want("limit", near.Clients[0].Limit, 15), want("used", near.Clients[0].Used, 12))
+			})
+			eventually(t, zone, func() error {
+				answer, err := bucketOf(c, zone, "alice")
+				if err != nil || len(answer.Servers) == 0 || answer.Servers[0].State == nil {
+					return fmt.Errorf("%+v: %w", answer, err)
+				}
+				st := answer.Servers[0].State
+				return errors.Join(want("limit", *st.Limit, 15), want("used", *st.Used, 12), want("remaining", *st.Remaining, 3))
+			})
+		}
+	})
+	other := caddytest.Start(t, site(servers.Store()))
+	for algorithm, mode := range ways {
+		zone := algorithm + "." + mode
+		eventually(t, zone, func() error {
+			answer, err := bucketOf(other, zone, "alice")
+			if err != nil || len(answer.Servers) == 0 || answer.Servers[0].State == nil {
+				return fmt.Errorf("%+v: %w", answer, err)
+			}
+			st := answer.Servers[0].State
+			// How much of a gcra bucket is used depends on its limit.
+			return errors.Join(want("limit is unknown", st.Limit == nil && st.Remaining == nil, true), want("used is unknown", st.Used == nil, algorithm == "gcra"))
+		})
+	}
+}
+
+// bucketOf returns the bucket of a client in a zone.
+func bucketOf(c *caddytest.Caddy, zone, client string) (b adminapi.Bucket, err error) {
+	var answer adminapi.Buckets
+	c.AdminJSON(http.MethodGet, "/rate_limit/buckets/"+zone+"?key="+client, "", &answer)
+	if len(answer.Buckets) != 1 {
+		return b, fmt.Errorf("there are %d buckets", len(answer.Buckets))
+	}
+	return answer.Buckets[0], nil
 }

@@ -13,10 +13,15 @@ type Operable interface {
 	// Inspect returns all copies of a bucket. The request says what the states are about; its
 	// cost should be 0.
 	Inspect(ctx context.Context, r Request) Inspection
+	// Recall makes r, which is about a bucket that is in this process, ask for the Events and
+	// Burst of the last request, and reports whether that is known. It is not if the store is
+	// [Remote], whose ledger recalls.
+	Recall(r *Request) bool
 	// Walk visits the buckets of the limits of reqs that are in this process, without a call
 	// and in no order: none if the store is [Remote], whose ledger walks. It
-	// calls visit with the index of the request, the client key, and what the request would
-	// see. A lock may be held during visit. Where
+	// calls visit with the index of the request, the client key, and what the bucket's last
+	// request, or one like that of reqs where that is not known, would see. It leaves out those
+	// of which neither says how many Events there are. A lock may be held during visit. Where
 	// buckets come or go meanwhile, some may be left out, or visited twice.
 	Walk(reqs []Request, visit func(i int, clientKey string, st *State))
 	// Len returns the number of buckets that are in this process, or -1 if the store keeps

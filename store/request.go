@@ -56,6 +56,26 @@ func (r *Request) Capacity() int64 {
 	return r.Events - r.Reserved
 }
 
+// Asked is the Events and Burst of a request. The zero value is that of none.
+type Asked struct{ Events, Burst int64 }
+
+// Note notes r, unless it says nothing of its limit.
+func (a *Asked) Note(r *Request) {
+	if r.Events > 0 {
+		*a = Asked{r.Events, r.Burst}
+	}
+}
+
+// Recall makes r ask for the same as the request that was noted last, and reports whether there
+// was one.
+func (a Asked) Recall(r *Request) bool {
+	if a.Events == 0 {
+		return false
+	}
+	r.Events, r.Burst = a.Events, a.Burst
+	return true
+}
+
 // Need is what has to fit for the request to be admitted: its cost, and what
 // is ahead of it.
 func (r *Request) Need() int64 { return r.Cost + r.Ahead }

@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // selection is the buckets of a zone that a request is about, and their store,
@@ -54,6 +55,17 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	return s, query, nil
 }
 
+// about returns a request about a bucket by the limit of its last request or, if this process does
+// not know that, of the config, and reports whether there is one.
+func (s *selection) about(b adminapi.BucketName) (r store.Request, isKnown bool) {
+	r = s.About(b)
+	if s.open.Recall(&r) || r.Events > 0 {
+		return r, true
+	}
+	r.Events = algorithm.Of(r.Limit.Algorithm).MostEvents
+	return r, false
+}
+
 // inspect answers GET /rate_limit/buckets/<zone> with the state of a client's
 // buckets.
 func inspect(running runningConfig, r *http.Request) (any, error) {
@@ -71,14 +83,15 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 	}
 	all := &adminapi.Buckets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Bucket{}}
 	for _, b := range s.buckets {
-		req := s.About(b)
+		req, isKnown := s.about(b)
+		stateOf := func(st *store.State) *adminapi.State { return stateBy(&req, isKnown, st) }
 		found := s.open.Inspect(ctx, req)
 		bucket := adminapi.Bucket{
-			BucketName: b, Copies: *copiesOf(&found), Ledger: (*adminapi.Account)(found.Account),
+			BucketName: b, Copies: *copiesOf(&found, stateOf), Ledger: (*adminapi.Account)(found.Account),
 			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key),
 		}
 		if found.Previous != nil {
-			bucket.Previous = copiesOf(found.Previous)
+			bucket.Previous = copiesOf(found.Previous, stateOf)
 		}
 		if local := s.open.Local.Buckets.Inspect(ctx, req).Copies[0]; local.Exists {
 			bucket.Local = stateOf(&local.State)
@@ -141,7 +154,7 @@ func find(running runningConfig, r *http.Request) (any, error) {
 	return found, nil
 }
 
-func copiesOf(found *store.Inspection) *adminapi.Copies {
+func copiesOf(found *store.Inspection, stateOf func(*store.State) *adminapi.State) *adminapi.Copies {
 	copies := &adminapi.Copies{Shard: found.Shard, Servers: []adminapi.Copy{}}
 	for i := range found.Copies {
 		c := &found.Copies[i]
@@ -157,10 +170,17 @@ func copiesOf(found *store.Inspection) *adminapi.Copies {
 	return copies
 }
 
-func stateOf(st *store.State) *adminapi.State {
-	return &adminapi.State{
-		Limit: st.Limit, Used: st.Used, Remaining: st.Remaining, Reset: limiter.EpochSeconds(st.Reset), Penalty: limiter.EpochSeconds(st.Penalty),
+// stateBy describes a state that a request saw whose limit is known, or is none of the client's.
+func stateBy(r *store.Request, isKnown bool, st *store.State) *adminapi.State {
+	s := &adminapi.State{Penalty: limiter.EpochSeconds(st.Penalty)}
+	if isKnown {
+		s.Limit, s.Remaining = &st.Limit, &st.Remaining
 	}
+	// Without its limit, nobody knows how fast a bucket drains.
+	if isKnown || !r.Limit.Algorithm.HasBurst() {
+		s.Used, s.Reset = &st.Used, limiter.EpochSeconds(st.Reset)
+	}
+	return s
 }
 
 // reset answers DELETE /rate_limit/buckets/<zone>: it empties a client's buckets.
@@ -174,7 +194,7 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 	all := adminapi.Resets{Zone: s.Name, Store: s.store.Name, Buckets: []adminapi.Reset{}}
 	var failed []error
 	for _, b := range s.buckets {
-		req := s.About(b)
+		req, _ := s.about(b)
 		existed := mayHold(r.Context(), s.open, req)
 		err := s.open.Accounts.Reset(r.Context(), req)
 		if err == nil {

@@ -97,7 +97,8 @@ func grant(running runningConfig, r *http.Request) (any, error) {
 	}
 	ends := make([]int64, len(s.buckets))
 	for i, b := range s.buckets {
-		st := s.open.Peek(r.Context(), s.About(b))
+		req, _ := s.about(b)
+		st := s.open.Peek(r.Context(), req)
 		if st.Err != nil {
 			return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, st.Err)
 		}

@@ -254,11 +254,13 @@ type Copy struct {
 	Error   string     `json:"error,omitempty"`
 }
 
-// State is the state of a bucket. Instants are in seconds since the epoch.
+// State is the state of a bucket. Instants are in seconds since the epoch. Limit is that of the
+// last request that this process had, or of the config. If that depends on the request and this
+// process has had none, Limit and Remaining are nil, and with gcra Used as well.
 type State struct {
-	Limit     int64   `json:"limit"`
-	Used      int64   `json:"used"`
-	Remaining int64   `json:"remaining"`
+	Limit     *int64  `json:"limit"`
+	Used      *int64  `json:"used"`
+	Remaining *int64  `json:"remaining"`
 	Reset     float64 `json:"reset,omitempty"`
 	Penalty   float64 `json:"penalty,omitempty"`
 }

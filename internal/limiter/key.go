@@ -237,9 +237,14 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 	return false
 }
 
-// About returns a request about a bucket that costs nothing.
+// About returns a request about a bucket that costs nothing. Its Events are 0 if the limit depends
+// on the request.
 func (z *Zone) About(b adminapi.BucketName) store.Request {
-	return store.Request{Limit: &z.limit, ClientKey: b.Key, Events: z.Events.Number, Burst: z.Burst.Number, Penalty: z.Penalty}
+	r := store.Request{Limit: &z.limit, ClientKey: b.Key, Penalty: z.Penalty}
+	if !z.Events.isDynamic() && !z.Burst.isDynamic() {
+		r.Events, r.Burst = z.Events.Number, z.Burst.Number
+	}
+	return r
 }
 
 // WindowEnd returns when the window ends that a state shows. Without an open window, and

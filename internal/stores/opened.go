@@ -61,6 +61,7 @@ type Accounts interface {
 	PenalizeDetached(reqs []store.Request)
 
 	Account(r *store.Request) *store.Account
+	Recall(r *store.Request) bool
 	Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State))
 	Owner(clientKey string) string
 	Delays(shard string) bool
@@ -137,6 +138,12 @@ func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
 		}
 	}
 	return found.Copies[0].State
+}
+
+// Recall makes r ask for what the bucket's last request did, and reports whether this process
+// knows that.
+func (o *Opened) Recall(r *store.Request) bool {
+	return o.Accounts.Recall(r) || o.Operable != nil && o.Operable.Recall(r) || o.Local.Buckets.Recall(r)
 }
 
 // Inspect returns all copies of a bucket, and what this process knows of it beyond them. The

@@ -252,7 +252,7 @@ func readBucket(s *site.Site, l limit, client string) (b bucket, err error) {
 			b.waiting++ // so that it is read again
 		}
 		if server.State != nil {
-			b.used = server.State.Used
+			b.used = *server.State.Used
 		}
 	}
 	if of := answer.Buckets.Buckets[0].Ledger; of != nil {

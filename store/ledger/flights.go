@@ -282,6 +282,9 @@ func discard(op func(context.Context, []store.Request, []store.State), reqs []st
 // Account is [Ledger.Account]. The store says all that is known.
 func (*Local) Account(*store.Request) *store.Account { return nil }
 
+// Recall returns false: the store does that.
+func (*Local) Recall(*store.Request) bool { return false }
+
 // Walk is [Ledger.Walk]. The store walks.
 func (*Local) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
 

@@ -39,8 +39,11 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}
-				st = e.Estimate(&reqs[i], &m)
-				visit(i, e.id.Key, &st)
+				r := reqs[i]
+				if e.asked.Recall(&r) || r.Events > 0 {
+					st = e.Estimate(&r, &m)
+					visit(i, e.id.Key, &st)
+				}
 			}
 			p.mu.Unlock()
 		}
@@ -53,6 +56,16 @@ func (l *Ledger) Delays(shard string) bool {
 	defer l.registry.mu.Unlock()
 	_, waits := l.registry.retryQueues[shard]
 	return waits
+}
+
+// Recall implements [store.Operable].
+func (l *Ledger) Recall(r *store.Request) bool {
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer e.stripe.mu.Unlock()
+	return e.asked.Recall(r)
 }
 
 // Account returns what is known of a bucket beyond what the store says, or nil.

@@ -76,6 +76,8 @@ type entry struct {
 	core.Bucket
 	id     identity.ID
 	stripe *stripe
+	// asked is the limit of the last request, which need not be that of the config.
+	asked store.Asked
 }
 
 // acquire locks the entry's stripe for an event of the entry.
@@ -391,6 +393,7 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 		p.entries.insert(e, l.registry.seed)
 		l.registry.count.Add(1)
 	}
+	e.asked.Note(r)
 	p.before = e.Gauges()
 	return e
 }

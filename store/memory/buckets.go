@@ -71,6 +71,16 @@ func NewBuckets() *Buckets {
 // Len returns the number of buckets, including expired ones not removed yet.
 func (b *Buckets) Len() int { return int(b.count.Load()) }
 
+// Recall makes r ask for what the bucket's last request did, and reports whether there was one.
+func (b *Buckets) Recall(r *store.Request) bool {
+	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
+	s := &b.stripes[b.stripeOf(id)]
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	found := s.find(id)
+	return found != nil && found.asked.Recall(r)
+}
+
 // run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {

@@ -111,6 +111,9 @@ func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 	return store.Inspection{Copies: []store.Copy{{Role: store.RolePrimary, Exists: st.Holds(r.Limit), State: st}}}
 }
 
+// Recall implements [store.Operable].
+func (s *Store) Recall(r *store.Request) bool { return s.buckets.Recall(r) }
+
 // Walk implements [store.Operable].
 func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
@@ -120,8 +123,10 @@ func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, s
 	now := s.instant()
 	look := func(b *bucket) {
 		if i, ok := asked[b.limit]; ok {
-			st := algorithm.Peek.Run(b.content, &reqs[i], now)
-			visit(i, b.key, &st)
+			if r := reqs[i]; b.asked.Recall(&r) || r.Events > 0 {
+				st := algorithm.Peek.Run(b.content, &r, now)
+				visit(i, b.key, &st)
+			}
 		}
 	}
 	for n := range s.buckets.stripes {

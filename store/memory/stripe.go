@@ -165,7 +165,7 @@ func (s *stripe) publish() {
 	}
 }
 
-// bucket is the state of one limit for one client key. It fits into 64 bytes, one of the
+// bucket is the state of one limit for one client key. It fits into 80 bytes, one of the
 // allocator's size classes.
 type bucket struct {
 	key     string
@@ -179,10 +179,15 @@ type bucket struct {
 	// empty: requests of one limit may differ in it, and one for which the bucket is full is
 	// not to be admitted because another has more.
 	capacity int64
+	// asked is the limit of the last request.
+	asked store.Asked
 }
 
-// note notes the capacity of a request before op runs.
+// note notes the limit of a request before op runs.
 func (b *bucket) note(op algorithm.Operation, r *store.Request, now int64) {
+	if op != algorithm.Peek {
+		b.asked.Note(r)
+	}
 	capacity := r.Capacity() + r.Reserved
 	if b.capacity == 0 || (op == algorithm.Check || op == algorithm.Take) && (capacity < b.capacity || b.content.Expiry(r.Limit) <= now) {
 		b.capacity = capacity

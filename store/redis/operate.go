@@ -27,6 +27,9 @@ func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 	return found
 }
 
+// Recall implements [store.Operable]: the ledger recalls.
+func (*Store) Recall(*store.Request) bool { return false }
+
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, r store.Request) error {
 	return s.operator.Reset(ctx, r, s.owner(r.ClientKey), s.previousOwner(r.ClientKey))

@@ -161,7 +161,15 @@ func (t *table) state(st *adminapi.State, address, role string, now time.Time) {
 		t.row(address, role, "-", "0", "-", "-", "-")
 		return
 	}
-	t.row(address, role, number(st.Limit), number(st.Used), number(st.Remaining), until(st.Reset, now), until(st.Penalty, now))
+	t.row(address, role, known(st.Limit), known(st.Used), known(st.Remaining), until(st.Reset, now), until(st.Penalty, now))
+}
+
+// known is the text of a number that may be unknown.
+func known(n *int64) string {
+	if n == nil {
+		return "unknown"
+	}
+	return number(*n)
 }
 
 func simulateCommand(host Host) *cobra.Command {

@@ -114,9 +114,10 @@ func scriptedClient(value string) adminapi.Client {
 
 // scriptedBuckets is the bucket of a client in zone api.
 func scriptedBuckets(value string) adminapi.Buckets {
+	limit, used, remaining := int64(10), int64(3), int64(7)
 	return adminapi.Buckets{Zone: "api", Store: "default", Buckets: []adminapi.Bucket{{
 		BucketName: adminapi.BucketName{Client: scriptedClient(value)},
-		Copies:     adminapi.Copies{Servers: []adminapi.Copy{{State: &adminapi.State{Limit: 10, Used: 3, Remaining: 7}}}},
+		Copies:     adminapi.Copies{Servers: []adminapi.Copy{{State: &adminapi.State{Limit: &limit, Used: &used, Remaining: &remaining}}}},
 	}}}
 }
 
