@@ -68,6 +68,9 @@ type LaneFigures struct {
 	Purpose string
 	// Breaker is BreakerClosed, open, half-open or BreakerUnfit.
 	Breaker string
+	// Fault is the last error that spoke against the server, or nil; it means nothing while calls
+	// are made.
+	Fault error
 	// Latency is the recent average of how long a pipeline takes; 0 if there was
 	// none.
 	Latency time.Duration

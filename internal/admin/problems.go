@@ -91,10 +91,9 @@ func problemsOf(open *stores.Opened) (all []problem) {
 			}
 			switch server.State {
 			case store.ServerLeftOut:
-				if len(leftOutOf(server)) == 0 {
-					break
+				if purposes, why := leftOutOf(server); len(purposes) > 0 {
+					add(rank, server.Address, "%s is left out of %s, because calls of it fail%s", name, strings.Join(purposes, " and "), why)
 				}
-				add(rank, server.Address, "%s is left out of %s, because calls of it fail", name, strings.Join(leftOutOf(server), " and "))
 			case store.ServerLagging:
 				behind := "does not have its primary's data yet"
 				if server.LagKnown {
@@ -118,12 +117,16 @@ func jumped(by time.Duration, at time.Time) string {
 	return fmt.Sprintf(" has jumped by %s at %s", by.Round(time.Millisecond), at.UTC().Format(time.RFC3339))
 }
 
-// leftOutOf returns the purposes for which a server is not called.
-func leftOutOf(server *store.ServerFigures) (purposes []string) {
+// leftOutOf returns the purposes for which a server is not called, and ": " with the last error of a
+// call, if that is known.
+func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {
 			purposes = append(purposes, lane.Purpose)
+			if lane.Fault != nil {
+				why = ": " + oneLine(lane.Fault)
+			}
 		}
 	}
-	return purposes
+	return purposes, why
 }

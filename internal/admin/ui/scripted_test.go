@@ -218,21 +218,32 @@ func (b *browser) awaitCalls(api *scripted, target string, times int) {
 	}
 }
 
-// TestBlockedAreRefused in the charts: a blocked client's requests got a refusal.
-func TestBlockedAreRefused(t *testing.T) {
+// TestDecisionsAreInTheirSeries checks that each decision raises one series of the charts: what passes
+// over the limit, or unlimited, is not among what was allowed.
+func TestDecisionsAreInTheirSeries(t *testing.T) {
 	t.Parallel()
-	api, page := startScripted(t)
-	b := startBrowser(t, page)
-	b.do(chromedp.Navigate(page))
-	b.await("the zone", `document.querySelector('[data-zone=api] span.refused').textContent === '0.0/s refused'`)
-	var blocked int64
-	api.answerWith("GET ", func() (int, any) {
-		blocked += 100
-		zone := scriptedZone("default", map[string]int64{telemetry.Blocked.String(): blocked})
-		return http.StatusOK, adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{zone}, Stores: []adminapi.Store{}}
-	})
-	b.await("blocked requests among those refused", `document.querySelector('[data-zone=api] span.allowed').textContent === '0.0/s allowed' && parseFloat(document.querySelector('[data-zone=api] span.refused').textContent) > 1`)
-	b.satisfied("blocked requests")
+	for decision, kind := range map[telemetry.Outcome]string{
+		telemetry.Allowed: "allowed", telemetry.WouldRefuse: "would", telemetry.ErrorAllowed: "unchecked",
+		telemetry.Refused: "refused", telemetry.ErrorRefused: "refused", telemetry.Blocked: "refused",
+	} {
+		t.Run(decision.String(), func(t *testing.T) {
+			api, page := startScripted(t)
+			b := startBrowser(t, page)
+			b.do(chromedp.Navigate(page))
+			b.await("the zone", `document.querySelector('[data-zone=api] span.refused').textContent === '0.0/s refused'`)
+			var decided int64
+			api.answerWith("GET ", func() (int, any) {
+				decided += 100
+				zone := scriptedZone("default", map[string]int64{decision.String(): decided})
+				return http.StatusOK, adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{zone}, Stores: []adminapi.Store{}}
+			})
+			b.await("the decisions in one series alone", `(() => {
+				const shown = [...document.querySelectorAll('[data-zone=api] .series')].filter(e => parseFloat(e.textContent) > 1);
+				return shown.length === 1 && shown[0].classList.contains("`+kind+`") && !shown[0].hidden;
+			})()`)
+			b.satisfied(decision.String())
+		})
+	}
 }
 
 // TestAnnouncements are made once, however often the numbers in them change.
@@ -249,7 +260,10 @@ func TestAnnouncements(t *testing.T) {
 	lag := 0
 	api.answerWith("GET ", func() (int, any) {
 		lag++
-		status.Problems = []adminapi.Problem{{Store: "default", Shard: "a", Server: "r", Text: fmt.Sprintf("the replica r of shard a is %d.5 seconds behind, so it is not asked", lag)}}
+		status.Problems = []adminapi.Problem{
+			{Store: "default", Shard: "a", Server: "r", Text: fmt.Sprintf("the replica r of shard a is %d.5 seconds behind, so it is not asked", lag)},
+			{Store: "default", Shard: "a", Server: "p", Text: fmt.Sprintf("the primary p of shard a is left out of checks, because calls of it fail: read tcp 127.0.0.1:%d", lag)},
+		}
 		return http.StatusOK, status
 	})
 	b.await("the lag, which grows", `/ ([3-9]|[0-9]{2,}).5 seconds behind/.test(document.getElementById('problems').textContent)`)
@@ -265,7 +279,7 @@ func TestAnnouncements(t *testing.T) {
 		}
 	}
 	slices.Sort(announced) // by region: the observers are not called in the order of the changes
-	want := []string{"announced: Store default: the replica r of shard a is some time behind, so it is not asked.", "error: Caddy is away.", "state: Not up to date"}
+	want := []string{"announced: Store default: the replica r of shard a is some time behind, so it is not asked. Store default: the primary p of shard a is left out of checks, because calls of it fail.", "error: Caddy is away.", "state: Not up to date"}
 	if !slices.Equal(announced, want) {
 		t.Errorf("announced is %q, want %q", announced, want)
 	}

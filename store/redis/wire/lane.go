@@ -244,6 +244,7 @@ func (l *Lane) Figures() store.LaneFigures {
 	return store.LaneFigures{
 		Purpose: string(l.purpose()),
 		Breaker: breaker,
+		Fault:   l.fault.load(),
 		Latency: time.Duration(l.pace.Load()),
 		Queued:  l.queue.len() + int(l.awaiting.Load()),
 		Pool: store.PoolFigures{
