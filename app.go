@@ -144,7 +144,11 @@ func (c claims) add(z *Zone, place string, storeNames []string) error {
 			c[id] = struct{ definition, place string }{definition, place}
 		} else if other.definition != definition {
 			err := fmt.Errorf("zone %s is defined twice, differently: once with %s, once with %s; make them equal or rename one", z.Name, other.definition, definition)
-			if place != "" {
+			switch place {
+			case "":
+			case other.place:
+				err = fmt.Errorf("at %s, which is imported twice: %w; in a snippet an argument can name it, as in zone {args[0]}", place, err)
+			default:
 				err = fmt.Errorf("at %s and %s: %w", other.place, place, err)
 			}
 			return err

@@ -137,12 +137,12 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	return unknownStore(which, name, names)
 }
 
-func (h *Handler) parseStore(p *option.Parser) error {
-	name, err := p.Arg()
-	if err != nil {
-		return err
+func (h *Handler) parseStore(p *option.Parser) (err error) {
+	args := p.RemainingArgs()
+	if len(args) != 1 || p.HasBlock() {
+		return p.Err("store takes the name of a store here: define it in the global options, as in { rate_limit { store <name> redis { primary <host> } } }")
 	}
-	h.StoreRaw, err = json.Marshal(name)
+	h.StoreRaw, err = json.Marshal(args[0])
 	return err
 }
 
@@ -163,6 +163,11 @@ func (h *Handler) parseRollout(p *option.Parser) error {
 // parseOneLineZone parses the arguments of the one-line form.
 func parseOneLineZone(p *option.Parser) (*Zone, error) {
 	args := p.RemainingArgs()
+	if len(args) == 2 {
+		if events, window, ok := rateIn(args[1]); ok {
+			return nil, p.Errf("rate_limit %s %s: write rate_limit %s %s %s", args[0], args[1], args[0], events, window)
+		}
+	}
 	if len(args) != 3 && len(args) != 4 {
 		return nil, p.Err("write rate_limit <key> <events> <window> [<name>], or rate_limit { … } with a block")
 	}
@@ -191,6 +196,9 @@ func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 		Rows: z.options(h), Elsewhere: option.Names(new(Handler).options(nil)), Place: "the block of rate_limit, outside zone",
 	}); err != nil {
 		return nil, err
+	}
+	if p.IsEmpty() {
+		return nil, p.At(fmt.Errorf("zone %s has no options: write them in its block, as in zone %s { … }, with key, events and window at least", z.Name, z.Name))
 	}
 	if err := z.validate(); err != nil {
 		return nil, p.At(err)
@@ -367,6 +375,9 @@ func parseMatch(h httpcaddyfile.Helper, which string, sets *caddyhttp.RawMatcher
 			return h.Errf("%s %s: there is no such matcher: define it in this site, such as %s path /api/*", which, h.Val(), h.Val())
 		}
 	default:
+		if args := h.RemainingArgs(); !strings.HasPrefix(args[0], "@") {
+			return h.Errf("%s %s: write the matcher in a block, as in %s { %s }, or name one, as in %s @<matcher>", which, strings.Join(args, " "), which, strings.Join(args, " "), which)
+		}
 		if which != "match" {
 			return h.Errf("%s takes @<matcher>, or matchers in a block: write one that matches all that it is kept for", which)
 		}
@@ -449,6 +460,9 @@ func parseStore(d *caddyfile.Dispenser, stores caddy.ModuleMap) error {
 	}
 	module := d.Val()
 	if _, err := caddy.GetModule("rate_limit.stores." + module); err != nil {
+		if _, err := caddy.GetModule("rate_limit.stores." + name); err == nil && strings.ContainsAny(module, ":./") {
+			return d.Errf("store %s %s: an address belongs in the block of the store, as in store %s { primary %s }, or url for a URL", name, module, name, module)
+		}
 		return d.Errf("unknown store module %s: write store [<name>] memory or store [<name>] redis; other modules must be built into this Caddy", module)
 	}
 	unmarshaled, err := caddyfile.UnmarshalModule(d, "rate_limit.stores."+module)

@@ -56,6 +56,8 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 	if err != nil {
 		return nil, err
 	}
+	// The API has no other scheme, and browsers show it so.
+	address = strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
 	return newAdminClient(address)
 }
 

@@ -419,7 +419,7 @@ func TestConfigOfStores(t *testing.T) {
 		"shards of one primary":   {shardsOf(`{"name": "a", "primary": "redis-a"}, {"name": "b", "primary": "redis-a:6379"}`), `redis store: shard b has the address redis-a:6379 of shard a: give each its own servers`},
 
 		"address resolves":                   {app: shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_HOST}:7000"}`)},
-		"address resolves to an invalid one": {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_URL}"}`), `redis store: shard a: address "redis://redis-a": it must be host, host:port or unix/path`},
+		"address resolves to an invalid one": {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_URL}"}`), `redis store: shard a: an address is a URL: write it as url, in place of that option`},
 		"addresses resolve to one":           {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_HOST}"}, {"name": "b", "primary": "redis-a"}`), `redis store: shard b has the address redis-a:6379 of shard a`},
 		"address does not resolve":           {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_UNSET}"}`), `redis store: shard a: address: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it, or write \{`},
 		"username does not resolve":          {redisOf(`"username": "{env.SHARDLIMIT_TEST_UNSET}"`), `redis store: username: placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it`},

@@ -138,6 +138,9 @@ func (z *Zone) validateEvents() error {
 func validateAmount(name string, a Amount, fallback, most int64, words string) error {
 	n, err := a.number()
 	switch {
+	case rate.MatchString(string(a)):
+		events, window, _ := rateIn(string(a))
+		return option.Errorf(name, "%s: write events %s and window %s", a, events, window)
 	case a.isDynamic() && !a.hasPlaceholder():
 		return option.Errorf(name, "%s: it must be a number, or a text with a placeholder in braces", a)
 	case a.isDynamic() && fallback == 0:

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,6 +25,17 @@ func (a Amount) number() (int64, error) {
 		return 0, fmt.Errorf("%q: it must be a whole number", string(a))
 	}
 	return n, nil
+}
+
+// rate matches what other programs call a rate, such as 10r/m or 5/second.
+var rate = regexp.MustCompile(`^(\d+) ?(?:r|req|requests)?/(s|m|h|d)(?:ec|econd|in|inute|our|r|ay)?$`)
+
+// rateIn returns the events and the window of a rate.
+func rateIn(text string) (events, window string, ok bool) {
+	if parts := rate.FindStringSubmatch(text); parts != nil {
+		return parts[1], "1" + parts[2], true
+	}
+	return "", "", false
 }
 
 // quantity returns the amount for requests. number counts for a request for which

@@ -322,7 +322,7 @@ func TestCheckOfBrokenConfigs(t *testing.T) {
 		"two configs":         {[]string{misspelt, "--config", misspelt}, []string{"twice"}},
 		"no time":             {[]string{misspelt, "--timeout", "0s"}, []string{"--timeout"}},
 		"an unknown adapter":  {[]string{misspelt, "--adapter", "nope"}, []string{"nope"}},
-		"too many arguments":  {[]string{misspelt, misspelt}, []string{"accepts at most 1"}},
+		"too many arguments":  {[]string{misspelt, misspelt}, []string{"2 arguments: write caddy rate-limit check [<config>]"}},
 		"an unknown flag too": {[]string{misspelt, "--nope"}, []string{"nope"}},
 	} {
 		out, errOut, code := command(t, append([]string{"check"}, c.args...)...)

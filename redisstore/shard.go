@@ -286,6 +286,9 @@ func isPath(addr string) bool { return strings.HasPrefix(addr, unixPrefix) }
 
 func (a address) validate() error {
 	switch {
+	case strings.Contains(*a.given, "://"):
+		// A URL may have a password.
+		return errors.New("an address is a URL: write it as url, in place of that option")
 	case a.noPath && isPath(*a.given):
 		return fmt.Errorf("address %q: it must be host or host:port, because the nodes of a Redis Cluster are found by that", *a.given)
 	case !isAddr(a.complete()):

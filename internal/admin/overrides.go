@@ -70,15 +70,17 @@ func overrideOf(storeName string, o *store.Override, client adminapi.Client) adm
 // block answers POST /rate_limit/blocks/<zone>: it refuses all requests of a client for
 // some time.
 func block(running runningConfig, r *http.Request) (any, error) {
+	// It is read first: without it, the command's last value stands in its place.
+	text := r.URL.Query().Get("for")
+	length, err := caddy.ParseDuration(text)
+	if err != nil || length < time.Second || length > store.MaxWindow {
+		return nil, apiErrorf(http.StatusBadRequest, "for=%q: it must be a time span from 1s to 100 years, such as 1h; in a command it is the last argument", text)
+	}
 	s, query, err := selectBuckets(running, r, "for", "reason")
 	if err != nil {
 		return nil, err
 	}
 	defer s.store.Leave()
-	length, err := caddy.ParseDuration(query.Get("for"))
-	if err != nil || length < time.Second || length > store.MaxWindow {
-		return nil, apiErrorf(http.StatusBadRequest, "for=%q: it must be a time span from 1s to 100 years, such as 1h", query.Get("for"))
-	}
 	end := time.Now().Add(length).UnixMicro()
 	return s.set(r, query, store.Override{Kind: store.OverrideBlock}, func(int) int64 { return end })
 }
@@ -86,15 +88,16 @@ func block(running runningConfig, r *http.Request) (any, error) {
 // grant answers POST /rate_limit/grants/<zone>: it admits more events of a client in the
 // window that is open.
 func grant(running runningConfig, r *http.Request) (any, error) {
+	text := r.URL.Query().Get("events")
+	events, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || events < 1 || events > store.MaxEvents {
+		return nil, apiErrorf(http.StatusBadRequest, "events=%q: it must be a whole number from 1 to 2^52; in a command it is the last argument", text)
+	}
 	s, query, err := selectBuckets(running, r, "events", "reason")
 	if err != nil {
 		return nil, err
 	}
 	defer s.store.Leave()
-	events, err := strconv.ParseInt(query.Get("events"), 10, 64)
-	if err != nil || events < 1 || events > store.MaxEvents {
-		return nil, apiErrorf(http.StatusBadRequest, "events=%q: it must be a whole number from 1 to 2^52", query.Get("events"))
-	}
 	ends := make([]int64, len(s.buckets))
 	for i, b := range s.buckets {
 		req, _ := s.about(b)

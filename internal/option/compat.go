@@ -8,10 +8,11 @@ import (
 )
 
 const (
-	insteadAmount = "write events <n> and window <duration>"
-	insteadErrors = "write handle_errors in the site: its routes answer refused requests"
-	insteadDryRun = "write enforce 0"
-	insteadMatch  = "write match with a matcher that leaves out the requests that are not limited, such as not remote_ip 10.0.0.0/8"
+	insteadAddress = "write primary <host:port>, or url redis://<host:port>"
+	insteadAmount  = "write events <n> and window <duration>"
+	insteadErrors  = "write handle_errors in the site: its routes answer refused requests"
+	insteadDryRun  = "write enforce 0"
+	insteadMatch   = "write match with a matcher that leaves out the requests that are not limited, such as not remote_ip 10.0.0.0/8"
 )
 
 // instead says what to write in place of names that are no options: those of earlier
@@ -36,6 +37,8 @@ var instead = map[string]string{
 	"previous_shards":    "write in each shard that changes what its weight was, as in weight 2 was 1, or was 0 for a new shard; in JSON previous_weight",
 	"retired":            "write weight 0 and what it was, as in weight 0 was 1; in JSON previous_weight",
 
+	"addr":           insteadAddress,
+	"address":        insteadAddress,
 	"allow":          insteadMatch,
 	"ban":            "write penalty <duration>",
 	"dry_run":        insteadDryRun,

@@ -2,6 +2,7 @@ package option
 
 import (
 	"errors"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -20,6 +21,28 @@ type Parser struct {
 // NewParser returns a parser of the block that follows the current token.
 func NewParser(d *caddyfile.Dispenser) *Parser {
 	return &Parser{Dispenser: d, lines: map[string]caddyfile.Token{}, start: d.Token()}
+}
+
+// IsEmpty reports whether the block has had no option so far.
+func (p *Parser) IsEmpty() bool { return len(p.lines) == 0 }
+
+// HasBlock reports whether a block begins after the arguments of the current option.
+func (p *Parser) HasBlock() bool {
+	d := *p.Dispenser
+	line := d.Line()
+	return d.Next() && d.Val() == "{" && d.Line() == line
+}
+
+// joined returns the option that the line of the current one has as well, after a semicolon, or "".
+func (p *Parser) joined(options []string) string {
+	d := *p.Dispenser
+	args := d.RemainingArgs()
+	for i := 1; i < len(args); i++ {
+		if strings.HasSuffix(args[i-1], ";") && slices.Contains(options, args[i]) {
+			return args[i]
+		}
+	}
+	return ""
 }
 
 // StartsAt notes the place of an option that may be given several times.

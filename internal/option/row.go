@@ -172,6 +172,9 @@ func (p *Parser) Line(t *Table) error {
 		} else if err := p.once(); err != nil {
 			return err
 		}
+		if other := p.joined(Names(t.Rows)); other != "" {
+			return p.Errf("%s has %s on its line: write one option a line, without semicolons", row.Name, other)
+		}
 		return row.Field.Set(p)
 	}
 	name := p.Val()

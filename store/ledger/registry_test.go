@@ -111,7 +111,7 @@ func TestBoundInAnOutage(t *testing.T) {
 
 // TestMemoryPerBucket measures the memory of a bucket that was charged once.
 func TestMemoryPerBucket(t *testing.T) {
-	const buckets, most = 100_000, 240
+	const buckets, most = 100_000, 256
 	s := newSimulation(1)
 	l := New(NewRegistry(nil), s, Options{})
 	requests := make([]store.Request, buckets)

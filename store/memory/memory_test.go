@@ -106,7 +106,7 @@ func TestWalk(t *testing.T) {
 			used[clientKey] = st.Used
 			return
 		}
-		if rest++; clientKey != long || st.Used != 2 || st.Limit != 5 {
+		if rest++; clientKey != long || st.Used != 2 || st.Limit != 10 { // that of its last request
 			t.Errorf("the long key is %q, with %+v", clientKey, st)
 		}
 	})

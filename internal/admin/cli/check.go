@@ -35,7 +35,7 @@ It exits with status 1 if the stores do not load, or anything is unreachable or
 wrong; with --strict also if there are warnings.
 `,
 		Example: "  $ caddy rate-limit check Caddyfile",
-		Args:    cobra.MaximumNArgs(1),
+		Args:    between(0, 1),
 	}
 	timeout := cmd.Flags().Duration("timeout", checkTimeout, "How long the calls of servers may take together")
 	isStrict := cmd.Flags().Bool("strict", false, "Exit with status 1 if there are warnings")

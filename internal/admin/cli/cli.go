@@ -79,6 +79,17 @@ func Add(cmd *cobra.Command, host Host) {
 	}
 }
 
+// between accepts from least to most arguments, and otherwise says how the command is used; most is -1
+// without a bound.
+func between(least, most int) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if len(args) >= least && (most < 0 || len(args) <= most) {
+			return nil
+		}
+		return fmt.Errorf("%d arguments: write %s; %s --help says more", len(args), cmd.UseLine(), cmd.CommandPath())
+	}
+}
+
 // action carries out a command and returns the exit code.
 type action = func(s *session, args []string) (code int, err error)
 
@@ -180,7 +191,7 @@ Whoever can reach the port can do what the page does. It is only for this
 machine: other addresses are refused, and so are requests from other sites'
 pages.
 `,
-		Args: cobra.NoArgs,
+		Args: between(0, 0),
 	}
 	address := cmd.Flags().String("listen", "127.0.0.1:2020", "The loopback address to listen on; port 0 is any free one")
 	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {

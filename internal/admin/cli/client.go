@@ -29,7 +29,7 @@ itself, as --json and the log have it. A zone without placeholders in its key
 needs none of these.
 `,
 		Example: "  $ caddy rate-limit get api 203.0.113.7\n  $ caddy rate-limit get login {header.X-Api-Key} alice\n  $ caddy rate-limit get login --client-key Q1x:alice",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    between(1, -1),
 	}
 	var flags bucketFlags
 	flags.add(cmd)
@@ -58,7 +58,7 @@ cannot be reached; then the buckets on it may still be there, and those on other
 are empty.
 `,
 		Example: "  $ caddy rate-limit reset api 203.0.113.7",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    between(1, -1),
 	}
 	var flags bucketFlags
 	flags.add(cmd)
@@ -185,7 +185,7 @@ It exits with status 0 if the request would pass, and with 2 if it would be
 refused.
 `,
 		Example: "  $ caddy rate-limit simulate https://example.com/api -H 'X-Api-Key: k1' --remote-addr 203.0.113.7",
-		Args:    cobra.ExactArgs(1),
+		Args:    between(1, 1),
 	}
 	var request adminapi.SimulatedRequest
 	var headers []string

@@ -41,7 +41,7 @@ client replaces the one before. The first arguments are those of get.
 // beginCommand completes cmd, which begins an override of a list; its last argument is a
 // parameter of the call.
 func beginCommand(host Host, list, parameter string, cmd *cobra.Command) *cobra.Command {
-	cmd.Args = cobra.MinimumNArgs(2)
+	cmd.Args = between(2, -1)
 	var flags overrideFlags
 	flags.add(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
@@ -57,7 +57,7 @@ func unblockCommand(host Host) *cobra.Command {
 		Short:   "Ends the block of a client",
 		Long:    "\nEnds the block of a client. It exits with status 3 if there is none. The arguments\nare those of get. A client key that blocks shows is for --client-key; if the config\nhas no such zone any more, with --store.\n",
 		Example: "  $ caddy rate-limit unblock api 203.0.113.7",
-		Args:    cobra.MinimumNArgs(1),
+		Args:    between(1, -1),
 	}
 	var flags overrideFlags
 	flags.bucketFlags.add(cmd)
@@ -72,7 +72,7 @@ func blocksCommand(host Host) *cobra.Command {
 		Use:   "blocks",
 		Short: "Lists the clients that are blocked, or were granted events",
 		Long:  "\nLists the blocks and grants that are in force in the stores of the running config.\n",
-		Args:  cobra.NoArgs,
+		Args:  between(0, 0),
 	}
 	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
 		var all adminapi.Overrides

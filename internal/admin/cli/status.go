@@ -22,7 +22,7 @@ func statusCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "status",
 		Short: "Shows zones, stores, and how the shards are",
-		Args:  cobra.NoArgs,
+		Args:  between(0, 0),
 	}
 	var l live
 	watch := cmd.Flags().BoolP("watch", "w", false, "Refresh until Ctrl-C")
@@ -119,7 +119,7 @@ Shows the clients that were refused most in the last minutes, in one zone or in
 all, and refreshes that each second until Ctrl-C. Into a file or a pipe, and with
 --json, it shows them once; --count says how often.
 `,
-		Args: cobra.MaximumNArgs(1),
+		Args: between(0, 1),
 	}
 	var l live
 	n := cmd.Flags().IntP("number", "n", 20, "How many clients of each zone")

@@ -24,6 +24,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -49,7 +50,11 @@ func Listen(ctx context.Context, address string) (net.Listener, error) {
 	if ip, err := netip.ParseAddr(host); err != nil || !ip.IsLoopback() || ip.Is4In6() {
 		return nil, fmt.Errorf("listen on %q: it must be a loopback address, such as 127.0.0.1:2020: any client that reaches the page can reset limits", address)
 	}
-	return new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, port))
+	l, err := new(net.ListenConfig).Listen(ctx, "tcp", net.JoinHostPort(host, port))
+	if errors.Is(err, syscall.EADDRINUSE) {
+		return nil, fmt.Errorf("%w: write --listen 127.0.0.1:0 for any free port", err)
+	}
+	return l, err
 }
 
 // Serve serves the page until ctx ends.
