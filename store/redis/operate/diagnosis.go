@@ -287,15 +287,8 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 
 // unassigned returns how many slots no primary has.
 func unassigned(found []wire.Roles) int {
-	left := wire.SlotCount
-	for _, r := range found {
-		for _, slots := range r.Slots {
-			if r.Primary != "" {
-				left -= slots.Last - slots.First + 1
-			}
-		}
-	}
-	return left
+	served := slices.DeleteFunc(slices.Clone(found), func(r wire.Roles) bool { return r.Primary == "" })
+	return wire.SlotCount - wire.Covered(served)
 }
 
 // deadIn returns the nodes that are considered down and have no successor: of some, Redis 8.0 does

@@ -97,15 +97,16 @@ func (c *Cluster) ask(ctx context.Context, addr string) (v clusterView, err erro
 	if !slices.ContainsFunc(v.roles, func(r Roles) bool { return r.Primary != "" && len(r.Slots) > 0 }) {
 		return v, errors.New("it knows no slots")
 	}
-	v.covers = covered(v.roles)
+	v.covers = Covered(v.roles)
 	v.epoch, _ = strconv.ParseInt(fieldOf(state, "cluster_current_epoch"), 10, 64)
 	v.isWhole = fieldOf(state, "cluster_state") == "ok" && v.covers == SlotCount
 	return v, nil
 }
 
-// covered returns the number of slots that have an owner: ranges may overlap.
-func covered(found []Roles) (n int) {
-	var t topology
+// Covered returns the number of slots in the ranges of found, each counted once, because ranges may
+// overlap.
+func Covered(found []Roles) (n int) {
+	t := topology{slots: new([SlotCount]uint16)}
 	for _, r := range found {
 		t.assign(r.Slots, 0)
 	}

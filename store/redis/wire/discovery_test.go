@@ -86,17 +86,18 @@ func TestSlotsThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestCoveredSlots counts each slot once, and none that there cannot be.
+// TestCoveredSlots checks that each slot counts once, and that numbers outside the cluster do not count.
 func TestCoveredSlots(t *testing.T) {
 	for name, c := range map[string]struct {
 		slots []SlotRange
 		want  int
 	}{
+		"none":       {[]SlotRange{{9, 8}}, 0},
 		"all":        {[]SlotRange{{0, 5460}, {5461, SlotCount - 1}}, SlotCount},
 		"overlap":    {[]SlotRange{{0, 9999}, {5000, 9999}, {10_000, 11_383}}, 11_384},
 		"impossible": {[]SlotRange{{-5, 2}, {SlotCount - 1, 1 << 40}, {9, 8}}, 4},
 	} {
-		if got := covered([]Roles{{Primary: "a", Slots: c.slots[:1]}, {Primary: "b", Slots: c.slots[1:]}}); got != c.want {
+		if got := Covered([]Roles{{Primary: "a", Slots: c.slots[:1]}, {Primary: "b", Slots: c.slots[1:]}}); got != c.want {
 			t.Errorf("%s: %d slots, want %d", name, got, c.want)
 		}
 	}
