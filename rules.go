@@ -136,11 +136,11 @@ func (z *Zone) validateEvents() error {
 // validateAmount checks an option that is a number from 1 on, or a placeholder and its
 // fallback.
 func validateAmount(name string, a Amount, fallback, most int64, words string) error {
+	if events, window, ok := rateIn(string(a)); ok {
+		return option.Errorf(name, "%s: write events %s and window %s", a, events, window)
+	}
 	n, err := a.number()
 	switch {
-	case rate.MatchString(string(a)):
-		events, window, _ := rateIn(string(a))
-		return option.Errorf(name, "%s: write events %s and window %s", a, events, window)
 	case a.isDynamic() && !a.hasPlaceholder():
 		return option.Errorf(name, "%s: it must be a number, or a text with a placeholder in braces", a)
 	case a.isDynamic() && fallback == 0:
