@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"os"
 	"strings"
 	"sync/atomic"
@@ -436,4 +437,33 @@ func TestSenselessRepliesAreErrors(t *testing.T) {
 	if _, err := s.Overrides(t.Context()); err == nil {
 		t.Error("the overrides are read")
 	}
+}
+
+// panicking is a plain write whose script panics.
+type panicking struct{}
+
+func (panicking) Latest() int64 { return math.MaxInt64 }
+
+func (panicking) CallScript(*wire.ScriptCall, string, *wire.Clock) { panic("broken on purpose") }
+
+// TestPanicsAreErrors: a panic while a command is run fails that command, and later ones run on other
+// connections.
+func TestPanicsAreErrors(t *testing.T) {
+	t.Parallel()
+	filter := redistest.StartFilter(t, redistest.Start(t).Addr(), redistest.Refusing("-ERR unknown command", "hincrby"))
+	shard := newShard(t, ShardOptions{Primary: filter.Addr()})
+	s := newStore(t, shard, nil)
+	hearTime(t, s, "before")
+	lane := shard.Owner(0).Checks
+	before := clientOf(lane)
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	cmd := wire.NewWrite(panicking{}, "key", [3]any{"hincrby", "c", 1}, [3]any{"hmget", "r", "p"}, 0, nil)
+	if err := lane.DoAll(ctx, cmd); err == nil {
+		t.Error("the command succeeds")
+	}
+	if clientOf(lane) == before {
+		t.Error("its connections are used again")
+	}
+	hearTime(t, s, "after")
 }
