@@ -55,8 +55,9 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	return s, query, nil
 }
 
-// about returns a request about a bucket by the limit of its last request or, if this process does
-// not know that, of the config, and reports whether there is one.
+// about returns a request about a bucket with the limit of its last request. If this process has seen
+// none, the limit is that of the config. isKnown is false if the config has none either, because the
+// limit depends on the request.
 func (s *selection) about(b adminapi.BucketName) (r store.Request, isKnown bool) {
 	r = s.About(b)
 	if s.open.Recall(&r) || r.Events > 0 {
@@ -170,13 +171,13 @@ func copiesOf(found *store.Inspection, stateOf func(*store.State) *adminapi.Stat
 	return copies
 }
 
-// stateBy describes a state that a request saw whose limit is known, or is none of the client's.
+// stateBy describes the state that r saw. Unless isKnown is set, the limit of r is not the client's.
 func stateBy(r *store.Request, isKnown bool, st *store.State) *adminapi.State {
 	s := &adminapi.State{Penalty: limiter.EpochSeconds(st.Penalty)}
 	if isKnown {
 		s.Limit, s.Remaining = &st.Limit, &st.Remaining
 	}
-	// Without its limit, nobody knows how fast a bucket drains.
+	// How fast a gcra bucket drains depends on its limit.
 	if isKnown || !r.Limit.Algorithm.HasBurst() {
 		s.Used, s.Reset = &st.Used, limiter.EpochSeconds(st.Reset)
 	}

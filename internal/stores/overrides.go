@@ -119,8 +119,8 @@ func (o *overrides) note(err error) {
 	}
 }
 
-// holds reports whether an override, or one that was set after it, is among those of the last look.
-// One from before it is there where that has failed.
+// holds reports whether the last look showed the override, or a later one of the same client. An
+// earlier one shows that the write, or the look, failed.
 func (o *overrides) holds(set *store.Override) bool {
 	id := set.ID()
 	id.ClientKey = o.kept.KeptKey(id.ClientKey)

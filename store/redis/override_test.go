@@ -256,7 +256,7 @@ func TestDamagedOverrides(t *testing.T) {
 	if len(all) != 1 || all[0].ClientKey != "tag:good" || !errors.Is(err, store.ErrDamaged) || strings.Count(err.Error(), "damaged") != len(damaged) {
 		t.Errorf("got %+v, %v", all, err)
 	}
-	// They are in nobody's way.
+	// Others can still be written.
 	must(t, s.SetOverride(t.Context(), block("api", "tag:later", time.Now().Add(time.Hour))))
 	removes(t, s, store.OverrideBlock, "api", "tag:later", true)
 	for name := range damaged {

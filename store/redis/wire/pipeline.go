@@ -156,9 +156,9 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 // errPanic is the error of calls during which the client of the server panicked.
 var errPanic = errors.New("its client panicked")
 
-// contain gives the commands that have no outcome an error, because of a panic: of go-redis, by a reply that
-// nobody has foreseen. Its connections are replaced, because the replies on them may be those to
-// other calls.
+// contain turns a panic, such as of go-redis at a malformed reply, into the error of the commands that
+// have no outcome. It replaces the connections, because replies that were not read would be taken for
+// those to later commands.
 func (l *Lane) contain(cmds []*Command, reason any) (fault error) {
 	fault = fmt.Errorf("redis %s: %w: %v", l.Addr, errPanic, reason)
 	for _, c := range cmds {
