@@ -7,10 +7,12 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/admin"
+	"github.com/shardlimit/caddy-shardlimit/internal/history"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -35,6 +37,15 @@ type App struct {
 	zones   claims
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
+	watch    *admin.Watch
+	// endHistory ends what Start began; nil before that.
+	endHistory func()
+}
+
+// UnmarshalJSON implements [json.Unmarshaler].
+func (a *App) UnmarshalJSON(text []byte) error {
+	type plain App
+	return option.Decode(text, (*plain)(a))
 }
 
 // CaddyModule returns the Caddy module information.
@@ -49,6 +60,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 func (a *App) Provision(ctx caddy.Context) error {
 	a.zones = claims{}
 	a.handles = map[string]*stores.Handle{}
+	a.watch = admin.NewWatch(a, ctx.Logger(), time.Now)
 	if err := admin.RegisterMetrics(ctx); err != nil {
 		return err
 	}
@@ -75,7 +87,9 @@ func (a *App) Provision(ctx caddy.Context) error {
 }
 
 // Start implements [caddy.App]. From then on this config delivers charges that
-// wait, and has the limits of requests that wait. It connects to the stores in the background, ahead of the first requests.
+// wait, and has the limits of requests that wait. Problems are watched, and the
+// history goes on. It connects to the stores in the background, ahead of the first
+// requests.
 func (a *App) Start() error {
 	for _, handle := range slices.AppendSeq(a.unnamed, maps.Values(a.handles)) {
 		handle.Run()
@@ -84,6 +98,8 @@ func (a *App) Start() error {
 	for _, l := range a.limiters {
 		l.Run()
 	}
+	a.watch.Start()
+	a.endHistory = history.Default.Start(limiter.Reading)
 	return nil
 }
 
@@ -94,6 +110,12 @@ func (*App) Stop() error { return nil }
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
 // until they have settled.
 func (a *App) Cleanup() error {
+	if a.watch != nil {
+		a.watch.Stop()
+	}
+	if a.endHistory != nil {
+		a.endHistory()
+	}
 	for _, handle := range a.handles {
 		handle.Unload()
 	}
@@ -102,6 +124,9 @@ func (a *App) Cleanup() error {
 
 // Limiters returns the limiters of all handlers of the config.
 func (a *App) Limiters() []*limiter.Limiter { return a.limiters }
+
+// Watch returns what finds the problems of the config.
+func (a *App) Watch() *admin.Watch { return a.watch }
 
 // Stores returns all stores of the config, in alphabetical order of their names.
 // Each comes once, even if several handlers define the same one.
@@ -119,39 +144,42 @@ func (a *App) store(which, name string) (*stores.Handle, error) {
 	if handle, ok := a.handles[cmp.Or(name, defaultStore)]; ok {
 		return handle, nil
 	}
-	return nil, unknownStore(which, name, slices.Sorted(maps.Keys(a.handles)))
+	return nil, option.InJSON(unknownStore(which, name, slices.Sorted(maps.Keys(a.handles))))
 }
 
 func unknownStore(which, name string, known []string) error {
 	names := strings.Join(known, ", ")
 	if name == "" {
-		return option.Errorf(which, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names)
+		return option.Errorf(which, "is missing, and no configured store is called %s: name one with the option store; there is %s", defaultStore, names).
+			JSONf("is missing, and no configured store is called %s: name one; there is %s", defaultStore, names)
 	}
-	return option.Errorf(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names)
+	return option.Errorf(which, "%s is not configured: add it to the stores of the global rate_limit, or name another; there is %s", name, names).
+		Field(map[string]string{"store": "store", "rollout": "rollout.store"}[which]).
+		JSONf("%s is not configured: add it to stores of the app rate_limit, or name another; there is %s", name, names)
 }
 
-// claims are the zones in each store, and where they are defined: a place in a
-// Caddyfile, or "".
-type claims map[limiter.ZoneID]struct{ definition, place string }
+// claims are the zones in each store, and where a Caddyfile defines them.
+type claims map[limiter.ZoneID]claim
 
-// add returns an error if a handler's zone is defined differently elsewhere.
-func (c claims) add(z *Zone, place string, storeNames []string) error {
+type claim struct {
+	definition string
+	origin     origin
+}
+
+// add returns an error if a handler's zone is defined differently elsewhere. The origin of one in JSON is empty.
+func (c claims) add(z *Zone, from origin, storeNames []string) error {
 	definition := z.definition()
 	for _, name := range storeNames {
 		id := limiter.ZoneID{Store: name, Zone: z.Name}
 		other, taken := c[id]
 		if !taken {
-			c[id] = struct{ definition, place string }{definition, place}
+			c[id] = claim{definition, from}
 		} else if other.definition != definition {
 			err := fmt.Errorf("zone %s is defined twice, differently: once with %s, once with %s; make them equal or rename one", z.Name, other.definition, definition)
-			switch place {
-			case "":
-			case other.place:
-				err = fmt.Errorf("at %s, which is imported twice: %w; in a snippet an argument can name it, as in zone {args[0]}", place, err)
-			default:
-				err = fmt.Errorf("at %s and %s: %w", other.place, place, err)
+			if from.zone.Line == 0 {
+				return err
 			}
-			return err
+			return twice(other.origin, from, err)
 		}
 	}
 	return nil

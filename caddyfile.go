@@ -26,26 +26,27 @@ import (
 //
 //	rate_limit [<matcher>] {
 //		zone <name> {
-//			match        @<matcher> | { <matchers> }
-//			key          <text>...
-//			events       <n> | <placeholder> <fallback n>
-//			window       <duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]
-//			algorithm    fixed_window|sliding_window|sliding_log|gcra|concurrency
-//			burst        <n> | <placeholder> <fallback n>
-//			cost         <n> | <sum> [<fallback n>]
-//			charge       after|before
-//			batch        off|auto|<n>
-//			count_status [not] <code|class|grpc:code>... | all
-//			reset_status <code|class|grpc:code>...
-//			warn         <percent>
-//			max_wait     <duration> [<n>]
-//			penalty      <duration>
-//			reserve      <percent> @<matcher> | <percent> { <matchers> }
-//			ipv4_prefix  <bits>
-//			ipv6_prefix  <bits>
-//			block_status <code>
-//			on_error     allow|deny|local
-//			enforce      <percent>
+//			match         @<matcher> | { <matchers> }
+//			key           <text>...
+//			events        <n> | <placeholder> <fallback n>
+//			window        <duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]
+//			algorithm     fixed_window|sliding_window|sliding_log|gcra|concurrency
+//			burst         <n> | <placeholder> <fallback n>
+//			cost          <n> | <sum> [<fallback n>]
+//			charge        after|before
+//			batch         off|auto|<n>
+//			count_status  [not] <code|class|grpc:code>... | all
+//			reset_status  <code|class|grpc:code>...
+//			warn          <percent>
+//			max_wait      <duration> [<n>]
+//			penalty       <duration>
+//			obey_upstream
+//			reserve       <percent> @<matcher> | <percent> { <matchers> }
+//			ipv4_prefix   <bits>
+//			ipv6_prefix   <bits>
+//			block_status  <code>
+//			on_error      allow|deny|local
+//			enforce       <percent>
 //		}
 //		store        <name>
 //		rollout      <store> <percent>
@@ -61,6 +62,32 @@ import (
 func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error) {
 	handler := new(Handler)
 	h.Next()
+	err := handler.parse(h, handler.pluginOptions())
+	return handler, err
+}
+
+// directive returns the name of the directive.
+func (l *Limits) directive() string {
+	if l.isService {
+		return "rate_limit_service"
+	}
+	return "rate_limit"
+}
+
+// ParseService parses the block of the directive of a service, which has the options of l, but none about
+// responses of HTTP, and more.
+func (l *Limits) ParseService(h httpcaddyfile.Helper, more ...option.Row) error {
+	l.isService = true
+	h.Next()
+	if h.CountRemainingArgs() > 0 {
+		return h.Errf("%s takes a block, without arguments: %[1]s { … }", l.directive())
+	}
+	return l.parse(h, nil, more...)
+}
+
+// parse parses the arguments and the block of the directive. It accepts also more options, and hides
+// some of them.
+func (l *Limits) parse(h httpcaddyfile.Helper, hidden []option.Row, more ...option.Row) error {
 	start := h.Token()
 	p := option.NewParser(h.Dispenser)
 	zones := map[*Zone]caddyfile.Token{}
@@ -68,54 +95,86 @@ func parseDirective(h httpcaddyfile.Helper) (caddyhttp.MiddlewareHandler, error)
 	if oneLine {
 		z, err := parseOneLineZone(p)
 		if err != nil {
-			return nil, err
+			return err
 		}
-		handler.Zones, zones[z] = []*Zone{z}, start
+		l.Zones, zones[z] = []*Zone{z}, start
 	}
 	addZone := func(p *option.Parser) error {
 		if oneLine {
 			return p.Err("rate_limit has a zone on its line and another in its block: write both as zones in the block")
 		}
 		start := p.Token()
-		z, err := parseZone(h)
-		if err == nil {
-			handler.Zones, zones[z] = append(handler.Zones, z), start
-			p.StartsAt("zone "+z.Name, start)
+		z, err := l.parseZone(h)
+		if err != nil {
+			return err
 		}
-		return err
+		l.Zones, zones[z] = append(l.Zones, z), start
+		return l.isOnly(z, zones)
 	}
 	if err := p.Table(&option.Table{
-		Rows: handler.options(addZone), Also: handler.pluginOptions(),
-		Elsewhere: option.Names(new(Zone).options(h)), Place: "zone <name> { … }, in the block of rate_limit",
+		Rows: slices.Concat(more, l.options(addZone)), Also: hidden,
+		Elsewhere: option.Names(new(Zone).options(h)), Place: "zone <name> { … }, in the block of " + l.directive(),
 	}); err != nil {
-		return nil, err
+		return err
 	}
-	if err := handler.validate(); err != nil {
-		return nil, p.At(err)
+	if err := l.validate(); err != nil {
+		return p.At(err)
 	}
-	storeName, _, _ := rawStoreName(handler.StoreRaw) // validated
+	storeName, _, _ := rawStoreName(l.StoreRaw) // validated
 	if err := knowsStore(h, "store", storeName); err != nil {
-		return nil, p.At(err)
+		return p.At(err)
 	}
 	storeNames := []string{cmp.Or(storeName, defaultStore)}
-	if handler.Rollout != nil {
-		if err := knowsStore(h, "rollout", handler.Rollout.Store); err != nil {
-			return nil, p.At(err)
+	if l.Rollout != nil {
+		if err := knowsStore(h, "rollout", l.Rollout.Store); err != nil {
+			return p.At(err)
 		}
-		storeNames = append(storeNames, handler.Rollout.Store)
+		storeNames = append(storeNames, l.Rollout.Store)
 	}
+	claimed := claimsIn(h)
+	for _, z := range l.Zones {
+		if err := claimed.add(z, origin{zones[z], start}, storeNames); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// claimsIn returns the zones that directives before this one define.
+func claimsIn(h httpcaddyfile.Helper) claims {
 	const state = "rate_limit.zones"
 	claimed, ok := h.State[state].(claims)
 	if !ok {
 		claimed = claims{}
 		h.State[state] = claimed
 	}
-	for _, z := range handler.Zones {
-		if err := claimed.add(z, fmt.Sprintf("%s:%d", zones[z].File, zones[z].Line), storeNames); err != nil {
-			return nil, err
+	return claimed
+}
+
+// isOnly returns an error if another zone of a directive has the same name.
+func (l *Limits) isOnly(z *Zone, zones map[*Zone]caddyfile.Token) error {
+	for other, at := range zones {
+		if other != z && other.Name == z.Name {
+			return twice(origin{at, at}, origin{zones[z], zones[z]}, fmt.Errorf("zone %s is defined twice in one %s: rename one", z.Name, l.directive()))
 		}
 	}
-	return handler, nil
+	return nil
+}
+
+// origin is where a Caddyfile defines a zone.
+type origin struct{ zone, directive caddyfile.Token }
+
+// twice says where the two definitions of a zone are, and what to do if they are one that is imported twice.
+func twice(first, second origin, err error) error {
+	one, other := option.Place(first.zone), option.Place(second.zone)
+	if one == other {
+		one, other = option.Place(first.directive), option.Place(second.directive)
+	}
+	err = fmt.Errorf("at %s and %s: %w", one, other, err)
+	if first.zone.File == second.zone.File && first.zone.Line == second.zone.Line {
+		return fmt.Errorf("%w; an argument of import can name it, as in zone {args[0]}", err)
+	}
+	return err
 }
 
 // knowsStore returns an error for the name of a store that the global option does
@@ -137,17 +196,17 @@ func knowsStore(h httpcaddyfile.Helper, which, name string) error {
 	return unknownStore(which, name, names)
 }
 
-func (h *Handler) parseStore(p *option.Parser) (err error) {
+func (l *Limits) parseStore(p *option.Parser) (err error) {
 	args := p.RemainingArgs()
 	if len(args) != 1 || p.HasBlock() {
-		return p.Err("store takes the name of a store here: define it in the global options, as in { rate_limit { store <name> redis { primary <host> } } }")
+		return p.Err("store takes the name of a store here: define it in the global options, as in { rate_limit { store <name> redis { url redis://<host:port> } } }")
 	}
-	h.StoreRaw, err = json.Marshal(args[0])
+	l.StoreRaw, err = json.Marshal(args[0])
 	return err
 }
 
 // parseRollout parses another store and the share of the clients that it gets.
-func (h *Handler) parseRollout(p *option.Parser) error {
+func (l *Limits) parseRollout(p *option.Parser) error {
 	args := p.RemainingArgs()
 	if len(args) != 2 {
 		return p.Errf("rollout takes two arguments, a store and how many percent of the clients it gets, such as rollout other 12.5, not %d", len(args))
@@ -156,7 +215,7 @@ func (h *Handler) parseRollout(p *option.Parser) error {
 	if err != nil {
 		return p.Errf("rollout %s %q: it must be a number of percent from 0 to 100, such as 12.5", args[0], args[1])
 	}
-	h.Rollout = &Rollout{Store: args[0], Percent: percent}
+	l.Rollout = &Rollout{Store: args[0], Percent: percent}
 	return nil
 }
 
@@ -185,22 +244,22 @@ func parseOneLineZone(p *option.Parser) (*Zone, error) {
 }
 
 // parseZone parses one zone of the directive.
-func parseZone(h httpcaddyfile.Helper) (*Zone, error) {
+func (l *Limits) parseZone(h httpcaddyfile.Helper) (*Zone, error) {
 	p := option.NewParser(h.Dispenser)
-	z := new(Zone)
+	z := &Zone{isService: l.isService}
 	var err error
 	if z.Name, err = p.Arg(); err != nil {
 		return nil, p.Err("zone takes one argument, its name")
 	}
 	if err := p.Table(&option.Table{
-		Rows: z.options(h), Elsewhere: option.Names(new(Handler).options(nil)), Place: "the block of rate_limit, outside zone",
+		Rows: z.options(h), Elsewhere: option.Names(l.options(nil)), Place: "the block of " + l.directive() + ", outside zone",
 	}); err != nil {
 		return nil, err
 	}
 	if p.IsEmpty() {
 		return nil, p.At(fmt.Errorf("zone %s has no options: write them in its block, as in zone %s { … }, with key, events and window at least", z.Name, z.Name))
 	}
-	if err := z.validate(); err != nil {
+	if err := z.validate(""); err != nil {
 		return nil, p.At(err)
 	}
 	return z, nil
@@ -461,7 +520,11 @@ func parseStore(d *caddyfile.Dispenser, stores caddy.ModuleMap) error {
 	module := d.Val()
 	if _, err := caddy.GetModule("rate_limit.stores." + module); err != nil {
 		if _, err := caddy.GetModule("rate_limit.stores." + name); err == nil && strings.ContainsAny(module, ":./") {
-			return d.Errf("store %s %s: an address belongs in the block of the store, as in store %s { primary %s }, or url for a URL", name, module, name, module)
+			url := module
+			if !strings.Contains(url, "://") {
+				url = "redis://" + url
+			}
+			return d.Errf("store %s %s: an address belongs in the block of the store, as in store %s { url %s }", name, module, name, url)
 		}
 		return d.Errf("unknown store module %s: write store [<name>] memory or store [<name>] redis; other modules must be built into this Caddy", module)
 	}

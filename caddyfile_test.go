@@ -10,10 +10,10 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // goldenLine separates a golden's Caddyfile from the JSON that it adapts to.
@@ -112,7 +112,7 @@ func checkConfig(t *testing.T, got []byte, expected string) {
 		return // It does not load without that file.
 	}
 	setPlaceholders(t, got)
-	if err := validate(got); err != nil {
+	if err := caddytest.Validate(got); err != nil {
 		t.Errorf("adapts, but does not load: %v", err)
 	}
 }
@@ -141,19 +141,4 @@ func adapt(caddyfile string) ([]byte, error) {
 		return nil, err
 	}
 	return append(indented.Bytes(), '\n'), nil
-}
-
-// validate loads a config and unloads it before anything starts, as
-// `caddy validate` does.
-func validate(config []byte) error {
-	parsed := new(caddy.Config)
-	if err := caddy.StrictUnmarshalJSON(config, parsed); err != nil {
-		return err
-	}
-	// Validation needs no admin endpoint, which would take a port.
-	parsed.Admin = &caddy.AdminConfig{Disabled: true}
-	parsed.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{WriterRaw: []byte(`{"output":"discard"}`)}},
-	}}
-	return caddy.Validate(parsed)
 }

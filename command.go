@@ -12,6 +12,7 @@ import (
 	"net"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -21,6 +22,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/admin/cli"
+	"github.com/shardlimit/caddy-shardlimit/internal/admin/fleet"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
@@ -33,32 +35,60 @@ func init() {
 		Long: `
 Shows and steers the rate limits of a running Caddy, through its admin API. The
 address of that is --address, or else what the config given by --config says, or
-else the environment variable CADDY_ADMIN, or else Caddy's default. The command check needs no running Caddy.
+else the environment variable CADDY_ADMIN, or else Caddy's default. The commands
+check, replay and schema need no running Caddy.
+
+With several addresses, commands show all those Caddys as one, with the share of
+each, and name one that does not answer. A change goes to one Caddy if they count in
+the same shards, and to all if each counts in its memory.
 
 It exits with status 1 if Caddy cannot be reached or the usage is wrong, with 2 if
 a request that is simulated would be refused, with 3 if there is no such zone,
-store or server, and with 4 if a shard cannot be reached.
+store or server, and with 4 if a shard cannot be reached that a change, or a list
+of changes, is about.
 `,
 		CobraFunc: func(cmd *cobra.Command) {
 			flags := cmd.PersistentFlags()
-			flags.String("address", "", "The address of Caddy's admin API, if not the default or that of --config")
-			flags.StringP("config", "c", "", "Configuration file that names the address of the admin API, or that is checked")
+			flags.StringSlice("address", nil, "The address of Caddy's admin API, if not the default or that of --config; of several Caddys with commas, or repeated")
+			flags.StringP("config", "c", "", "Configuration file that names the address of the admin API, or that is checked or replayed")
 			flags.StringP("adapter", "a", "", "Name of the config adapter for --config")
-			cli.Add(cmd, cli.Host{Connect: connectAdmin, Check: checkConfig, Exit: exitWith})
+			cli.Add(cmd, cli.Host{Connect: connectAdmin, Check: checkConfig, Replay: replayLogs, Schema: func() any { return Schema() }, Exit: exitWith})
 		},
 	})
 }
 
-// connectAdmin returns the admin API at the address that a command's flags select.
+// connectAdmin returns the admin API at the address that a command's flags select, or that of all
+// Caddys if they select several.
 func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
-	address, err := caddycmd.DetermineAdminAPIAddress(flags.String("address"), nil, flags.String("config"), flags.String("adapter"))
+	given, err := cmd.Flags().GetStringSlice("address")
 	if err != nil {
 		return nil, err
 	}
-	// The API has no other scheme, and browsers show it so.
-	address = strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
-	return newAdminClient(address)
+	if len(given) == 0 {
+		given = []string{""}
+	}
+	var members []fleet.Member
+	for _, one := range given {
+		address, err := caddycmd.DetermineAdminAPIAddress(one, nil, flags.String("config"), flags.String("adapter"))
+		if err != nil {
+			return nil, err
+		}
+		// The API has no other scheme, and browsers show it so.
+		address = strings.TrimSuffix(strings.TrimPrefix(address, "http://"), "/")
+		if slices.ContainsFunc(members, func(m fleet.Member) bool { return m.Address == address }) {
+			continue
+		}
+		client, err := newAdminClient(address)
+		if err != nil {
+			return nil, err
+		}
+		members = append(members, fleet.Member{Address: address, Caller: client})
+	}
+	if len(members) == 1 {
+		return members[0].Caller, nil
+	}
+	return fleet.New(members), nil
 }
 
 // checkConfig loads the stores of a config, and checks them. Other modules of the config
@@ -124,7 +154,7 @@ func appWithStores(config []byte) (json.RawMessage, error) {
 func addOwnStores(own map[string]any, value any) (isUsed bool) {
 	switch value := value.(type) {
 	case map[string]any:
-		if isUsed = value["handler"] == "rate_limit"; isUsed {
+		if isUsed = isLimiting(value); isUsed {
 			if store, ok := value["store"].(map[string]any); ok {
 				// Caddy encodes what a handler contains in the same way.
 				text, _ := json.Marshal(store)
@@ -140,6 +170,11 @@ func addOwnStores(own map[string]any, value any) (isUsed bool) {
 		}
 	}
 	return isUsed
+}
+
+// isLimiting reports whether a value of JSON is a handler with limits.
+func isLimiting(value map[string]any) bool {
+	return value["handler"] == "rate_limit" || value["handler"] == "rate_limit_service"
 }
 
 // exitWith returns the error that makes Caddy exit with a code and print nothing.
@@ -161,7 +196,7 @@ const (
 	// adminTimeout bounds a call of the admin API, which itself waits for shards.
 	adminTimeout = 30 * time.Second
 	// maxAdminAnswer bounds the size of an answer, in bytes.
-	maxAdminAnswer = 16 << 20
+	maxAdminAnswer = 64 << 20
 )
 
 // adminClient calls the admin API of a running Caddy. Unlike Caddy's own

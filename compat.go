@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -11,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // NamedZone is a zone in the form of the caddy-ratelimit plugin, where its
@@ -43,6 +45,12 @@ const (
 	adviceStorage     = "storage is not supported: counts live in a store of their own; write the global option rate_limit { store redis { … } }, or nothing for a store in memory"
 )
 
+// The same, for JSON.
+const (
+	adviceDistributedJSON = `distributed is not supported: write a redis store into the app rate_limit, with which all instances share their counts at once: "stores": {"default": {"module": "redis", "url": "redis://<address>"}}`
+	adviceStorageJSON     = `storage is not supported: counts live in a store of their own; write one into stores of the app rate_limit, or nothing for one in memory`
+)
+
 // pluginOptions are the options of the caddy-ratelimit plugin that this directive accepts,
 // or answers with what to write instead.
 func (h *Handler) pluginOptions() []option.Row {
@@ -57,18 +65,21 @@ func (h *Handler) pluginOptions() []option.Row {
 	}
 }
 
+// isGiven reports whether a JSON field has a value. The plugin takes null for a missing one.
+func isGiven(raw json.RawMessage) bool { return raw != nil && string(raw) != "null" }
+
 // adoptNamedZones turns RateLimits into Zones.
 func (h *Handler) adoptNamedZones() error {
-	if h.DistributedRaw != nil {
-		return errors.New(adviceDistributed)
+	if isGiven(h.DistributedRaw) {
+		return errors.New(adviceDistributedJSON)
 	}
-	if h.StorageRaw != nil {
-		return errors.New(adviceStorage)
+	if isGiven(h.StorageRaw) {
+		return errors.New(adviceStorageJSON)
 	}
 	for _, name := range slices.Sorted(maps.Keys(h.RateLimits)) {
 		n := h.RateLimits[name]
 		if n == nil {
-			return fmt.Errorf("zone %s is null: define or remove it", name)
+			return fmt.Errorf("rate_limits.%s is null: define or remove it", name)
 		}
 		z := &Zone{
 			Name:           name,
@@ -81,11 +92,12 @@ func (h *Handler) adoptNamedZones() error {
 		if len(z.Key) == 0 {
 			z.Key = Texts{"static"}
 		}
-		if n.MaxEvents == 0 {
-			return fmt.Errorf("zone %s: max_events is missing or 0: it must be from 1 to 2^52", name)
+		if n.MaxEvents < 1 || n.MaxEvents > store.MaxEvents {
+			return fmt.Errorf("rate_limits.%s.max_events is missing or %d: it must be from 1 to 2^52", name, n.MaxEvents)
 		}
 		z.Events = Amount(strconv.FormatInt(n.MaxEvents, 10))
 		h.Zones = append(h.Zones, z)
+		h.named++
 	}
 	return nil
 }

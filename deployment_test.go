@@ -29,6 +29,7 @@ const (
 	composeSecret  = "redis-password"
 	dockerfile     = composeDir + "/Dockerfile"
 	kubernetesFile = "contrib/kubernetes/caddy.yaml"
+	chartFile      = "contrib/kubernetes/chart/Chart.yaml"
 )
 
 // deliveryAtExit returns how long the limiter may deliver charges when Caddy ends.
@@ -431,8 +432,10 @@ func TestContribNamesTheNewestVersion(t *testing.T) {
 	newest := regexp.MustCompile(`(?m)^## (\d+\.\d+\.\d+)`).FindSubmatch(changes)
 	must(t, "the changelog", want("having a version", newest != nil, true))
 	for file, pattern := range map[string]string{
-		kubernetesFile:      `image: \S+/caddy-shardlimit:(\S+)`,
-		"contrib/README.md": `--with \S+/caddy-shardlimit@v([0-9.]*[0-9])`,
+		kubernetesFile:                          `image: \S+/caddy-shardlimit:(\S+)`,
+		chartFile:                               `\nversion: (\S+)`,
+		"contrib/kubernetes/kustomization.yaml": `\?ref=v([0-9.]*[0-9])\]`,
+		"contrib/README.md":                     `--with \S+/caddy-shardlimit@v([0-9.]*[0-9])`,
 	} {
 		text, err := os.ReadFile(file)
 		must(t, "read", err)
@@ -496,6 +499,9 @@ func TestDeploymentsWaitForCharges(t *testing.T) {
 	must(t, "read", err)
 	unit := regexp.MustCompile(`(?s)grace_period (\d+s).*\nTimeoutStopSec=(\d+s)\n`).FindSubmatch(text)
 	must(t, "the drop-in", want("times", len(unit), 3))
+	packaged, err := os.ReadFile("contrib/systemd/caddy.service")
+	must(t, "read", err)
+	must(t, "the unit of the packages", want("waiting as the drop-in", bytes.Contains(packaged, []byte("\nTimeoutStopSec="+string(unit[2])+"\n")), true))
 	grace, err := time.ParseDuration(string(unit[1]))
 	must(t, "parse", err)
 	caddyfiles := deployedCaddyfiles(t)

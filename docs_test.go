@@ -2,6 +2,7 @@ package shardlimit_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -14,6 +15,8 @@ import (
 	"unicode"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // codeBlocks returns the fenced blocks of a document.
@@ -25,6 +28,12 @@ func codeBlocks(t *testing.T, file string) (blocks []string) {
 		blocks = append(blocks, string(m[1]))
 	}
 	return blocks
+}
+
+// pagesWithConfigs are the documents with whole configs to copy.
+var pagesWithConfigs = []string{
+	"README.md", "docs/getting-started.md", "docs/configuration.md", "docs/behind-proxies.md", "docs/choosing.md", "docs/from-other-gateways.md",
+	"docs/grpc.md", "docs/llm-gateway.md", "docs/troubleshooting.md",
 }
 
 // TestDocumentedConfigsLoad checks the configs that readers copy.
@@ -39,7 +48,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 			t.Errorf("%s: %v\n%s", name, err, text)
 			return
 		}
-		if err := validate(adapted); err != nil {
+		if err := caddytest.Validate(adapted); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		caddyfiles++
@@ -52,11 +61,11 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 		t.Error("Caddyfile.example has no store to take the comment marks off")
 	}
 	adapt("Caddyfile.example without comment marks", uncommented)
-	for _, file := range []string{"README.md", "docs/getting-started.md", "docs/configuration.md"} {
+	for _, file := range pagesWithConfigs {
 		for _, block := range codeBlocks(t, file) {
 			switch {
 			case strings.HasPrefix(block, "{\n\t\"apps\""):
-				if err := validate([]byte(block)); err != nil {
+				if err := caddytest.Validate([]byte(block)); err != nil {
 					t.Errorf("%s: %v", file, err)
 				}
 				jsons++
@@ -65,7 +74,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 			}
 		}
 	}
-	if caddyfiles < 3 || jsons < 1 {
+	if caddyfiles < 15 || jsons < 1 {
 		t.Errorf("found %d Caddyfiles and %d JSON configs in the documents", caddyfiles, jsons)
 	}
 }
@@ -96,6 +105,59 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 		if !strings.Contains(head, command) {
 			t.Errorf("the README's first screen does not name %s", command)
 		}
+	}
+}
+
+// TestReadmeShowsTheFirstAnswer compares the answer in the README with that of Caddyfile.example.
+func TestReadmeShowsTheFirstAnswer(t *testing.T) {
+	text, err := os.ReadFile("Caddyfile.example")
+	must(t, "read", err)
+	c := caddytest.Start(t, strings.NewReplacer("\n{\n", "\n{\n\t{{global}}\n", "\n:8080 {", "\n{{site}} {").Replace(string(text)))
+	shown := codeBlocks(t, "README.md")[1]
+	head, body, _ := strings.Cut(shown, "\n\n")
+	lines := strings.Split(head, "\n")
+	must(t, "the README", want("command", lines[0], "$ curl -i localhost:8080"))
+	response := c.Get("/")
+	must(t, "the README", want("status", lines[1], response.Proto+" "+response.Status))
+	names := 0
+	for _, line := range lines[2:] {
+		name, value, _ := strings.Cut(line, ": ")
+		if names++; name == "Date" || name == "X-Ratelimit-Reset" {
+			value = response.Header.Get(name)
+		}
+		must(t, "the README", want(name, response.Header.Get(name), value))
+	}
+	must(t, "the README", want("headers", names, len(response.Header)))
+	must(t, "the README", want("length", response.Header.Get("Content-Length"), fmt.Sprint(len(body+"\n"))))
+}
+
+// TestReadmeComparesInShort: the whole comparison is docs/comparison.md, whose cells are too long for
+// the width of a code host.
+func TestReadmeComparesInShort(t *testing.T) {
+	text, err := os.ReadFile("README.md")
+	must(t, "read", err)
+	full, err := os.ReadFile("docs/comparison.md")
+	must(t, "read", err)
+	_, section, _ := strings.Cut(string(text), "\n## Why this one\n")
+	section, _, _ = strings.Cut(section, "\n## ")
+	link := regexp.MustCompile(`\]\([^)]*\)`)
+	names := regexp.MustCompile(`(?m)^\| ([^|]+) \|`)
+	rows := 0
+	for _, row := range regexp.MustCompile(`(?m)^\| \S.* \|$`).FindAllString(section, -1) {
+		for _, cell := range strings.Split(strings.Trim(link.ReplaceAllString(row, ""), "|"), "|") {
+			if words := strings.Fields(cell); len(words) > 6 {
+				t.Errorf("the README's comparison has a cell of %d words: %s", len(words), cell)
+			}
+		}
+		if name := names.FindStringSubmatch(row); name != nil {
+			rows++
+			if !strings.Contains(string(full), "\n| "+name[1]+" |") {
+				t.Errorf("docs/comparison.md has no row %s", name[1])
+			}
+		}
+	}
+	if rows < 6 || !strings.Contains(section, "\n| can a client exceed the limit? |") {
+		t.Errorf("the README's comparison has %d rows", rows)
 	}
 }
 
@@ -229,7 +291,8 @@ const evidence = "docs/evidence.md"
 func operatorsDocuments(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(append([]string{"README.md"}, documents(t, "docs/*.md")...), func(file string) bool {
-		return file == "docs/design.md" || file == evidence
+		// Nobody operates what the comparison is about.
+		return file == "docs/design.md" || file == "docs/comparison.md" || file == evidence
 	})
 }
 
@@ -314,8 +377,8 @@ func TestCodesOfFindingsAreDocumented(t *testing.T) {
 
 // The most words of the operators' documents together, of README.md, and of the evidence.
 const (
-	mostWords         = 18_400
-	mostReadmeWords   = 700
+	mostWords         = 18_000
+	mostReadmeWords   = 600
 	mostEvidenceWords = 2_500
 )
 

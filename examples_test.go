@@ -24,9 +24,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
-	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
 // exampleFiles returns all Caddyfiles in examples.
@@ -68,7 +66,7 @@ func TestExamplesAreFormattedAndLoad(t *testing.T) {
 // and that a test drives it.
 func TestExamplesSayHowToTryThem(t *testing.T) {
 	tests := ""
-	for _, file := range []string{"examples_test.go", "migrating_test.go"} {
+	for _, file := range []string{"examples_test.go", "gateways_test.go", "migrating_test.go"} {
 		text, err := os.ReadFile(file)
 		must(t, "read", err)
 		tests += string(text)
@@ -164,7 +162,7 @@ func send(t *testing.T, from *http.Client, method, url string, headers ...string
 	must(t, "request", err)
 	for _, h := range headers {
 		name, value, _ := strings.Cut(h, ": ")
-		req.Header.Set(name, value)
+		req.Header.Add(name, value)
 	}
 	resp, err := from.Do(req)
 	must(t, method+" "+url, err)
@@ -528,97 +526,6 @@ func TestExampleOutgoing(t *testing.T) {
 	leave()
 	clients.Wait()
 }
-
-// showsLimits returns how a proxy's response differs from the limiter's.
-func showsLimits(resp *http.Response, status int, left string) error {
-	return errors.Join(
-		want("status", resp.StatusCode, status),
-		want("limit", resp.Header.Get("X-RateLimit-Limit"), "5"),
-		want("remaining", caddytest.Remaining(resp), left),
-		want("having a reset", resp.Header.Get("X-RateLimit-Reset") != "", true),
-		want("having Retry-After", resp.Header.Get("Retry-After") != "", status == http.StatusTooManyRequests),
-	)
-}
-
-// drivesLimiterService sends requests to a proxy that asks the limiter.
-func drivesLimiterService(t *testing.T, url string) {
-	t.Helper()
-	for _, left := range []string{"4", "3", "2", "1", "0"} {
-		must(t, "request that fits", showsLimits(send(t, caddytest.Client, http.MethodPost, url+"/some/path?x=1"), http.StatusOK, left))
-	}
-	must(t, "sixth request", showsLimits(send(t, caddytest.Client, http.MethodGet, url), http.StatusTooManyRequests, "0"))
-	must(t, "another address", showsLimits(send(t, clientAt("127.0.0.2"), http.MethodGet, url), http.StatusOK, "4"))
-	must(t, "a made-up key", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Api-Key: k"), http.StatusTooManyRequests, "0"))
-}
-
-func TestExampleLimiterService(t *testing.T) {
-	c := startExample(t, "limiter_service")
-	address := "X-Forwarded-For: 192.0.2.7"
-	must(t, "questions", want("statuses", statuses(c, 6, "/", address), many(5, 204)+" 429"))
-	must(t, "another address", want("status", c.Get("/", "X-Forwarded-For: 192.0.2.8").StatusCode, 204))
-}
-
-func TestExampleForwardAuth(t *testing.T) {
-	limiter := startExample(t, "limiter_service")
-	c := startExample(t, "forward_auth", "localhost:8080", limiter.Addr)
-	drivesLimiterService(t, c.URL)
-	limiter.Stop()
-	must(t, "without the limiter", want("status", c.Get("/").StatusCode, http.StatusBadGateway))
-}
-
-func TestExampleAuthRequest(t *testing.T) {
-	limiter := startExample(t, "limiter_service")
-	site, backend := caddytest.FreeAddr(t), caddytest.FreeAddr(t)
-	url := startNginx(t, "examples/auth_request.nginx.conf", site, "localhost:8080", limiter.Addr, "listen 8081", "listen "+site,
-		"localhost:8082", backend, "listen 8082", "listen "+backend)
-	drivesLimiterService(t, url)
-	limiter.Stop()
-	resp := send(t, caddytest.Client, http.MethodGet, url)
-	must(t, "without the limiter", errors.Join(want("status", resp.StatusCode, 500), want("Retry-After", resp.Header.Get("Retry-After"), "")))
-}
-
-// installed finds a program that make test installs.
-func installed(t *testing.T, program string) string {
-	t.Helper()
-	path, err := process.Find(program)
-	must(t, "find", err)
-	return path
-}
-
-// startNginx runs nginx with a config, in which it replaces pairs of texts, and waits until it
-// listens on site.
-func startNginx(t *testing.T, config, site string, replace ...string) (url string) {
-	t.Helper()
-	b, err := os.ReadFile(config)
-	must(t, "read", err)
-	dir, text := t.TempDir(), string(b)
-	for i := 0; i < len(replace); i += 2 {
-		if !strings.Contains(text, replace[i]) {
-			t.Fatalf("%s has no %s", config, replace[i])
-		}
-		text = strings.ReplaceAll(text, replace[i], replace[i+1])
-	}
-	// The system's folders may not be writable.
-	text = strings.Replace(text, "http {\n", "http {\n"+strings.Join(nginxFolders, dir+";\n")+dir+";\n", 1)
-	file := dir + "/nginx.conf"
-	must(t, "write", os.WriteFile(file, []byte(text), 0o600))
-	logs := new(caddyproc.Logs)
-	cmd := exec.CommandContext(t.Context(), installed(t, "nginx"), "-p", dir, "-c", file, "-g", "daemon off; master_process off;")
-	cmd.Stdout, cmd.Stderr = logs, logs
-	process.EndWithParent(cmd)
-	must(t, "start nginx", cmd.Start())
-	t.Cleanup(func() {
-		_ = cmd.Process.Kill()
-		_ = cmd.Wait()
-		if t.Failed() {
-			t.Logf("nginx:\n%s", logs)
-		}
-	})
-	caddytest.AwaitListening(t, site)
-	return "http://" + site
-}
-
-var nginxFolders = []string{"client_body_temp_path ", "proxy_temp_path ", "fastcgi_temp_path ", "uwsgi_temp_path ", "scgi_temp_path "}
 
 // TestTimeZonesAreEmbedded in the binary, so that windows of the calendar need nothing of the machine.
 func TestTimeZonesAreEmbedded(t *testing.T) {

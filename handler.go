@@ -46,6 +46,59 @@ import (
 //
 // The numbers include the cost of this request once it is charged.
 type Handler struct {
+	Limits
+
+	// Zones by name, in the form of the caddy-ratelimit plugin. They count in
+	// alphabetical order. Default: none.
+	RateLimits map[string]*NamedZone `json:"rate_limits,omitempty"`
+
+	// Has no effect: nothing needs sweeping. It is accepted from configs of the
+	// caddy-ratelimit plugin.
+	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
+
+	// Has no effect: metrics are by zone, and no label names a client. It is
+	// accepted from configs of the caddy-ratelimit plugin.
+	DisableMetrics bool `json:"disable_metrics,omitempty"`
+
+	// Not supported: the error that it causes names the replacement.
+	DistributedRaw json.RawMessage `json:"distributed,omitempty"`
+
+	// Not supported: the error that it causes names the replacement.
+	StorageRaw json.RawMessage `json:"storage,omitempty"`
+}
+
+// CaddyModule returns the Caddy module information.
+func (*Handler) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{
+		ID:  "http.handlers.rate_limit",
+		New: func() caddy.Module { return new(Handler) },
+	}
+}
+
+// Provision implements [caddy.Provisioner]. It touches no network.
+func (h *Handler) Provision(ctx caddy.Context) error {
+	if err := h.adoptNamedZones(); err != nil {
+		return err
+	}
+	return h.provision(ctx)
+}
+
+// ServeHTTP implements [caddyhttp.MiddlewareHandler].
+func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	return h.limiter.ServeHTTP(w, r, next)
+}
+
+// Limiter returns the limiter of the handler's requests.
+func (h *Handler) Limiter() *limiter.Limiter { return h.limiter }
+
+// Interface guards.
+var (
+	_ caddy.Provisioner  = (*Handler)(nil)
+	_ caddy.CleanerUpper = (*Handler)(nil)
+)
+
+// Limits are the options that the handlers `rate_limit` and `rate_limit_service` share.
+type Limits struct {
 	// The store in which the zones count: the name of a store in the
 	// `rate_limit` app, or a store of this handler's own. The counts in memory of
 	// such a store survive a reload only if its definition does not change.
@@ -67,7 +120,7 @@ type Handler struct {
 	Headers string `json:"headers,omitempty"`
 
 	// The fraction by up to which `Retry-After`, and the reset with it, is lengthened at random, so that
-	// refused clients do not all return at the same moment: a number from 0 to 10;
+	// refused clients do not all return at the same moment: a number from 0 to 1;
 	// 0.2 is up to 20 percent. Default: 0.
 	Jitter float64 `json:"jitter,omitempty"`
 
@@ -90,44 +143,29 @@ type Handler struct {
 	// address if the key shows it or a network of it. Default: false.
 	LogKey bool `json:"log_key,omitempty"`
 
-	// Zones by name, in the form of the caddy-ratelimit plugin. They count in
-	// alphabetical order. Default: none.
-	RateLimits map[string]*NamedZone `json:"rate_limits,omitempty"`
-
-	// Has no effect: nothing needs sweeping. It is accepted from configs of the
-	// caddy-ratelimit plugin.
-	SweepInterval caddy.Duration `json:"sweep_interval,omitempty"`
-
-	// Has no effect: metrics are by zone, and no label names a client. It is
-	// accepted from configs of the caddy-ratelimit plugin.
-	DisableMetrics bool `json:"disable_metrics,omitempty"`
-
-	// Not supported: the error that it causes names the replacement.
-	DistributedRaw json.RawMessage `json:"distributed,omitempty"`
-
-	// Not supported: the error that it causes names the replacement.
-	StorageRaw json.RawMessage `json:"storage,omitempty"`
-
 	limiter *limiter.Limiter
 	// own is the store of this handler alone, or nil.
 	own *stores.Handle
+	// named is how many of the zones, the last ones, come from a map.
+	named int
+	// isService is set if a service asks the zones, and not requests of HTTP.
+	isService bool
 }
 
-// CaddyModule returns the Caddy module information.
-func (*Handler) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{
-		ID:  "http.handlers.rate_limit",
-		New: func() caddy.Module { return new(Handler) },
+// ProvisionService makes the limiter of a service. It touches no network.
+func (l *Limits) ProvisionService(ctx caddy.Context) (*limiter.Limiter, error) {
+	l.isService = true
+	if l.Problem {
+		return nil, option.InJSON(option.Errorf("problem", "has no effect in rate_limit_service, whose responses are those of the protocol: remove it"))
 	}
+	err := l.provision(ctx)
+	return l.limiter, err
 }
 
-// Provision implements [caddy.Provisioner]. It touches no network.
-func (h *Handler) Provision(ctx caddy.Context) error {
-	if err := h.adoptNamedZones(); err != nil {
-		return err
-	}
-	if err := h.validate(); err != nil {
-		return err
+// provision makes the limiter. It touches no network.
+func (l *Limits) provision(ctx caddy.Context) error {
+	if err := l.validate(); err != nil {
+		return option.InJSON(err)
 	}
 	module, err := ctx.App("rate_limit")
 	if err != nil {
@@ -135,54 +173,54 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	}
 	app := module.(*App)
 	config := limiter.Config{
-		Headers: cmp.Or(h.Headers, limiter.HeadersGitHub), Jitter: h.Jitter, Problem: h.Problem,
-		LogRefusals: cmp.Or(h.LogRefusals, limiter.LogFirst), LogKey: h.LogKey,
+		Headers: cmp.Or(l.Headers, limiter.HeadersGitHub), Jitter: l.Jitter, Problem: l.Problem,
+		LogRefusals: cmp.Or(l.LogRefusals, limiter.LogFirst), LogKey: l.LogKey,
 		Logger: ctx.Logger(), Now: time.Now,
 	}
-	if config.Store, err = h.openStore(ctx, app); err != nil {
+	if config.Store, err = l.openStore(ctx, app); err != nil {
 		return err
 	}
 	storeNames := []string{config.Store.Name}
-	if h.Rollout != nil {
-		config.Rollout = &limiter.Rollout{Percent: h.Rollout.Percent}
-		if config.Rollout.Store, err = app.store("rollout", h.Rollout.Store); err != nil {
+	if l.Rollout != nil {
+		config.Rollout = &limiter.Rollout{Percent: l.Rollout.Percent}
+		if config.Rollout.Store, err = app.store("rollout", l.Rollout.Store); err != nil {
 			return err
 		}
-		storeNames = append(storeNames, h.Rollout.Store)
+		storeNames = append(storeNames, l.Rollout.Store)
 	}
 	if config.Events, err = telemetry.NewEvents(ctx); err != nil {
 		return err
 	}
-	for _, z := range h.Zones {
-		if err := app.zones.add(z, "", storeNames); err != nil {
+	for i, z := range l.Zones {
+		if err := app.zones.add(z, origin{}, storeNames); err != nil {
 			return err
 		}
 		compiled, err := z.provision(ctx)
 		if err != nil {
-			return err
+			return option.InJSON(option.In("zone "+z.Name, l.pathOf(i), err))
 		}
 		config.Zones = append(config.Zones, compiled)
 	}
-	h.limiter = limiter.New(config)
-	app.limiters = append(app.limiters, h.limiter)
+	l.limiter = limiter.New(config)
+	app.limiters = append(app.limiters, l.limiter)
 	return nil
 }
 
-func (h *Handler) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) {
-	name, isName, _ := rawStoreName(h.StoreRaw) // validated
+func (l *Limits) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) {
+	name, isName, _ := rawStoreName(l.StoreRaw) // validated
 	if isName {
 		return app.store("store", name)
 	}
-	name = ownStoreName(h.StoreRaw)
-	module, err := ctx.LoadModule(h, "StoreRaw")
+	name = ownStoreName(l.StoreRaw)
+	module, err := ctx.LoadModule(l, "StoreRaw")
 	if err != nil {
 		return nil, fmt.Errorf("load store: %w", err)
 	}
-	if h.own, err = stores.Open(ctx, name, module); err != nil {
+	if l.own, err = stores.Open(ctx, name, module); err != nil {
 		return nil, err
 	}
-	app.unnamed = append(app.unnamed, h.own)
-	return h.own, nil
+	app.unnamed = append(app.unnamed, l.own)
+	return l.own, nil
 }
 
 // ownStoreName returns the name of a store that has none: an unchanged definition keeps its
@@ -193,26 +231,12 @@ func ownStoreName(raw json.RawMessage) string {
 }
 
 // Cleanup implements [caddy.CleanerUpper].
-func (h *Handler) Cleanup() error {
-	if h.own != nil {
-		h.own.Unload()
+func (l *Limits) Cleanup() error {
+	if l.own != nil {
+		l.own.Unload()
 	}
 	return nil
 }
-
-// ServeHTTP implements [caddyhttp.MiddlewareHandler].
-func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
-	return h.limiter.ServeHTTP(w, r, next)
-}
-
-// Limiter returns the limiter of the handler's requests.
-func (h *Handler) Limiter() *limiter.Limiter { return h.limiter }
-
-// Interface guards.
-var (
-	_ caddy.Provisioner  = (*Handler)(nil)
-	_ caddy.CleanerUpper = (*Handler)(nil)
-)
 
 // Rollout moves a share of a handler's clients to another store, to try it out on
 // some of them before all use it. A hash of the client key, the same in every
@@ -243,11 +267,14 @@ func (o *Rollout) validate(own string, ownIsName bool) error {
 	case o == nil:
 		return nil
 	case o.Store == "":
-		return option.Errorf("rollout", "names no store: add the one to which clients are moved, such as rollout other 10")
+		return option.Errorf("rollout", "names no store: add the one to which clients are moved, such as rollout other 10").
+			Field("rollout.store").JSONf("is missing: add the store to which clients are moved")
 	case !isPercent(o.Percent):
-		return option.Errorf("rollout", "%s %v: it must be from 0 to 100 percent, such as 12.5", o.Store, o.Percent)
+		return option.Errorf("rollout", "%s %v: it must be from 0 to 100 percent, such as 12.5", o.Store, o.Percent).
+			Field("rollout.percent").JSONf("%v: it must be from 0 to 100, such as 12.5", o.Percent)
 	case ownIsName && cmp.Or(own, defaultStore) == o.Store:
-		return option.Errorf("rollout", "%s: that is the handler's own store: name the store to which clients are moved, or remove rollout", o.Store)
+		return option.Errorf("rollout", "%s: that is the handler's own store: name the store to which clients are moved, or remove rollout", o.Store).
+			Field("rollout.store")
 	}
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
@@ -127,7 +128,7 @@ func TestDidYouMean(t *testing.T) {
 func BenchmarkHandler(b *testing.B) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: b.Context()})
 	defer cancel()
-	h := &Handler{Zones: []*Zone{{Name: "api", Key: Texts{"{http.request.header.X-Api-Key}"}, Events: "4503599627370496", Window: caddy.Duration(3600e9)}}}
+	h := &Handler{Limits: Limits{Zones: []*Zone{{Name: "api", Key: Texts{"{http.request.header.X-Api-Key}"}, Events: "4503599627370496", Window: caddy.Duration(3600e9)}}}}
 	app := new(App)
 	redistest.Must(b, app.Provision(ctx))
 	zone, err := h.Zones[0].provision(ctx)
@@ -274,7 +275,10 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 			handle.Unload()
 			handle.Leave()
 		})
-		redistest.Must(t, (&App{unnamed: []*stores.Handle{handle}}).Start())
+		app := &App{unnamed: []*stores.Handle{handle}}
+		app.watch = admin.NewWatch(app, ctx.Logger(), time.Now)
+		t.Cleanup(app.watch.Stop)
+		redistest.Must(t, app.Start())
 		return open
 	}
 	before := start()

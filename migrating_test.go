@@ -4,9 +4,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/http"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -48,6 +51,101 @@ func TestMigratingFromCaddyRatelimit(t *testing.T) {
 		c.AwaitServers()
 		drive(t, c)
 	})
+}
+
+// refusal waits for the last refusal in the log of a Caddy.
+func refusal(t *testing.T, c *caddytest.Caddy) (line string) {
+	t.Helper()
+	eventually(t, "a refusal is in the log", func() error {
+		for l := range strings.Lines(c.Logs.String()) {
+			if strings.Contains(l, `"msg":"rate limit exceeded"`) {
+				line = strings.TrimSpace(l)
+			}
+		}
+		return want("a refusal being in the log", line != "", true)
+	})
+	return line
+}
+
+// TestFiltersReadRefusals checks the filter for fail2ban and the parser for CrowdSec against refusals in
+// Caddy's log: both find the client's address, and no key makes another of it.
+func TestFiltersReadRefusals(t *testing.T) {
+	t.Parallel()
+	filter, err := os.ReadFile("examples/migrating/fail2ban_filter.conf")
+	must(t, "read", err)
+	expression := regexp.MustCompile(`(?m)^failregex = (.*)$`).FindStringSubmatch(string(filter))
+	must(t, "the filter", want("having an expression", expression != nil, true))
+	failregex, err := regexp.Compile(strings.Replace(expression[1], "<ADDR>", `([0-9A-Fa-f:.]+)`, 1))
+	must(t, "compile", err)
+	parser, err := os.ReadFile("examples/migrating/crowdsec_parser.yaml")
+	must(t, "read", err)
+	fields := regexp.MustCompile(`evt\.Unmarshaled\.caddy\.(\w+)`).FindAllStringSubmatch(string(parser), -1)
+	must(t, "the parser", want("fields", len(fields), 4))
+
+	var documented map[string]any
+	for _, block := range codeBlocks(t, "docs/migrating.md") {
+		if json.Valid([]byte(block)) {
+			must(t, block, errors.Join(json.Unmarshal([]byte(block), &documented), want("being found", failregex.MatchString(block), true)))
+		}
+	}
+
+	const example = "migrating/refusals_for_fail2ban"
+	made := `","remote_ip":"192.0.2.1","x":"`
+	for name, c := range map[string]*caddytest.Caddy{
+		"by address": startExample(t, example, "\tlog refusals {\n\t\toutput file refusals.log\n\t\tinclude http.handlers.rate_limit\n\t}\n", ""),
+		"by a key":   startExample(t, example, "\tlog refusals {\n\t\toutput file refusals.log\n\t\tinclude http.handlers.rate_limit\n\t}\n", "", "key {client_ip}", "key {header.X-Api-Key}"),
+	} {
+		must(t, name, want("statuses", statuses(c, 4, "/", "X-Api-Key: "+made), "200 200 200 429"))
+		line := refusal(t, c)
+		found := failregex.FindStringSubmatch(line)
+		must(t, name+": "+line, want("being found", found != nil, true))
+		must(t, name+": "+line, want("address", found[1], "127.0.0.1"))
+		var entry map[string]any
+		must(t, name, json.Unmarshal([]byte(line), &entry))
+		for _, field := range fields {
+			must(t, name+": "+line, want("having "+field[1], entry[field[1]] != nil, true))
+		}
+		must(t, name, want("address", entry["remote_ip"].(string), "127.0.0.1"))
+		must(t, name, want("fields", fmt.Sprint(slices.Sorted(maps.Keys(entry))), fmt.Sprint(slices.Sorted(maps.Keys(documented)))))
+	}
+}
+
+// TestHandlersBehindOneAnother: what a later handler refuses, an earlier one has not counted.
+func TestHandlersBehindOneAnother(t *testing.T) {
+	t.Parallel()
+	for _, charge := range []string{"after", "before"} {
+		c := caddytest.Start(t, `{
+	{{global}}
+}
+{{site}} {
+	route {
+		rate_limit {
+			zone first {
+				key {client_ip}
+				events 10
+				window 1h
+				charge `+charge+`
+				count_status all
+			}
+		}
+		rate_limit {
+			zone second {
+				key {client_ip}
+				events 3
+				window 1h
+			}
+			headers none
+		}
+		respond "Hello."
+	}
+}
+`)
+		must(t, charge, want("statuses", statuses(c, 5, "/"), "200 200 200 429 429"))
+		eventually(t, "the refused are given back", func() error {
+			status, answer := c.AdminCall(http.MethodGet, "/rate_limit/buckets/first?key=127.0.0.1", "", "")
+			return errors.Join(want("status", status, http.StatusOK), want(charge+": being 3: "+answer, strings.Contains(answer, `"used":3`), true))
+		})
+	}
 }
 
 // TestMigratingFromNginx checks that nginx with the old config and Caddy with the new one admit the
@@ -189,6 +287,9 @@ func TestDocumentedMigrationsAreTheExamples(t *testing.T) {
 	}
 	shown := map[string]bool{}
 	for _, block := range codeBlocks(t, "docs/migrating.md") {
+		if json.Valid([]byte(block)) {
+			continue // a line of the log, which TestFiltersReadRefusals compares
+		}
 		found := false
 		for file, text := range texts {
 			if strings.Contains(text, trim(block)) {

@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"encoding/json"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -24,49 +25,54 @@ const (
 )
 
 // options are the options of the directive's block. addZone parses a zone.
-func (h *Handler) options(addZone option.Setter) []option.Row {
-	return []option.Row{
+func (l *Limits) options(addZone option.Setter) []option.Row {
+	rows := []option.Row{
 		{
-			Name: "zone", Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: h.validateZones, Repeats: true,
+			Name: "zone", JSON: []string{"zones"}, Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: l.validateZones, Repeats: true,
 			Section: aboutClients,
 			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers and `enforce`.",
 		},
 		{
-			Name: "store", Args: "<name>", Field: option.Field{Set: h.parseStore}, Check: h.validateStore,
+			Name: "store", Args: "<name>", Field: option.Field{Set: l.parseStore}, Check: l.validateStore,
 			Section: aboutClients, Default: "`default`",
 			Doc: "The store in which the zones of this handler count.",
 		},
 		{
-			Name: "rollout", Args: "<store> <percent>", Field: option.Field{Set: h.parseRollout}, Check: h.validateRollout,
+			Name: "rollout", Args: "<store> <percent>", Field: option.Field{Set: l.parseRollout}, Check: l.validateRollout,
 			Section: aboutClients, Default: "0",
-			Doc: "Another store, and the percentage of clients that are counted there instead, from 0 to 100, with fractions: [Another store for some clients](#another-store-for-some-clients). A client that is moved begins with fresh counts.",
+			Doc: "Another store, and the percentage of clients, 0 to 100, that are [counted there instead](#another-store-for-some-clients).",
 		},
 		{
-			Name: "headers", Args: "github|ietf|both|none", Field: option.Choice(&h.Headers),
+			Name: "headers", Args: "github|ietf|both|none", Field: option.Choice(&l.Headers),
 			Section: aboutResponses, Default: "`github`",
-			Doc: "The response headers that show the limit: `github` (`X-RateLimit-*`), `ietf` (`RateLimit-Policy`, `RateLimit`), `both` or `none`: [Headers](operating.md#headers). Refusals have `Retry-After` with each, unless the request costs more than ever fits or the limit is 0.",
+			Doc: "The response headers that show the limit: `github` (`X-RateLimit-*`), `ietf` (`RateLimit-Policy`, `RateLimit`), `both` or `none`. Refusals have `Retry-After` with each: [Headers](operating.md#headers).",
 		},
 		{
-			Name: "problem", Field: option.Flag(&h.Problem),
+			Name: "problem", Field: option.Flag(&l.Problem),
 			Section: aboutResponses, Default: "off",
-			Doc: "Gives refused requests a body of type `application/problem+json`, unless an error route matches.",
+			Doc: "Gives refused requests [a body](operating.md#headers) of type `application/problem+json`.",
 		},
 		{
-			Name: "log_refusals", Args: "first|all|none", Field: option.Choice(&h.LogRefusals),
+			Name: "log_refusals", Args: "first|all|none", Field: option.Choice(&l.LogRefusals),
 			Section: aboutResponses, Default: "`first`",
-			Doc: "Which refusals are logged, at level INFO: the `first` of each client and zone in a window, `all`, or `none`.",
+			Doc: "Which refusals are logged: the `first` of each client and zone in a window, `all`, or `none`.",
 		},
 		{
-			Name: "jitter", Args: "<ratio>", Field: option.Number(&h.Jitter, ", such as 0.2"), Check: h.validateJitter,
+			Name: "jitter", Args: "<ratio>", Field: option.Number(&l.Jitter, ", such as 0.2"), Check: l.validateJitter,
 			Section: aboutResponses, Default: "0",
-			Doc: "Lengthens `Retry-After`, and moves the reset with it, at random by up to this fraction, 0 to 10.",
+			Doc: "Lengthens `Retry-After`, and moves the reset with it, at random by up to this fraction, 0 to 1.",
 		},
 		{
-			Name: "log_key", Field: option.Flag(&h.LogKey),
+			Name: "log_key", Field: option.Flag(&l.LogKey),
 			Section: aboutResponses, Default: "off",
 			Doc: "Shows client keys in log entries and placeholders, which otherwise show the beginning of their SHA-256.",
 		},
 	}
+	if l.isService {
+		// Its responses are those of the protocol.
+		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" })
+	}
+	return rows
 }
 
 // options are the options of a zone. The helper knows the matchers of the site.
@@ -81,10 +87,10 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			Name: "key", Args: "<text>...", Field: option.List(&z.Key), Check: z.validateKey,
 			Section: aboutClients, Default: "required",
-			Doc: "Identifies a client: one or more texts with placeholders. Texts are tried in order; the first whose placeholder is not empty is the client. A text without a placeholder always matches: put it last, or write it alone for one bucket that all requests share. If no placeholder has a value, the client IP is the key. To combine values, put them into one text: `\"{header.X-Tenant} {client_ip}\"`. Redis, commands and the admin API show the values; [`key_secret`](#calls) hides them in Redis.",
+			Doc: "Identifies a client: one or more texts with placeholders. Texts are tried in order; the first whose placeholder is not empty is the client. A text without a placeholder always matches: put it last, or write it alone for one bucket that all requests share. If no placeholder has a value, the client IP is the key. To combine values, put them into one text: `\"{header.X-Tenant} {client_ip}\"`. [`key_secret`](#calls) hides the values in Redis.",
 		},
 		{
-			Name: "events", Args: "<n> | <placeholder> <fallback n>",
+			Name: "events", JSON: []string{"events", "events_fallback"}, Args: "<n> | <placeholder> <fallback n>",
 			Field: option.Field{Set: parseAmount(&z.Events, &z.EventsFallback), Text: func() (string, bool) {
 				return z.Events.line(z.EventsFallback), z.Events != ""
 			}},
@@ -93,10 +99,10 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "How many events fit into a window or, with `concurrency`, how many requests run at the same time: 1 to 2^52; at most 2^32-1 with `sliding_window`, and at most 100000 with `sliding_log` and `concurrency`. It may be [a placeholder](#numbers-from-placeholders). Changing it keeps the counts.",
 		},
 		{
-			Name: "window", Args: "<duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]",
+			Name: "window", JSON: []string{"window", "align", "calendar", "time_zone", "week_starts"}, Args: "<duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]",
 			Field: option.Field{Set: z.parseWindow, Text: z.windowText}, Check: z.validateWindow,
 			Section: aboutLimits, Default: "required; `concurrency`: 1m",
-			Doc: "The length of the window, from 1ms to 100 years. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. The rest is for `fixed_window`. `aligned`: windows begin at multiples of their length since 1970, in UTC, and not with a client's first request, so all clients get their next window at the same moment. `day`, `week`, `month` or `year`: calendar windows, which begin and end for all clients at midnight, in UTC or the time zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the day after `from`. A day on which clocks change is shorter or longer than others. The rules of time zones are those of the machine or, without any there, those in the binary; if those of two Caddys differ, so do their windows. Changing `window` starts new counts.",
+			Doc: "The length of the window, from 1ms to 100 years. Changing it starts new counts. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. With `fixed_window`, a window begins with a client's first request. `aligned` windows begin at multiples of their length since 1970, in UTC, for all clients at the same moment. `day`, `week`, `month` and `year` are calendar windows, which begin at midnight, in UTC or the time zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the day after `from`. Time zones have the rules of the machine or, without any there, those in the binary; all Caddys need the same.",
 		},
 		{
 			Name: "algorithm", Args: algorithms(), Field: option.Choice(&z.Algorithm),
@@ -104,7 +110,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "How events are counted: [Algorithms](algorithms.md). Changing it starts new counts.",
 		},
 		{
-			Name: "burst", Args: "<n> | <placeholder> <fallback n>",
+			Name: "burst", JSON: []string{"burst", "burst_fallback"}, Args: "<n> | <placeholder> <fallback n>",
 			Field: option.Field{Set: parseAmount(&z.Burst, &z.BurstFallback), Text: func() (string, bool) {
 				burst := z.Burst.line(z.BurstFallback)
 				return burst, z.Burst != "" && burst != z.Events.line(z.EventsFallback)
@@ -114,11 +120,11 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "With `gcra`: how many events fit at once, 1 to 2^52, while `events` per `window` is the rate at which they come back. All of them must come back within 100 years. It may be [a placeholder](#numbers-from-placeholders).",
 		},
 		{
-			Name: "cost", Args: "<n> | <sum> [<fallback n>]",
+			Name: "cost", JSON: []string{"cost", "cost_fallback"}, Args: "<n> | <sum> [<fallback n>]",
 			Field:   option.Field{Set: z.parseCost, Text: z.costText},
 			Check:   z.validateCost,
 			Section: aboutCosts, Default: "1",
-			Doc: "What a request costs: 0 to 2^52, or [a placeholder](#numbers-from-placeholders) or sum of them, such as `{header.A} + 4*{header.B}`, also of what is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
+			Doc: "What a request costs: 0 to 2^52, or [a placeholder, or a sum of them](#numbers-from-placeholders), also of what is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
 		},
 		{
 			Name: "charge", Args: "after|before",
@@ -136,10 +142,10 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			}),
 			Check:   z.validateBatch,
 			Section: aboutCosts, Default: "`off`",
-			Doc: "With `charge before`: how many events this Caddy takes from the store at once, to serve requests without another call: a number up to `events`, `auto`, which follows the traffic, or `off`. With any of them no more than `events` pass. Other Caddys cannot use what one has taken: they may refuse a client while that one still holds events. The batches of `auto` hold at most 10 percent of `events` together.",
+			Doc: "With `charge before`: how many events this Caddy takes from the store at once, to serve requests without another call: a number up to `events`, `auto`, which follows the traffic, or `off`. Other Caddys cannot use what one has taken: they may refuse a client while that one still holds events, with `auto` at most 10 percent of `events` together.",
 		},
 		{
-			Name: "count_status", Args: "[not] <code|class|grpc:code>... | all",
+			Name: "count_status", JSON: []string{"count_status", "count_status_not"}, Args: "[not] <code|class|grpc:code>... | all",
 			Field: option.Field{Set: z.parseCountStatus, Text: func() (string, bool) {
 				if len(z.CountStatusNot) > 0 {
 					return "not " + z.CountStatusNot.sorted(), true
@@ -162,13 +168,13 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			Name: "warn", Args: "<percent>", Field: option.Positive(&z.Warn), Check: z.validateWarn,
 			Section: aboutRefusals, Default: "none",
-			Doc: "The percentage of the limit from which a client is near it, 1 to 100. The first request with which a client reaches it in a window is logged at level WARN, counted in `caddy_rate_limit_near_clients_total`, and emits [the event](operating.md#events) `rate_limit_near`.",
+			Doc: "The percentage of the limit from which a client is near it, 1 to 100. The first request of a window that reaches it is logged, counted in a [metric](operating.md#zones), and emits [an event](operating.md#events).",
 		},
 		{
-			Name: "max_wait", Args: "<duration> [<n>]",
+			Name: "max_wait", JSON: []string{"max_wait", "max_wait_queue"}, Args: "<duration> [<n>]",
 			Field: option.Field{Set: z.parseMaxWait, Text: z.maxWaitText}, Check: z.validateMaxWait,
 			Section: aboutRefusals, Default: "0, none is held",
-			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds at most in each store, each with its connection, by default 1000. Requests that would wait longer are refused immediately; beyond that number, the newest of the client with most. A client that leaves is noticed, unless its request (HTTP/1) has an unread body of over 4 KiB. Write `charge before` with it.",
+			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds in each store, by default 1000. Requests that would wait longer are refused immediately. If too many wait, the newest request of the client with most is refused. A client that leaves is noticed, unless its request (HTTP/1) has an unread body of over 4 KiB. Write `charge before` with it.",
 		},
 		{
 			Name: "penalty", Args: "<duration>", Field: option.Duration(&z.Penalty), Check: z.validatePenalty,
@@ -176,7 +182,12 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "How long a client stays refused after a refusal, even if there is room again. Refusals do not prolong it.",
 		},
 		{
-			Name: "reserve", Args: "<percent> @<matcher> | <percent> { <matchers> }", Repeats: true,
+			Name: "obey_upstream", Field: option.Flag(&z.ObeyUpstream), Check: z.validateObeyUpstream,
+			Section: aboutLimits, Default: "off",
+			Doc: "A 429 or 503 of the handlers behind, such as `reverse_proxy`, that says when to come again (`Retry-After`, `RateLimit`, `RateLimit-Reset` or `X-RateLimit-Reset`) is a penalty for its client until then, at most an hour: no Caddy passes its requests on. For a provider's limit, write a constant `key`.",
+		},
+		{
+			Name: "reserve", JSON: []string{"reserves"}, Args: "<percent> @<matcher> | <percent> { <matchers> }", Repeats: true,
 			Field: option.Field{Set: func(p *option.Parser) error { return z.parseReserve(h, p) }, Text: func() (string, bool) {
 				var percents []string
 				for _, reserve := range z.Reserves {
@@ -211,7 +222,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			// The text is missing because handlers may enforce a zone differently.
 			Name: "enforce", Args: "<percent>", Field: option.Field{Set: z.parseEnforce}, Check: z.validateEnforce,
 			Section: aboutRefusals, Default: "100",
-			Doc: "The percentage of clients for which the limit is enforced, from 0 to 100, with fractions. The others are only observed: [Trying a limit out](operating.md#trying-a-limit-out).",
+			Doc: "The percentage of clients, 0 to 100, for which the limit is enforced. The others are only [observed](operating.md#trying-a-limit-out).",
 		},
 	}
 }
@@ -266,17 +277,8 @@ func (h *Handler) UnmarshalJSON(text []byte) error {
 	return option.Decode(text, (*plain)(h))
 }
 
-// UnmarshalJSON implements [json.Unmarshaler].
-func (z *Zone) UnmarshalJSON(text []byte) error {
-	type plain Zone
-	return option.Decode(text, (*plain)(z))
-}
-
-// Interface guards.
-var (
-	_ json.Unmarshaler = (*Handler)(nil)
-	_ json.Unmarshaler = (*Zone)(nil)
-)
+// Interface guard.
+var _ json.Unmarshaler = (*Handler)(nil)
 
 // algorithms returns the names of all algorithms.
 func algorithms() string {

@@ -2,9 +2,9 @@ package shardlimit
 
 import (
 	"cmp"
-	"errors"
 	"fmt"
 	"math"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -33,62 +33,118 @@ const (
 const notWhileRunning = "does not go with %s, which counts requests while they run: remove it"
 
 // validate returns what is wrong with the handler, and how to repair it.
-func (h *Handler) validate() error { return option.Check(h.options(nil)) }
+func (l *Limits) validate() error { return option.Check(l.options(nil)) }
 
-func (h *Handler) validateStore() error {
-	_, _, err := rawStoreName(h.StoreRaw)
+func (l *Limits) validateStore() error {
+	_, _, err := rawStoreName(l.StoreRaw)
 	return err
 }
 
-func (h *Handler) validateRollout() error {
-	own, isName, _ := rawStoreName(h.StoreRaw) // validated
-	return h.Rollout.validate(own, isName)
+func (l *Limits) validateRollout() error {
+	own, isName, _ := rawStoreName(l.StoreRaw) // validated
+	return l.Rollout.validate(own, isName)
 }
 
-func (h *Handler) validateZones() error {
-	if len(h.Zones) == 0 {
-		return errors.New("rate_limit has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option")
+func (l *Limits) validateZones() error {
+	if len(l.Zones) == 0 && !l.isService {
+		return option.Errorf("rate_limit", "has no zone: add one, such as zone api { key {client_ip}; events 100; window 1m } with a line for each option").
+			Field("zones").JSONf(`is empty: add one, such as {"name": "api", "key": "{http.vars.client_ip}", "events": 100, "window": "1m"}`)
 	}
 	names := map[string]bool{}
-	for _, z := range h.Zones {
-		if err := z.validate(); err != nil {
+	for i, z := range l.Zones {
+		if z != nil {
+			z.isService = l.isService
+		}
+		if err := z.validate(l.pathOf(i)); err != nil {
 			return err
 		}
 		if names[z.Name] {
-			return option.Errorf("zone "+z.Name, "is defined twice in one rate_limit: rename one")
+			return option.Errorf("zone "+z.Name, "is defined twice in one %s: rename one", l.directive()).
+				Field(l.pathOf(i)).JSONf("has the name of another zone, %s: rename one", z.Name)
 		}
 		names[z.Name] = true
 	}
 	return nil
 }
 
-func (h *Handler) validateJitter() error {
-	if h.Jitter < 0 || h.Jitter > 10 || math.IsNaN(h.Jitter) {
-		return option.Errorf("jitter", "%v: it must be from 0 to 10, such as 0.2", h.Jitter)
+func (l *Limits) validateJitter() error {
+	switch {
+	case l.Jitter > 1 && l.Jitter <= 100:
+		return option.Errorf("jitter", "%v: it is a fraction, from 0 to 1: is it meant in percent? Then write %v", l.Jitter, math.Round(l.Jitter*1e6)/1e8)
+	case l.Jitter < 0, l.Jitter > 1, math.IsNaN(l.Jitter):
+		return option.Errorf("jitter", "%v: it must be from 0 to 1, such as 0.2", l.Jitter)
 	}
 	return nil
 }
 
-// validate returns what is wrong with the zone, and how to repair it.
-func (z *Zone) validate() error {
+// pathOf returns where JSON has a zone. Those of rate_limits are the last, in alphabetical order.
+func (l *Limits) pathOf(zone int) string {
+	if named := len(l.Zones) - l.named; zone >= named && l.Zones[zone] != nil {
+		return "rate_limits." + l.Zones[zone].Name
+	}
+	return fmt.Sprintf("zones[%d]", zone)
+}
+
+// validate returns what is wrong with the zone, which JSON has at the path, and how to repair it.
+func (z *Zone) validate(path string) error {
 	switch {
 	case z == nil:
-		return errors.New("a zone is null: define or remove it")
+		return option.Errorf("a zone", "is null: define or remove it").Field(path)
 	case z.Name == "":
-		return errors.New("a zone has no name: give it one")
+		return option.Errorf("a zone", "has no name: give it one").Field(path)
 	case !option.ValidName(z.Name):
-		return fmt.Errorf("zone name %q: use only letters, digits and the characters _ . -", z.Name)
+		return option.Errorf("zone", "name %q: use only letters, digits and the characters _ . -", z.Name).
+			Field(path).JSONf("has the name %q: use only letters, digits and the characters _ . -", z.Name)
 	}
-	if err := option.Check(z.options(httpcaddyfile.Helper{})); err != nil {
-		return fmt.Errorf("zone %s: %w", z.Name, err)
+	err := option.Check(z.options(httpcaddyfile.Helper{}))
+	if err == nil && z.isService {
+		err = z.validateInService()
+	}
+	if err != nil {
+		return option.In("zone "+z.Name, path, err)
+	}
+	return nil
+}
+
+// validateInService returns what has no effect where a service asks the zone: it has no responses, and
+// does not know when what it admits ends.
+func (z *Zone) validateInService() error {
+	const noResponse = "has no effect in rate_limit_service, which sees no responses: remove it"
+	switch {
+	case z.isLease():
+		return option.Errorf("algorithm", "%s counts requests while they run, and a service does not know when they end: write another", z.algorithm())
+	case z.Charge == limiter.ChargeAfter:
+		return option.Errorf("charge", "after goes with responses, and rate_limit_service sees none: remove it")
+	case len(z.CountStatus) > 0:
+		return option.Errorf("count_status", noResponse)
+	case len(z.CountStatusNot) > 0:
+		return option.Errorf("count_status", noResponse).Field("count_status_not")
+	case len(z.ResetStatus) > 0:
+		return option.Errorf("reset_status", noResponse)
+	case z.ObeyUpstream:
+		return option.Errorf("obey_upstream", noResponse)
+	case z.isCostKnownAtEnd():
+		return option.Errorf("cost", "%s is known when a response has ended, and rate_limit_service sees none: name an entry, as in {rate_limit_service.<key>}", z.Cost)
+	case len(z.Key) > 0:
+		return nil
+	}
+	const wholeKey = "needs a key with the address alone: add key {rate_limit_service.remote_address}"
+	switch {
+	case z.IPv4Prefix != 0:
+		return option.Errorf("ipv4_prefix", wholeKey)
+	case z.IPv6Prefix != 0:
+		return option.Errorf("ipv6_prefix", wholeKey)
 	}
 	return nil
 }
 
 func (z *Zone) validateKey() error {
 	switch {
+	case len(z.Key) == 0 && z.isService:
+		return nil
 	case len(z.Key) == 0:
-		return errors.New("key is missing: add one, such as key {client_ip}, or key static for one bucket that all clients share")
+		return option.Errorf("key", "is missing: add one, such as key {client_ip}, or key static for one bucket that all clients share").
+			JSONf(`is missing: add one, such as "{http.vars.client_ip}", or "static" for one bucket that all clients share`)
 	case slices.Contains(z.Key, ""):
 		return option.Errorf("key", "has an empty text: remove it")
 	}
@@ -127,7 +183,7 @@ func isBatched(a store.Algorithm) bool  { return algorithm.Of(a).Unbatched == ""
 
 func (z *Zone) validateEvents() error {
 	if z.Events == "" {
-		return errors.New("events is missing: add it, such as events 100")
+		return option.Errorf("events", "is missing: add it, such as events 100").JSONf("is missing: add it, such as 100")
 	}
 	t := algorithm.Of(z.algorithm())
 	return validateAmount("events", z.Events, z.EventsFallback, t.MostEvents, t.MostWords)
@@ -137,27 +193,31 @@ func (z *Zone) validateEvents() error {
 // fallback.
 func validateAmount(name string, a Amount, fallback, most int64, words string) error {
 	if events, window, ok := rateIn(string(a)); ok {
-		return option.Errorf(name, "%s: write events %s and window %s", a, events, window)
+		return option.Errorf(name, "%s: write events %s and window %s", a, events, window).
+			JSONf(`"%s": write "events": %s and "window": "%s"`, a, events, window)
 	}
+	field := name
 	n, err := a.number()
 	switch {
 	case a.isDynamic() && !a.hasPlaceholder():
 		return option.Errorf(name, "%s: it must be a number, or a text with a placeholder in braces", a)
 	case a.isDynamic() && fallback == 0:
-		return option.Errorf(name, "%s: add the number that counts where the placeholder yields none, such as %s %s 100", a, name, a)
+		return option.Errorf(name, "%s: add the number that counts where the placeholder yields none, such as %s %s 100", a, name, a).
+			Field(name+"_fallback").JSONf("is missing: add the number that counts where the placeholder %s yields none, such as 100", a)
 	case a.isDynamic():
-		n = fallback
+		n, field = fallback, name+"_fallback"
 	case fallback != 0 && a == "":
 		return option.Errorf(name+"_fallback", "goes with a placeholder in %s only: remove it", name)
 	case fallback != 0:
-		return option.Errorf(name, "%s: a second number goes with a placeholder only; remove it", a)
+		return option.Errorf(name, "%s: a second number goes with a placeholder only; remove it", a).
+			Field(name+"_fallback").JSONf("goes with a placeholder in %s only: remove it", name)
 	case a == limiter.UnlimitedWord:
 		return option.Errorf(name, "unlimited: only a placeholder can yield that; remove the zone, because it would limit nothing")
 	case err != nil:
 		return option.Errorf(name, "%q: it must be a whole number from 1 to %s", string(a), words)
 	}
 	if n < 1 || n > most {
-		return option.Errorf(name, "%d: it must be from 1 to %s", n, words)
+		return option.Errorf(name, "%d: it must be from 1 to %s", n, words).Field(field)
 	}
 	return validateKnownInTime(name, string(a))
 }
@@ -169,11 +229,12 @@ func (z *Zone) validateWindow() error {
 	window := time.Duration(z.Window)
 	switch {
 	case z.Align && !isWindowed(z.algorithm()):
-		return option.Errorf("window", "aligned, or align in JSON, goes with algorithm %s only: remove it", algorithm.Names(isWindowed))
+		return option.Errorf("window", "aligned goes with algorithm %s only: remove it", algorithm.Names(isWindowed)).
+			Field("align").JSONf("goes with algorithm %s only: remove it", algorithm.Names(isWindowed))
 	case window == 0 && z.isLease():
 		return nil
 	case window == 0:
-		return errors.New("window is missing: add one, such as window 1m")
+		return option.Errorf("window", "is missing: add one, such as window 1m").JSONf(`is missing: add one, such as "1m"`)
 	case z.isLease() && (window < minLease || window > store.MaxWindow):
 		return option.Errorf("window", "%s: with %s it must be from 1s to 100 years", window, z.algorithm())
 	case window < minWindow || window > store.MaxWindow:
@@ -187,26 +248,32 @@ func (z *Zone) validateWindow() error {
 func (z *Zone) validateCalendar() error {
 	switch {
 	case z.Calendar == "" && z.TimeZone != "":
-		return option.Errorf("window", "in %s, or time_zone in JSON, goes with day, week, month or year only: remove it, or write such a window", z.TimeZone)
+		return option.Errorf("window", "in %s goes with day, week, month or year only: remove it, or write such a window", z.TimeZone).
+			Field("time_zone").JSONf("goes with calendar only: remove it, or add calendar")
 	case z.Calendar != string(store.Week) && z.WeekStarts != "":
-		return option.Errorf("window", "from %s, or week_starts in JSON, goes with week only: remove it, or write window week", z.WeekStarts)
+		return option.Errorf("window", "from %s goes with week only: remove it, or write window week", z.WeekStarts).
+			Field("week_starts").JSONf("goes with calendar week only: remove it, or write \"calendar\": \"week\"")
 	case z.Calendar == "":
 		return nil
 	case z.Window != 0:
 		return option.Errorf("calendar", "%s and window exclude each other: remove one", z.Calendar)
 	case !isWindowed(z.algorithm()):
-		return option.Errorf("window", "%s, or calendar in JSON, goes with algorithm %s only: write a length, such as window 24h", z.Calendar, algorithm.Names(isWindowed))
+		return option.Errorf("window", "%s goes with algorithm %s only: write a length, such as window 24h", z.Calendar, algorithm.Names(isWindowed)).
+			Field("calendar").JSONf("goes with algorithm %s only: remove it, and add window, such as \"24h\"", algorithm.Names(isWindowed))
 	case z.Align:
-		return option.Errorf("window", "%s begins for all clients at once: remove aligned, or align in JSON", z.Calendar)
+		return option.Errorf("window", "%s begins for all clients at once: remove aligned", z.Calendar).
+			Field("align").JSONf("has no effect with calendar, whose windows begin for all clients at once: remove it")
 	}
 	if err := option.OneOf("calendar", z.Calendar, string(store.Day), string(store.Week), string(store.Month), string(store.Year)); err != nil {
 		return err
 	}
 	if w := z.WeekStarts; w != "" && w != weekStartsMonday && w != weekStartsSunday {
-		return option.Errorf("window", "%s from %q: it must be monday or sunday", z.Calendar, w)
+		return option.Errorf("window", "%s from %q: it must be monday or sunday", z.Calendar, w).
+			Field("week_starts").JSONf("%q: it must be monday or sunday", w)
 	}
 	if err := z.calendar().Validate(); err != nil {
-		return option.Errorf("window", "%s in %q: it must be an IANA name, such as Europe/Berlin: %w", z.Calendar, z.TimeZone, err)
+		return option.Errorf("window", "%s in %q: it must be an IANA name, such as Europe/Berlin: %w", z.Calendar, z.TimeZone, err).
+			Field("time_zone").JSONf("%q: it must be an IANA name, such as Europe/Berlin: %w", z.TimeZone, err)
 	}
 	return nil
 }
@@ -232,9 +299,11 @@ func (z *Zone) validateBurst() error {
 func (z *Zone) validateCost() error {
 	switch {
 	case z.CostFallback != nil && !z.Cost.isDynamic():
-		return option.Errorf("cost", "%s: a second number goes with a placeholder only; remove it", cmp.Or(z.Cost, "1"))
+		return option.Errorf("cost", "%s: a second number goes with a placeholder only; remove it", cmp.Or(z.Cost, "1")).
+			Field("cost_fallback").JSONf("goes with a placeholder in cost only: remove it")
 	case z.CostFallback != nil && (*z.CostFallback < 0 || *z.CostFallback > store.MaxEvents):
-		return option.Errorf("cost", "%s %d: the fallback must be from 0 to 2^52", z.Cost, *z.CostFallback)
+		return option.Errorf("cost", "%s %d: the fallback must be from 0 to 2^52", z.Cost, *z.CostFallback).
+			Field("cost_fallback").JSONf("%d: it must be from 0 to 2^52", *z.CostFallback)
 	case z.Cost == "":
 		return nil
 	case z.Cost.isDynamic():
@@ -294,10 +363,12 @@ func (z *Zone) validateBatch() error {
 	switch hasBatch := batch != 0; {
 	case hasBatch && !isBatched(a):
 		return option.Errorf("batch", "does not go with %s, %s: remove it, or use %s", a, algorithm.Of(a).Unbatched, algorithm.Names(isBatched))
-	case hasBatch && z.Charge != limiter.ChargeBefore:
-		return option.Errorf("batch", "needs charge before: write it, or remove batch")
+	case hasBatch && z.Charge != limiter.ChargeBefore && !z.isService:
+		return option.Errorf("batch", "needs charge before: write it, or remove batch").
+			JSONf(`needs "charge": "before": write it, or remove batch`)
 	case hasBatch && len(z.Reserves) > 0:
-		return option.Errorf("batch", "does not go with reserve, because what is reserved could not be kept apart: remove one")
+		return option.Errorf("batch", "does not go with reserve, because what is reserved could not be kept apart: remove one").
+			JSONf("does not go with reserves, because what is reserved could not be kept apart: remove one")
 	case eventsErr == nil && batch > events:
 		return option.Errorf("batch", "%d: it must be at most events, which is %d", batch, events)
 	}
@@ -305,16 +376,22 @@ func (z *Zone) validateBatch() error {
 }
 
 func (z *Zone) validateCountStatus() error {
+	const not = "count_status_not"
 	given := len(z.CountStatus) > 0 || len(z.CountStatusNot) > 0
 	switch {
 	case given && z.isLease():
-		return option.Errorf("count_status", notWhileRunning, z.algorithm())
+		bad := option.Errorf("count_status", notWhileRunning, z.algorithm())
+		if len(z.CountStatus) == 0 {
+			return bad.Field(not)
+		}
+		return bad
 	case len(z.CountStatus) > 0 && len(z.CountStatusNot) > 0:
 		return option.Errorf("count_status", "and count_status_not exclude each other: remove one")
 	case slices.Contains(z.CountStatus, "none"):
 		return option.Errorf("count_status", "none would never charge: name statuses, such as 401 403")
 	case z.CountStatusNot.isAll():
-		return option.Errorf("count_status", "not all, or count_status_not in JSON, would never charge: name statuses, such as 304")
+		return option.Errorf("count_status", "not all would never charge: name statuses, such as 304").
+			Field(not).JSONf("all would never charge: name statuses, such as 304")
 	case z.CountStatus.isAll():
 		return nil
 	}
@@ -322,7 +399,7 @@ func (z *Zone) validateCountStatus() error {
 		return option.Errorf("count_status", "%w, or the word all alone", err)
 	}
 	if _, err := z.CountStatusNot.compile(); err != nil {
-		return option.Errorf("count_status", "not %w", err)
+		return option.Errorf("count_status", "not %w", err).Field(not).JSONf("%w", err)
 	}
 	return nil
 }
@@ -390,26 +467,45 @@ func (z *Zone) validatePenalty() error {
 	case penalty%time.Microsecond != 0:
 		return option.Errorf("penalty", "%s: it must be whole microseconds", penalty)
 	case penalty > 0 && len(z.Reserves) > 0:
-		return option.Errorf("penalty", "does not go with reserve, because it would refuse the important requests as well: remove one")
+		return option.Errorf("penalty", "does not go with reserve, because it would refuse the important requests as well: remove one").
+			JSONf("does not go with reserves, because it would refuse the important requests as well: remove one")
 	case penalty > 0 && !algorithm.Of(a).Penalties:
 		return option.Errorf("penalty", "does not go with %s: remove it, or use another algorithm", a)
 	}
 	return nil
 }
 
+func (z *Zone) validateObeyUpstream() error {
+	switch {
+	case !z.ObeyUpstream:
+		return nil
+	case !algorithm.Of(z.algorithm()).Penalties:
+		return option.Errorf("obey_upstream", "does not go with %s, whose clients cannot be kept refused: remove it, or use another algorithm", z.algorithm())
+	}
+	resets, _ := z.ResetStatus.compile() // its own check reports errors
+	for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		if resets.Contains(status) {
+			return option.Errorf("obey_upstream", "does not go with reset_status %d, which would end what it begins: remove one", status)
+		}
+	}
+	return nil
+}
+
 func (z *Zone) validateReserves() error {
 	sum := 0
-	for _, r := range z.Reserves {
+	for i, r := range z.Reserves {
+		field := fmt.Sprintf("reserves[%d]", i)
 		switch {
 		case r == nil:
-			return option.Errorf("reserve", "is null: define or remove it")
+			return option.Errorf("reserve", "is null: define or remove it").Field(field)
 		case r.Percent < 1 || r.Percent > 100:
-			return option.Errorf("reserve", "%d: it must be from 1 to 100 percent", r.Percent)
+			return option.Errorf("reserve", "%d: it must be from 1 to 100 percent", r.Percent).Field(field + ".percent")
 		case len(r.MatcherSetsRaw) == 0:
-			return option.Errorf("reserve", "%d has no matchers: say for which requests it is kept", r.Percent)
+			return option.Errorf("reserve", "%d has no matchers: say for which requests it is kept", r.Percent).
+				Field(field + ".match").JSONf("is missing: say for which requests it is kept")
 		}
 		if sum += r.Percent; sum > 100 {
-			return option.Errorf("reserve", "%d makes it %d percent together: it must be at most 100", r.Percent, sum)
+			return option.Errorf("reserve", "%d makes it %d percent together: it must be at most 100", r.Percent, sum).Field(field + ".percent")
 		}
 	}
 	return nil

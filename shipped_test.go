@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 )
 
 // chosen are the beginnings of placeholders with what clients make up.
@@ -20,28 +21,34 @@ var checkedElsewhere = map[string]string{
 
 // shippedZone is a zone of a shipped config.
 type shippedZone struct {
-	Name string
-	Key  []string
+	Name          string
+	Key           []string
+	Match         []map[string]json.RawMessage
+	Events, Burst any
+	Window        time.Duration
+	Align         bool
+	Calendar      string
+	Algorithm     string
+	MaxWait       time.Duration `json:"max_wait"`
+	Cost          any
+	CountStatus   []string `json:"count_status"`
+	FreeStatus    []string `json:"free_status"`
+	ResetStatus   []string `json:"reset_status"`
 }
 
 // zonesIn returns the zones of each handler in a config.
 func zonesIn(config any) (handlers [][]shippedZone) {
-	switch v := config.(type) {
-	case []any:
-		for _, value := range v {
-			handlers = append(handlers, zonesIn(value)...)
+	within(config, func(object map[string]any) {
+		if object["handler"] != "rate_limit" {
+			return
 		}
-	case map[string]any:
-		if v["handler"] == "rate_limit" {
-			var h struct{ Zones []shippedZone }
-			text, _ := json.Marshal(v)
-			_ = json.Unmarshal(text, &h)
-			return append(handlers, h.Zones)
+		var h struct{ Zones []shippedZone }
+		text, _ := json.Marshal(object)
+		if err := json.Unmarshal(text, &h); err != nil {
+			panic(err)
 		}
-		for _, value := range v {
-			handlers = append(handlers, zonesIn(value)...)
-		}
-	}
+		handlers = append(handlers, h.Zones)
+	})
 	return handlers
 }
 
@@ -54,7 +61,7 @@ func shippedConfigs(t *testing.T) map[string]string {
 		must(t, "read", err)
 		configs[file] = string(text)
 	}
-	for _, file := range []string{"README.md", "docs/getting-started.md", "docs/configuration.md"} {
+	for _, file := range pagesWithConfigs {
 		for _, block := range codeBlocks(t, file) {
 			if strings.Contains(block, "rate_limit {") && (strings.Contains(block, "reverse_proxy") || strings.Contains(block, "\trespond \"")) {
 				configs[file+": "+block] = block

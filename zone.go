@@ -11,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -176,6 +177,13 @@ type Zone struct {
 	// `reserve`. Default: 0, no longer than needed.
 	Penalty caddy.Duration `json:"penalty,omitempty"`
 
+	// Whether a response with status 429 or 503 of the handlers behind, such as
+	// `reverse_proxy`, keeps its client refused until it says: in `Retry-After`, or, if
+	// nothing remains, `RateLimit`, `RateLimit-Reset` or `X-RateLimit-Reset`. At most an
+	// hour. Such a time is a penalty: another response does not extend it. Not with
+	// `sliding_log`, `concurrency` and a `reset_status` of 429 or 503. Default: false.
+	ObeyUpstream bool `json:"obey_upstream,omitempty"`
+
 	// The shares that are kept for more important requests, the most important ones
 	// first. Requests that match none can use only what is not reserved. Default:
 	// none.
@@ -208,17 +216,20 @@ type Zone struct {
 	// To change it while Caddy runs, replace this value through the admin API.
 	// Default: 100.
 	Enforce *float64 `json:"enforce,omitempty"`
+
+	// isService is set if a service asks the zone.
+	isService bool
 }
 
 // provision compiles a valid zone, and loads its matchers.
 func (z *Zone) provision(ctx caddy.Context) (*limiter.Zone, error) {
 	c := z.compile()
 	if err := loadMatchers(ctx, z, z.MatcherSetsRaw, &c.Matchers); err != nil {
-		return nil, fmt.Errorf("zone %s: %w", z.Name, err)
+		return nil, err
 	}
 	for i, reserve := range z.Reserves {
 		if err := loadMatchers(ctx, reserve, reserve.MatcherSetsRaw, &c.Reserves[i].Matchers); err != nil {
-			return nil, fmt.Errorf("zone %s: reserve %d: %w", z.Name, reserve.Percent, err)
+			return nil, option.In(fmt.Sprintf("reserve %d", reserve.Percent), fmt.Sprintf("reserves[%d]", i), err)
 		}
 	}
 	return c, nil
@@ -233,7 +244,7 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets 
 		err = sets.FromInterface(loaded)
 	}
 	if err != nil {
-		return fmt.Errorf("load matchers: %w", err)
+		return option.Errorf("match", "cannot be loaded: %w", err)
 	}
 	return nil
 }
@@ -241,7 +252,7 @@ func loadMatchers(ctx caddy.Context, of any, raw caddyhttp.RawMatcherSets, sets 
 // compile returns the zone as the limiter needs it, without matchers.
 func (z *Zone) compile() *limiter.Zone {
 	c := &limiter.Zone{
-		Name: z.Name, Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
+		Name: z.Name, Definition: z.definition(), Key: z.Key, IPv4Prefix: z.IPv4Prefix, IPv6Prefix: z.IPv6Prefix,
 		Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar(),
 		Burst:  z.Burst.quantity(z.BurstFallback),
 		Events: z.Events.quantity(z.EventsFallback), Cost: cmp.Or(z.Cost, "1").quantity(z.costFallback()),
@@ -251,7 +262,13 @@ func (z *Zone) compile() *limiter.Zone {
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
 		Warn:        int64(z.Warn),
 		BlockStatus: z.BlockStatus,
-		Penalty:     time.Duration(z.Penalty), OnError: z.OnError, Enforce: z.Enforce,
+		Penalty:     time.Duration(z.Penalty), ObeyUpstream: z.ObeyUpstream, OnError: z.OnError, Enforce: z.Enforce,
+	}
+	if z.isService {
+		c.ChargeBefore = true
+		if len(z.Key) == 0 {
+			c.Key = []string{limiter.DescriptorText}
+		}
 	}
 	c.Batch, _ = z.Batch.parse()
 	switch {

@@ -33,6 +33,12 @@ func TestManifest(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	decodeObjects(t, text)
+}
+
+// decodeObjects decodes one object of each kind.
+func decodeObjects(t *testing.T, text []byte) {
+	t.Helper()
 	found := map[string]bool{}
 	for doc := range bytes.SplitSeq(text, []byte("\n---\n")) {
 		var kind metav1.TypeMeta
@@ -51,7 +57,7 @@ func TestManifest(t *testing.T) {
 	}
 	for kind := range objects {
 		if !found[kind.Kind] {
-			t.Errorf("the manifest has no %s", kind.Kind)
+			t.Errorf("there is no %s", kind.Kind)
 		}
 	}
 }

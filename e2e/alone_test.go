@@ -20,7 +20,7 @@ func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 		t.Run(charge+"/"+algorithm, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartShards(t, 1, 0)
-			zone := zoneWith("api", fmt.Sprint("events ", limit), "window 1h", "algorithm "+algorithm, "charge "+charge)
+			zone := zoneWith("api", fmt.Sprint("events ", limit), "window 24h", "algorithm "+algorithm, "charge "+charge)
 			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 10ms"), zone, "respond ok"))
 			stop := make(chan struct{})
 			var pauses, all sync.WaitGroup

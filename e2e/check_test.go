@@ -56,7 +56,7 @@ func TestCheck(t *testing.T) {
 	kept := map[string]redistest.Option{"static": lasting, "watched": lasting, "cluster": lasting}
 	static, watched, sentinels, cluster := startKinds(t, kept, redistest.SentinelOptions{})
 	must(t, "find the replica", sentinels.WaitForReplicas(t.Context(), 1))
-	rules := append(documentedRules(t, "limiter", "on >secret ~rl:* "), append(documentedRules(t, "limiter", "+del"), documentedRules(t, "limiter", "+hgetall ")...)...)
+	rules := append(documentedRules(t, "limiter", "on >secret ~rl:* "), append(documentedRules(t, "limiter", "+del"), documentedRules(t, "limiter", "+hscan ")...)...)
 	setUser(t, "limiter", rules, static.Primary, static.Replicas[0], watched.Primary, watched.Replicas[0])
 	setUser(t, "limiter", append(documentedRules(t, "limiter", "+cluster|shards "), rules...), cluster.Nodes...)
 	setUser(t, "watcher", documentedRules(t, "watcher", "on >secret "), sentinels.Nodes...)
@@ -146,12 +146,13 @@ func TestCheckFindsSharedServers(t *testing.T) {
 	}
 	twins := configOf(t, caddytest.RedisStore(shard("a", server.Addr()), shard("b", proxy.Addr()), "read_from primary"))
 	checks(t, 1, []string{"error: shard b, " + proxy.Addr() + ": it is the same server as " + server.Addr() + " of shard a", "1 error, 0 warnings"}, twins)
+	patient := strings.Join(caddytest.Patient, "\n") + "\n"
 	for more, words := range map[string][]string{
 		"":                 {"store two", "warning: shard b, " + proxy.Addr() + ": store one has its counts there under the same keys", "0 errors, 1 warning\n"},
 		"key_prefix other": {"0 errors, 0 warnings"},
 		"db 1":             {"0 errors, 0 warnings"},
 	} {
-		global := "rate_limit {\nstore one redis {\n" + shard("a", server.Addr()) + "\nread_from primary\n}\nstore two redis {\n" + shard("b", proxy.Addr()) + "\nread_from primary\n" + more + "\n}\n}"
+		global := "rate_limit {\nstore one redis {\n" + shard("a", server.Addr()) + "\nread_from primary\n" + patient + "}\nstore two redis {\n" + shard("b", proxy.Addr()) + "\nread_from primary\n" + patient + more + "\n}\n}"
 		file := filepath.Join(t.TempDir(), "Caddyfile")
 		must(t, "write a config", os.WriteFile(file, []byte("{\nadmin off\n"+global+"\n}\n"), 0o600))
 		checks(t, 0, words, file)
@@ -322,7 +323,7 @@ func TestCheckOfBrokenConfigs(t *testing.T) {
 		"two configs":         {[]string{misspelt, "--config", misspelt}, []string{"twice"}},
 		"no time":             {[]string{misspelt, "--timeout", "0s"}, []string{"--timeout"}},
 		"an unknown adapter":  {[]string{misspelt, "--adapter", "nope"}, []string{"nope"}},
-		"too many arguments":  {[]string{misspelt, misspelt}, []string{"2 arguments: write caddy rate-limit check [<config>]"}},
+		"too many arguments":  {[]string{misspelt, misspelt}, []string{"2 arguments: write caddy rate-limit check [CONFIG]"}},
 		"an unknown flag too": {[]string{misspelt, "--nope"}, []string{"nope"}},
 	} {
 		out, errOut, code := command(t, append([]string{"check"}, c.args...)...)

@@ -335,7 +335,7 @@ func TestFindClient(t *testing.T) {
 	if b := find("alice").Zones[0].Buckets[0]; b.Servers[0].Error == "" || b.Ledger == nil {
 		t.Errorf("while the shards are down: %+v", b)
 	}
-	for word, args := range map[string][]string{"not all are known of store default": nil, `"errors":["default: shard `: {"--json"}} {
+	for word, args := range map[string][]string{"not all are known: default": nil, `"errors":["default: shard `: {"--json"}} {
 		out, _, code := command(t, append([]string{"blocks", "--address", c.Admin}, args...)...)
 		must(t, out, errors.Join(want("exit code", code, 4), want(word, strings.Contains(out, word), true)))
 	}

@@ -207,6 +207,7 @@ func TestCLI(t *testing.T) {
 				{3, "nope", []string{"reset", "nope", "x"}},
 				{3, "nope", []string{"top", "nope"}},
 				{3, "nope", []string{"simulate", "/", "--server", "nope"}},
+				{3, "no server listens at 127.0.0.1:1; there is", []string{"simulate", "http://127.0.0.1:1/"}},
 				{1, "url", []string{"simulate", "nope"}},
 				{1, "must be a name and a value", []string{"simulate", "/", "-H", "nope"}},
 				{1, "from 1 to 100", []string{"top", "-n", "1000", "--count", "1"}},
@@ -224,6 +225,9 @@ func TestCLI(t *testing.T) {
 		if out, errOut, code := command(t, args...); code != 1 || errOut == "" {
 			t.Errorf("%v: exit code %d, %s%s", args, code, out, errOut)
 		}
+	}
+	if out, _, code := command(t, "schema"); code != 0 || !json.Valid([]byte(out)) || !strings.Contains(out, `"max_wait_queue": {`) {
+		t.Errorf("schema: %d, %s", code, out)
 	}
 	if out, _, code := command(t, "--help"); code != 0 || !strings.Contains(out, "simulate") {
 		t.Errorf("help: %d, %s", code, out)
@@ -297,6 +301,18 @@ func TestCLILive(t *testing.T) {
 
 // TestCommandsNeedNoRedis checks a config while one of its addresses refuses connections, and
 // another one counts them.
+// TestShellsCompleteZones of the Caddy that runs, and nothing if none does.
+func TestShellsCompleteZones(t *testing.T) {
+	t.Parallel()
+	c := caddytest.Start(t, zonesSite("", zoneWith("api", "key static", "events 1")+"\n"+zoneWith("all", "key static", "events 9"), "respond ok"))
+	for address, words := range map[string]string{adminAddress(c): "all api", "http://" + adminAddress(c): "all api", caddytest.FreeAddr(t): ""} {
+		out, err := caddytest.Command(t.TempDir(), "__completeNoDesc", "rate-limit", "get", "--address", address, "a").Output()
+		must(t, "complete", err)
+		names, _, _ := strings.Cut(string(out), ":")
+		must(t, address, want("words", strings.Join(strings.Fields(names), " "), words))
+	}
+}
+
 func TestCommandsNeedNoRedis(t *testing.T) {
 	t.Parallel()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")

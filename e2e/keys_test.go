@@ -66,6 +66,26 @@ func TestRequestThatNamesTwoClients(t *testing.T) {
 
 const emptyKeyWarning = `"msg":"key is empty; counting by client IP"`
 
+// TestHeaderOfAHandlerBehindTheLimiter: the hint names the order, even of a request that the handler refuses.
+func TestHeaderOfAHandlerBehindTheLimiter(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		setter, hint string
+		times        int // for the key, and for events
+	}{
+		"forward_auth":   {"forward_auth localhost:1 {\nuri /\ncopy_headers X-Client\n}", "put rate_limit into a route after forward_auth, which sets the header X-Client", 2},
+		"request_header": {"route /other {\nrequest_header X-Client alice\n}", "put rate_limit into a route after request_header, which sets the header X-Client", 2},
+		"nobody":         {"request_header X-Other alice", "; if forward_auth or another handler sets it, put rate_limit into a route after that", 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := caddytest.Start(t, zonesSite("", zoneWith("api", "key {header.X-Client}", "events {header.X-Client} 1"), test.setter+"\nrespond ok"))
+			c.Get("/")
+			c.AwaitLog(emptyKeyWarning)
+			must(t, "log", want("times that it gives the hint", strings.Count(c.Logs.String(), test.hint), test.times))
+		})
+	}
+}
+
 func TestRequestWithoutKeyCountsAsItsAddress(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
@@ -513,7 +533,7 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 				if l := status.Stores[0].Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
 					return fmt.Errorf("the ledger is %+v", l)
 				}
-				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:*").Result()
+				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:2:*").Result()
 				if err = errors.Join(err, want(fmt.Sprintf("number of buckets %q being at most %d", keys, bound), int64(len(keys)) <= bound, true)); err != nil {
 					return err
 				}

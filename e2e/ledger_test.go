@@ -62,7 +62,8 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 			t.Parallel()
 			servers := caddytest.StartShards(t, 1, 1)
 			zones := zonesPerAlgorithm("charge "+mode, "events 5")
-			caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store(), zones, "respond ok"))
+			// A call that a stalled machine answers too late would be made again, elsewhere.
+			caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store("check_timeout 1m"), zones, "respond ok"))
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
 					used := askForAlice(t, caddys, algorithm, len(caddys), 0, 0).Total()
@@ -78,7 +79,8 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 						}
 						return errors.Join(err, want("number of requests that were not refused", result.Requests-result.Status[http.StatusTooManyRequests], 0))
 					})
-					most := int64(len(caddys)) * (int64(time.Since(start)/time.Second) + 1)
+					// A call that a stalled machine answers too late to go on refusing is made once more.
+					most := 2 * int64(len(caddys)) * (int64(time.Since(start)/time.Second) + 1)
 					made := callsTo(t, servers) - before
 					must(t, "servers", want(fmt.Sprintf("having got %d calls, which is more than %d,", made, most), made > most, false))
 					// A bucket that is known to be full forever would hide a reset.

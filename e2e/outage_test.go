@@ -125,15 +125,16 @@ func awaitServed(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, served *c
 const beforeOutage = 30
 
 // outOfReach sends requests while all shards are down, and returns how many for each client.
-func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) map[string]int64 {
+func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) (served map[string]int64, uncertain int64) {
 	t.Helper()
-	served := map[string]int64{}
+	served = map[string]int64{}
 	for i := range beforeOutage {
 		key := fmt.Sprintf("client-%d", i%10)
 		must(t, key, want("status", c.Ask("/", "X-Key: "+key).Status, http.StatusOK))
 		served[key]++
 	}
 	servers.AwaitCounts(t, "api", served)
+	uncertain = undelivered(c, "a", "uncertain")
 	servers.Kill(t)
 	// Caddy trusts the last replies for a while.
 	for key := range served {
@@ -150,7 +151,7 @@ func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) map[
 		must(t, key, errors.Join(want("status", a.Status, http.StatusOK), want("being checked", a.IsLimited(), false)))
 		served[key]++
 	}
-	return served
+	return served, uncertain
 }
 
 // TestChargesOfAnOutageOutliveTheStore, which no config uses any longer when the shard is back.
@@ -158,7 +159,7 @@ func TestChargesOfAnOutageOutliveTheStore(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
-	served := outOfReach(t, servers, c)
+	served, _ := outOfReach(t, servers, c)
 	c.MustLoad(unlimitedSite)
 	time.Sleep(2500 * time.Millisecond)
 	servers.Restart(t)
@@ -173,7 +174,7 @@ func TestChargesOfAnOutageAreDeliveredAtExit(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
-	served := outOfReach(t, servers, c)
+	served, _ := outOfReach(t, servers, c)
 	c.Terminate()
 	time.Sleep(500 * time.Millisecond)
 	servers.Restart(t)
@@ -201,8 +202,8 @@ func TestExitDuringAnOutageReportsLostCharges(t *testing.T) {
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartLastingShards(t, 1, 1)
 	c := caddytest.Start(t, outageSite(servers))
-	served := outOfReach(t, servers, c)
-	uncertain := undelivered(c, "a", "uncertain")
+	served, before := outOfReach(t, servers, c)
+	uncertain := undelivered(c, "a", "uncertain") - before
 	c.Terminate()
 	c.AwaitEnd()
 	servers.Restart(t)
@@ -224,7 +225,7 @@ func TestExitReportsLostChargesDespiteAHungRequest(t *testing.T) {
 			servers := caddytest.StartLastingShards(t, 1, 1)
 			c := caddytest.Start(t, site(servers))
 			backend.Start(t, c, "/hang", "X-Key: patient")
-			served := outOfReach(t, servers, c)
+			served, before := outOfReach(t, servers, c)
 			if isUsed {
 				c.MustLoad(site(servers, "ledger_trust 500ms"))
 				for i := range 20 {
@@ -235,7 +236,7 @@ func TestExitReportsLostChargesDespiteAHungRequest(t *testing.T) {
 			} else {
 				c.MustLoad(unlimitedSite)
 			}
-			uncertain := undelivered(c, "a", "uncertain")
+			uncertain := undelivered(c, "a", "uncertain") - before
 			c.Terminate()
 			c.AwaitEnd()
 			must(t, "log", want("number of lost charges", lostAtExit(t, c), sum(served)-beforeOutage-uncertain))
@@ -391,7 +392,7 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			// They spend their time waiting.
 			t.Parallel()
 			servers := caddytest.StartShards(t, 2, 1)
-			c := caddytest.Start(t, onErrorSite(servers.Store(pipelining, "check_timeout 1s", "charge_timeout 2s")))
+			c := caddytest.Start(t, onErrorSite(servers.Store(pipelining, "charge_timeout 2s")))
 			up, down := clientsOf(t, servers, c, "/default", "default")
 			for i, key := range []string{up, down} {
 				for _, zone := range []string{"allow", "deny", "local"} {
@@ -405,6 +406,10 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 				servers.AwaitReplicas(t)
 			}
 
+			uncertain := map[string]int64{}
+			for i := range servers {
+				uncertain[caddytest.ShardName(i)] = undelivered(c, caddytest.ShardName(i), "uncertain")
+			}
 			b := servers[1]
 			must(t, "kill the primary", b.Primary.Kill())
 			must(t, "kill the replica", b.Replicas[0].Kill())
@@ -413,9 +418,9 @@ func TestShardThatIsDownAffectsOnlyItsClients(t *testing.T) {
 			time.Sleep(2500 * time.Millisecond)
 			givenUp := func() {
 				t.Helper()
-				for i := range servers {
-					for _, outcome := range []string{"lost", "uncertain", "expired"} {
-						must(t, "metric", want("number of charges of shard "+caddytest.ShardName(i)+" that are "+outcome, undelivered(c, caddytest.ShardName(i), outcome), 0))
+				for shard, before := range uncertain {
+					for outcome, n := range map[string]int64{"lost": 0, "uncertain": before, "expired": 0} {
+						must(t, "metric", want("number of charges of shard "+shard+" that are "+outcome, undelivered(c, shard, outcome), n))
 					}
 				}
 			}

@@ -236,6 +236,9 @@ func (p *pairRun) counted() map[pairBucket]int64 {
 // capacity returns what the client may use of its bucket in a zone.
 func (p *pairRun) capacity(c *pairClient, zone string) int64 {
 	limit := map[string]int64{zoneAPI: pairLimit, zoneGroup: groupLimit, zoneInner: innerLimit}[zone]
+	if c.key == valued.key && zone == zoneAPI {
+		limit = valuedLimit
+	}
 	if p.has("reserve") && !c.staff && (zone == zoneAPI || p.alike) {
 		limit -= limit * reservePercent / 100
 	}

@@ -42,6 +42,8 @@ type pairSite struct {
 	added string
 	// differing is set if a header says what the limit of a request is.
 	differing bool
+	// serves is set if calls can ask for the zones as well.
+	serves bool
 }
 
 func (s *pairSite) store(lines ...string) { s.storeLines = append(s.storeLines, lines...) }
@@ -137,6 +139,9 @@ func (s *pairSite) zoneText(name string) string {
 func (s *pairSite) caddyfile() string {
 	var b strings.Builder
 	fmt.Fprintf(&b, "{\n{{global}}\nlog {\nlevel WARN\n}\n%s\n}\nhttp:// {\nbind unix/%s\nroute {\n", s.stores(), s.p.socket)
+	if s.serves {
+		b.WriteString(s.service())
+	}
 	for i := range s.handlers {
 		zones := s.zones
 		if i > 0 {
@@ -391,6 +396,12 @@ var features = []feature{
 		excludes:  map[string]string{"reserve": "penalty does not go with reserve"},
 	},
 	{
+		name:      "obey_upstream",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("obey_upstream") },
+		disturb:   func(p *pairRun) []func() { return []func(){p.overload, p.overload} },
+		excludes:  map[string]string{"sliding_log": "obey_upstream does not go with sliding_log"},
+	},
+	{
 		name: "reserve",
 		configure: func(_ *pairRun, s *pairSite) {
 			s.zone(fmt.Sprintf("reserve %d {\nheader X-Staff yes\n}", reservePercent))
@@ -518,6 +529,22 @@ var features = []feature{
 	{
 		name:    "grant",
 		disturb: func(p *pairRun) []func() { return []func(){p.useGrant} },
+	},
+	{
+		name: "rules",
+		disturb: func(p *pairRun) []func() {
+			p.setRules()
+			return []func(){p.useLimit, p.useLimit}
+		},
+	},
+	{
+		name:      "service",
+		configure: func(_ *pairRun, s *pairSite) { s.serves = true },
+		allow:     func(_ *pairRun, b *bounds) { b.takes = true },
+		excludes: map[string]string{
+			"reset_status": "has no effect in rate_limit_service", "settle at the end": "has no effect in rate_limit_service",
+			"cost of the response": "rate_limit_service sees none",
+		},
 	},
 	{
 		name:    "false reset",

@@ -202,6 +202,64 @@ func (p *pairRun) useGrant() {
 	}
 }
 
+// valued is the client that has a limit of its own.
+var valued = pairClient{key: "valued", group: "valued"}
+
+const valuedLimit = 60
+
+// setRules gives a client a limit of its own in all stores, and sets of the zone what the config says too.
+func (p *pairRun) setRules() {
+	p.t.Helper()
+	set := func(path string) {
+		p.await(path+" is set", func() error {
+			code, text := p.caddy.AdminCall(http.MethodPost, "/rate_limit/"+path, "", "")
+			if isTimeout(text) {
+				return errors.New(text)
+			}
+			must(p.t, path+": "+text, want("status", code, http.StatusOK))
+			return nil
+		})
+	}
+	status, _ := adminStatus(p.caddy)
+	for _, store := range status.Stores {
+		set(fmt.Sprintf("limits/%s?events=%d&key=%s&store=%s", zoneAPI, valuedLimit, valued.key, store.Name))
+	}
+	set("zones/" + zoneAPI + "?enforce=100")
+}
+
+// useLimit sends more requests than the client's own limit admits. While servers are down, and later, the
+// invariants of all clients say how many may pass.
+func (p *pairRun) useLimit() {
+	p.t.Helper()
+	if p.bounds().shared || !p.countsInRedis() {
+		return
+	}
+	isFirst := !slices.Contains(p.strangers, valued)
+	p.stranger(valued)
+	may := p.capacity(&valued, zoneAPI)
+	if got := p.sendAll(valued, may+3); isFirst && p.isExact() && got != may {
+		p.complain("of a client with a limit of its own %d are served, want %d", got, may)
+	}
+}
+
+// overload sends a request that the backend refuses for an hour: until then no request of its client
+// reaches the backend.
+func (p *pairRun) overload() {
+	p.t.Helper()
+	if !p.isExact() {
+		return
+	}
+	p.madeUp++
+	name := fmt.Sprint("overloading-", p.madeUp)
+	c := pairClient{key: name, group: name}
+	if a := p.ask(pairRequest{pairClient: c, refused: true}); a.err != nil {
+		p.complain("a client whom the backend refuses: %d, %v, %v", a.status, a.err, a.header)
+	}
+	p.await("the backend is obeyed", func() error {
+		return want("status", p.ask(pairRequest{pairClient: c}).status, http.StatusTooManyRequests)
+	})
+}
+
 // sendTwoKeys sends a request that names two clients: it is an error, and counts for neither.
 func (p *pairRun) sendTwoKeys() {
 	p.t.Helper()

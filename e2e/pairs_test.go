@@ -236,8 +236,12 @@ type pairRequest struct {
 	pairClient
 	// free requests get a status that costs nothing, logins one that empties the bucket.
 	free, login bool
+	// refused requests are those that the backend refuses for an hour.
+	refused bool
 	// low requests have the low limit, where limits differ.
 	low bool
+	// called requests are calls of the service.
+	called bool
 }
 
 // pairAnswer is the outcome of a request.
@@ -267,6 +271,7 @@ func (p *pairRun) mix(modest, greedy, madeUp int) (all []pairRequest) {
 		for range n {
 			r := pairRequest{pairClient: c, free: p.rng.IntN(8) == 0}
 			r.low = p.has("limits differ") && !c.modest && p.rng.IntN(2) == 0
+			r.called = p.mayCall(&r) && p.rng.IntN(2) == 0
 			all = append(all, r)
 		}
 	}
@@ -372,6 +377,9 @@ func (p *pairRun) ask(r pairRequest) pairAnswer {
 }
 
 func (p *pairRun) askOnce(r pairRequest) pairAnswer {
+	if r.called {
+		return p.call(r)
+	}
 	a := pairAnswer{pairRequest: r}
 	path := "/"
 	switch {
@@ -379,6 +387,8 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 		path = "/free"
 	case r.login:
 		path = "/login"
+	case r.refused:
+		path = "/refused"
 	}
 	req, err := p.request(context.Background(), path, r)
 	if err != nil {
@@ -402,7 +412,7 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	}
 	switch {
 	case a.status == http.StatusTooManyRequests:
-	case a.status == http.StatusOK && !a.free, a.status == http.StatusNotModified && a.free, a.status == http.StatusNoContent && a.login:
+	case a.status == http.StatusOK && !a.free, a.status == http.StatusNotModified && a.free, a.status == http.StatusNoContent && a.login, a.status == http.StatusServiceUnavailable && a.refused:
 	default:
 		a.err = errors.New("no answer of the site")
 	}
@@ -442,6 +452,10 @@ func (p *pairRun) startBackend() {
 		default:
 			w.Header().Set("Content-Type", "application/json")
 			w.Header().Set("Content-Encoding", "gzip")
+			if r.URL.Path == "/refused" {
+				w.Header().Set("Retry-After", "3600")
+				w.WriteHeader(http.StatusServiceUnavailable)
+			}
 			_, _ = w.Write(usage)
 		}
 	}))

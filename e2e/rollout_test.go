@@ -159,7 +159,7 @@ func TestRolloutIsChangedAmidTraffic(t *testing.T) {
 			status, body := rollOut(c, 100.5)
 			c.AwaitServers()
 			must(t, "percentage out of range", errors.Join(want("being accepted", status == http.StatusOK, false),
-				want("saying why", strings.Contains(body, "rollout other 100.5: it must be from 0 to 100 percent"), true)))
+				want("saying why", strings.Contains(body, "rollout.percent 100.5: it must be from 0 to 100"), true)))
 			_, other := awaitBoth(t, servers, "api", admitted.N)
 			must(t, "after that", c.Ask("/", "X-Key: client-0").Is(http.StatusOK, other["client-0"]+1))
 			admitted.Add("client-0")

@@ -500,7 +500,8 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 					must(t, "request too many", c.Probe("/"+zone, "X-Key: alice").Refuses(zone))
 				}
 				took, made := time.Since(start), callsTo(t, servers)-before
-				most := int64(took/time.Second) + 2
+				// A call that a stalled machine answers too late to go on refusing is made once more.
+				most := 2 * (int64(took/time.Second) + 1)
 				must(t, "servers", want(fmt.Sprintf("having got %d calls for %d requests in %v, which is more than %d,", made, requests, took, most), made > most, false))
 				leave()
 				for _, r := range held {

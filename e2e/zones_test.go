@@ -286,11 +286,12 @@ func (w *wiretap) relay(client net.Conn, server string) {
 		_ = client.Close()
 	})
 	passOn(upstream, client, func(b []byte) {
+		// The trip counts first, as tests wait for the commands.
 		n := bytes.Count(b, []byte("rl:2:"))
-		w.commands.Add(int64(n))
 		if n > 0 && !counted.Swap(true) {
 			w.trips.Add(1)
 		}
+		w.commands.Add(int64(n))
 	})
 	_ = upstream.Close()
 	replies.Wait()

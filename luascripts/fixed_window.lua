@@ -21,18 +21,24 @@
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, window, cost, bound, align, longest, lasts = struct.unpack('<ddddddd', ARGV[2])
 local count, reset, penalty = 0, 0, 0
+-- A field with no number is like one with a number that cannot be, but for the reset: with
+-- neither that nor another number, the bucket is not ours.
 if op == 'charge' then
   local b = call('HMGET', key, 'r', 'p')
-  reset, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0)
+  reset, penalty = tonumber(b[1] or 0) or 0, tonumber(b[2] or 0) or -1
 else
   local b = call('HMGET', key, 'c', 'r', 'p')
-  count, reset, penalty = tonumber(b[1] or 0), tonumber(b[2] or 0), tonumber(b[3] or 0)
+  count, reset, penalty = tonumber(b[1] or 0) or -1, tonumber(b[2] or 0) or 0, tonumber(b[3] or 0) or -1
+end
+local isSound = sound(count, reset, penalty)
+if not isSound and reset == 0 then
+  count, penalty, isSound = 0, 0, true
 end
 
 -- A window that ends more than five seconds after the instant that has passed is
 -- taken for open without reading the clock, which is a fifth of the work. They are
 -- for a server that was stopped while the command waited in it.
-local open = now < 0 and penalty == 0 and reset + now > 5000000 and reset + now <= longest + grace
+local open = now < 0 and isSound and penalty == 0 and reset + now > 5000000 and reset + now <= longest + grace
 local disbelieved = false
 if open then
   now = 0
@@ -42,14 +48,14 @@ else
     now = time[1] * 1000000 + time[2]
   end
   -- Of a bucket whose window cannot be, nothing is believed.
-  local known = reset - now <= longest + grace
+  local known = isSound and reset - now <= longest + grace
   open = reset > now and known
   if not known or lasts > 0 and penalty - now > lasts + grace then
     penalty, disbelieved = 0, true
   end
   if disbelieved and op ~= 'peek' then
     if op == 'charge' then
-      count = tonumber(call('HGET', key, 'c') or 0)
+      count = tonumber(call('HGET', key, 'c') or 0) or 0
     end
     -- Where what follows cannot give a window to the count, its penalty stays, because it
     -- shows that the bucket is ours.
@@ -62,6 +68,8 @@ else
       count, reset = 0, 1
       call('HSET', key, 'c', count, 'r', reset, 'p', 0)
     end
+  elseif not isSound then
+    count, reset = 0, 0
   end
 end
 
@@ -90,7 +98,10 @@ local function lifetime(last)
 end
 
 if op == 'charge' then
-  count = tonumber(call('HGET', key, 'c') or 0)
+  count = tonumber(call('HGET', key, 'c') or 0) or 0
+  if not sound(count, 0, 0) then
+    count = 0
+  end
 end
 local orphaned = 0
 if reset == 0 and count > 0 and (penalty > 0 or disbelieved or call('PTTL', key) == -1) then

@@ -39,13 +39,13 @@ if stored then
   end
   tat, rest, rate, busy, sum, span, penalty = struct.unpack('<ddddddd', stored)
   -- Costs may take any time to drain, but their busy time has begun, and no more has
-  -- to drain than was spent in it.
-  if busy - now > grace then
+  -- to drain than was spent in it. The rest is less than a microsecond.
+  if not sound(tat, rest, rate, busy, sum, span, penalty) or busy - now > grace then
     tat, rest, rate, busy, sum, span, penalty = 0, 0, 0, 0, 0, 0, 0
   elseif lasts > 0 and penalty - now > lasts + grace then
     penalty = 0
   end
-  if rate == 0 or span == 0 or tat - now > math.min(math.ceil(sum * (span / rate * (1 + exactness))), most) + grace then
+  if rest >= rate or span == 0 or tat - now > math.min(math.ceil(sum * (span / rate * (1 + exactness))), most) + grace then
     tat, rest, busy, sum = 0, 0, 0, 0
   end
 end

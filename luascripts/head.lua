@@ -6,5 +6,13 @@ local wrote = false
 -- while. The clocks of servers that take over from each other may differ by this;
 -- package algorithm has the same rule, and the same number.
 local grace = 5000000
+-- Reports whether numbers can be those of a bucket: integers from 0 to 2^53-1, the last that
+-- a double holds exactly. Of a bucket with another one, nothing is believed.
+local function sound(a, b, c, d, e, f, g)
+  d, e, f, g = d or 0, e or 0, f or 0, g or 0
+  -- What is infinite, or not a number, has no such remainder.
+  return a % 1 + b % 1 + c % 1 + d % 1 + e % 1 + f % 1 + g % 1 == 0
+    and math.min(a, b, c, d, e, f, g) >= 0 and math.max(a, b, c, d, e, f, g) <= 9007199254740991
+end
 -- The reading of the clock, which the buckets of a call share.
 local time

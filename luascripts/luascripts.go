@@ -1,6 +1,6 @@
 // Package luascripts embeds the Lua scripts of the Redis store: one for each
 // algorithm, bundles of them for several buckets, those that migrate a bucket to
-// another server, and the one that keeps overrides. A script concerns the bucket in KEYS[1]; the head of its file
+// another server, and those that keep overrides and records. A script concerns the bucket in KEYS[1]; the head of its file
 // describes its arguments and its reply. The package imports nothing of the project.
 package luascripts
 
@@ -23,8 +23,11 @@ var (
 	Restore = read("restore")
 )
 
-// Override keeps what operators have changed for single clients.
+// Override keeps what operators have changed for clients and zones.
 var Override = read("override")
+
+// Record keeps small values that processes share.
+var Record = read("record")
 
 // script makes files, which handle one bucket, a function, and appends end, which runs
 // it.

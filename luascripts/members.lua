@@ -5,21 +5,25 @@
 -- each digit are together, by instant.
 local call, key = redis.call, KEYS[1]
 
--- The highest digit of the members.
-local top = 0
-do
-  local last = call('ZRANGE', key, -1, -1, 'WITHSCORES')[2]
-  if last then
-    local _, exponent = math.frexp(tonumber(last))
-    top = math.floor((exponent - 1) / 53)
-  end
-end
-
--- The first instant that no member has.
-local never = 2 ^ 52
-
 -- Limits are at most 100000, so no decision depends on more than these events.
 local most = 100001
+
+-- The first score beyond those of the highest digit that costs have, up to 100000.
+local beyondAll = 2 ^ (53 * 17)
+
+-- The highest digit of the members whose scores can be.
+local top = 0
+do
+  local last = tonumber(call('ZRANGE', key, -1, -1, 'WITHSCORES')[2] or 1)
+  if last >= beyondAll then
+    last = tonumber(call('ZRANGE', key, string.format('(%.17g', beyondAll), 1, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')[2] or 1)
+  end
+  local _, exponent = math.frexp(math.max(last, 1))
+  top = math.floor((exponent - 1) / 53)
+end
+
+-- An instant after all others.
+local never = math.huge
 
 local function member(id, k)
   return k == 0 and id or id .. ':' .. k
@@ -43,9 +47,9 @@ local function newest(id, latest)
   for k = 0, top do
     local unit = 2 ^ (53 * k)
     local last = call('ZRANGE', key, latest * unit, unit / 2, 'BYSCORE', 'REV', 'LIMIT', 0, 2, 'WITHSCORES')
-    first = math.max(first, (tonumber(last[2]) or 0) / unit)
+    first = math.max(first, math.floor((tonumber(last[2]) or 0) / unit))
     -- A request has one member of a digit.
-    other = math.max(other, (tonumber(last[last[1] == member(id, k) and 4 or 2]) or 0) / unit)
+    other = math.max(other, math.floor((tonumber(last[last[1] == member(id, k) and 4 or 2]) or 0) / unit))
   end
   return first, other
 end
@@ -97,13 +101,14 @@ local function drop(id, cost, window)
 end
 
 -- Removes members from one instant to another, no more than a thousand: other calls remove
--- the rest.
+-- the rest. Of those from 0 or up to never are also what no instant is.
 local function trim(first, last)
   local left = 1000
   for k = 0, top do
     local unit = 2 ^ (53 * k)
-    local from = string.format('%.17g', math.max(first, 0.5) * unit)
-    local n = math.min(call('ZCOUNT', key, from, last * unit), left)
+    local from = first == 0 and k == 0 and '-inf' or string.format('%.17g', math.max(first, 0.5) * unit)
+    local to = last < never and last * unit or k == top and '+inf' or string.format('(%.17g', 2 ^ (53 * (k + 1)))
+    local n = math.min(call('ZCOUNT', key, from, to), left)
     if n > 0 then
       local rank = call('ZCOUNT', key, '-inf', '(' .. from)
       call('ZREMRANGEBYRANK', key, rank, rank + n - 1)

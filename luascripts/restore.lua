@@ -5,12 +5,13 @@
 -- ARGV[1]  packed doubles:
 --          the instant at which the bucket expires
 --          1 if it is to be marked until then, or 0
+--          the end of the window that a count without one gets, or 0
 -- ARGV[2]  its type: hash, string or zset
 -- ARGV[3]  its texts, as the dump has them
 -- Reply    RESTORED or KEPT
--- The instant is milliseconds since the epoch.
+-- The first instant is milliseconds since the epoch, the other one microseconds.
 local call, key, mark, kind, dumped = redis.call, KEYS[1], KEYS[2], ARGV[2], ARGV[3]
-local expiry, marks = struct.unpack('<dd', ARGV[1])
+local expiry, marks, reset = struct.unpack('<ddd', ARGV[1])
 if mark and call('EXISTS', mark) == 1 then
   return 'KEPT'
 end
@@ -29,6 +30,9 @@ if call('EXISTS', key) == 0 then
     call('SET', key, texts[1])
   elseif kind == 'hash' then
     call('HSET', key, unpack(texts))
+    if reset > 0 and call('HGET', key, 'c') then
+      call('HSETNX', key, 'r', reset)
+    end
   else
     -- A score comes before its member, and a call takes only so many words.
     for i = 1, #texts, 2 do

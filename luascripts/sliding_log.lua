@@ -28,8 +28,8 @@ local function beyond(room, last)
   if room < 0 then
     return last
   elseif top == 0 then
-    local rank = -room - 1 - call('ZCOUNT', key, latest + 1, never)
-    return tonumber(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2])
+    local rank = -room - 1 - call('ZCOUNT', key, string.format('(%.17g', latest), '+inf')
+    return math.floor(tonumber(call('ZRANGE', key, rank, rank, 'WITHSCORES')[2]))
   end
   -- The span is halved until it has few members; those after it cost newer.
   local first, newer, after = math.max(gone, 0), 0, 0
@@ -51,7 +51,7 @@ local function beyond(room, last)
     local unit = 2 ^ (53 * k)
     local some = call('ZRANGE', key, string.format('(%.17g', math.max(first, 0.5) * unit), last * unit, 'BYSCORE', 'WITHSCORES')
     for i = 2, #some, 2 do
-      found[#found + 1] = { at = tonumber(some[i]) / unit, cost = 2 ^ k }
+      found[#found + 1] = { at = math.floor(tonumber(some[i]) / unit), cost = 2 ^ k }
     end
   end
   table.sort(found, function(a, b)

@@ -26,7 +26,7 @@ if stored then
   end
   start, current, previous, penalty = struct.unpack('<dddd', stored)
   -- Of a bucket whose window cannot be, nothing is believed.
-  if start - now > grace then
+  if not sound(start, current, previous, penalty) or start - now > grace then
     start, current, previous, penalty = 0, 0, 0, 0
   elseif lasts > 0 and penalty - now > lasts + grace then
     penalty = 0

@@ -52,7 +52,7 @@ func (m *Store) Provision(ctx caddy.Context) error {
 }
 
 // Validate implements [caddy.Validator].
-func (m *Store) Validate() error { return option.Check(m.rows()) }
+func (m *Store) Validate() error { return option.InJSON(option.Check(m.rows())) }
 
 // Rows are the options of a store, for the documentation.
 func Rows() []option.Row { return new(Store).rows() }

@@ -56,7 +56,7 @@ func (s *Store) UnmarshalCaddyfile(d *caddyfile.Dispenser) error {
 		return err
 	}
 	if err := p.Table(&option.Table{
-		Rows: s.rows(), Elsewhere: option.Names(new(Shard).ownRows()), Place: "shard <name> { … }, in the block of the store",
+		Rows: s.rows(), Elsewhere: option.Names(new(Shard).ownRows()), Place: "shard <name> { … }, in the block of the store; a store of one shard may have url redis://<host:port> in its place",
 	}); err != nil {
 		return err
 	}
@@ -108,7 +108,7 @@ func parseShard(d *caddyfile.Dispenser) (*Shard, error) {
 			return nil, option.ErrorAt(which, fmt.Errorf("shard %s: %w", s.Name, err))
 		}
 	}
-	if err := s.validate(); err != nil {
+	if err := s.validate(""); err != nil {
 		return nil, p.At(err)
 	}
 	return s, nil

@@ -88,7 +88,7 @@ func (c *PasswordCommand) validate() error {
 	case len(c.Command) == 0 || c.Command[0] == "":
 		return option.Errorf("password_command", "is empty: name a command")
 	case c.Lifetime != 0 && time.Duration(c.Lifetime) < minTokenLifetime:
-		return fmt.Errorf("password_command: %w", option.Errorf("lifetime", "%s: it must be at least %s", time.Duration(c.Lifetime), minTokenLifetime))
+		return option.In("password_command", "password_command", option.Errorf("lifetime", "%s: it must be at least %s", time.Duration(c.Lifetime), minTokenLifetime))
 	}
 	return nil
 }

@@ -35,6 +35,7 @@ func TestEveryEventLogsALine(t *testing.T) {
 		{wire.Event{Kind: wire.Discovered}, "info servers are found again map[shard:a store:default]"},
 		{wire.Event{Kind: wire.Misconfigured, Addr: "redis-a:6379", Err: fault}, "warn server is misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
 		{wire.Event{Kind: wire.Mended, Addr: "redis-a:6379", Err: fault}, "info server is no longer misconfigured map[address:redis-a:6379 error:no shard:a store:default]"},
+		{wire.Event{Kind: wire.Panicked, Addr: "redis-a:6379", Err: fault}, "error a panic was contained: report it, with this line map[address:redis-a:6379 error:no shard:a store:default]"},
 		{wire.Event{Kind: wire.Met, Addr: "redis-a:6379", ID: "x"}, ""},
 	} {
 		l.log(l.logger.With(zap.String("shard", "a")), test.event)

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"fmt"
 	"strconv"
 	"time"
 
@@ -26,7 +25,7 @@ func Rows() []option.Row { return new(Store).rows() }
 func (s *Store) rows() []option.Row {
 	rows := append([]option.Row{
 		{
-			Name: "shard", Args: "<name>", Field: option.Field{Set: s.addShard}, Repeats: true,
+			Name: "shard", JSON: []string{"shards"}, Args: "<name>", Field: option.Field{Set: s.addShard}, Repeats: true,
 			Block:   append(new(Shard).ownRows(), option.Row{Args: "<an option of connections>"}),
 			Section: sectionShards, Default: "required",
 			Doc: "One independent Redis, of one of three [kinds](redis.md#kinds-of-shards): `primary` (or `url`), `sentinel` or `cluster`. Its name decides which clients it owns: keep the name when the addresses or the kind change.",
@@ -69,7 +68,7 @@ func (s *Store) ownRows() []option.Row {
 		},
 		{
 			Name: "charge_delay", Args: "<duration>", Field: option.Delay(&s.ChargeDelay), Section: sectionCalls, Default: "50ms",
-			Doc: "How long charges of a `fixed_window` wait for others to be sent with them, if their clients have at least half of their limit left. Those of the other algorithms are sent at once, because when they arrive decides how long they count. Other Caddys see these charges that much later, and a Caddy that is killed loses that many more. At most 1s; `0` sends each at once.",
+			Doc: "How long charges of a `fixed_window` wait for others to be sent with them, if their clients have at least half of their limit left. Other Caddys see these charges that much later, and a Caddy that is killed loses that many more. At most 1s; `0` sends each at once.",
 			Check: func() error {
 				if d := s.chargeDelay(); d < 0 || d > maxChargeDelay {
 					return option.Errorf("charge_delay", "%s: it must be from 0 to %s", d, maxChargeDelay)
@@ -79,7 +78,7 @@ func (s *Store) ownRows() []option.Row {
 		},
 		{
 			Name: "pipelining", Args: turnedOn + "|" + turnedOff, Field: option.Choice(&s.Pipelining), Section: sectionCalls, Default: "`on`",
-			Doc: "Sends waiting calls together, as one script call for several keys where possible. Write `off` behind a [proxy](redis.md#proxies) that spreads keys over servers.",
+			Doc: "Sends waiting calls together, as one script call for several keys where possible. Write `off` behind a [proxy](servers.md#proxies) that spreads keys over servers.",
 		},
 		{
 			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&s.OnError), Section: sectionCalls, Default: "`local`",
@@ -87,7 +86,7 @@ func (s *Store) ownRows() []option.Row {
 		},
 		{
 			Name: "ledger_trust", Args: "<duration>", Field: option.Delay(&s.LedgerTrust), Section: sectionLedger, Default: "1s",
-			Doc: "How long this Caddy relies on the primary's last answer about a bucket: it ignores a replica that shows less, refuses a client over its limit without a call, and admits a client that comes to this Caddy alone without a call while half of its limit is left. After that it asks the primary, but for a client that comes here alone and seldom: while half of its limit is left, one request is admitted without a check after a pause no longer than the client had come here alone before, nor than a tenth of the window. Less than 1s switches that off; `0` asks for every request.",
+			Doc: "How long this Caddy relies on the primary's last answer about a bucket. Meanwhile it ignores a replica that shows less, refuses a client over its limit without a call, and admits a client that comes to this Caddy alone without a call while half of its limit is left. With 1s or more, one request after [a longer pause](failure-modes.md#what-several-instances-can-admit-together) may pass unchecked too. `0` asks for every request.",
 			Check: func() error {
 				if s.LedgerTrust != nil && *s.LedgerTrust < 0 {
 					return option.Errorf("ledger_trust", "%s: it must be at least 0", time.Duration(*s.LedgerTrust))
@@ -102,7 +101,7 @@ func (s *Store) ownRows() []option.Row {
 		},
 		{
 			Name: "max_new_buckets", Args: "<n>", Field: option.Positive(&s.MaxNewBuckets), Section: sectionLedger, Default: "0, any number",
-			Doc:   "How many new clients a second this Caddy lets open a bucket in each zone, so that made-up keys cannot fill Redis. Further new clients share one bucket, after a check whether they have one of their own, which takes up to one more `check_timeout`; if the store does not answer that, `on_error` decides. A client is new unless it came within the last three windows, or within the last minute if that is longer; a million clients of a store are remembered. Choose a number well above what a busy second brings, and such that the new buckets of a window fit into Redis at about 180 bytes each.",
+			Doc:   "How many new clients a second this Caddy lets open a bucket in each zone, so that [made-up keys](failure-modes.md#made-up-keys) cannot fill Redis; further new clients share one bucket. Choose a number well above what a busy second brings, and such that the new buckets of a window fit into Redis at about 180 bytes each.",
 			Check: atLeastOne("max_new_buckets", &s.MaxNewBuckets),
 		},
 	}
@@ -115,22 +114,22 @@ func (s *Shard) ownRows() []option.Row {
 			Name: "primary", Args: "<addr>", Field: option.Text(&s.Primary), Section: sectionShards, Default: "port 6379",
 			Doc: "`host`, `host:port` or `unix/path`.",
 		},
-		{Name: "replica", Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards},
+		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards},
 		{
 			Name: "url", Args: "<url>", Field: option.Filled(&s.URL), Section: sectionShards, Default: "none",
 			Doc: "A primary as cloud providers give it: `redis://`, or `rediss://` for TLS, then `<user>:<password>@<host>:<port>/<db>`. It replaces `primary`, `username`, `password` and `db`, and may contain `{file.*}`. In the block of a store, it is the only shard.",
 		},
 		{
 			Name: "sentinel", Args: "<master> <addr>...", Field: option.Field{Set: s.setSentinel}, Section: sectionShards, Default: "port 26379",
-			Doc: "The name under which the sentinels watch the primary, and the addresses of all sentinels: `host`, `host:port` or `unix/path`. Caddy asks them every second for the primary and its replicas.",
+			Doc: "The name under which the sentinels watch the primary, and the addresses of all sentinels: `host`, `host:port` or `unix/path`.",
 		},
 		{
 			Name: "cluster", Args: "<addr>...", Field: option.List(&s.Cluster), Repeats: true, Section: sectionShards, Default: "port 6379",
 			Doc: "Addresses of some nodes of a Redis Cluster, which name the others: `host` or `host:port`.",
 		},
 		{
-			Name: "weight", Args: "<now> [was <before>]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
-			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before: `weight 1 was 0` for a new shard, `weight 0 was 1` for one that is on its way out. Clients that move keep what they have spent: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
+			Name: "weight", JSON: []string{"weight", "previous_weight"}, Args: "<now> [was <before>]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
+			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
 		},
 	}
 }
@@ -164,7 +163,7 @@ func (c *Connection) rows() []option.Row {
 		{Name: "sentinel_password", Args: "<secret>", Field: option.Text(&c.SentinelPassword), Section: sectionConnections},
 		{
 			Name: "db", Args: "<n>", Field: option.Field{Set: c.setDB}, Section: sectionConnections, Default: "0",
-			Doc: "The number of the database; a Redis Cluster has only 0.",
+			Doc: "The number of the database; most clusters have only 0.",
 			Check: func() error {
 				if c.DB != nil && *c.DB < 0 {
 					return option.Errorf("db", "%d: it must not be negative", *c.DB)
@@ -177,7 +176,7 @@ func (c *Connection) rows() []option.Row {
 			Doc: "Uses TLS, to sentinels too: [TLS](redis.md#tls). Without a block it trusts the authorities of the system.",
 			Check: func() error {
 				if err := c.TLS.validate(); err != nil {
-					return fmt.Errorf("tls: %w", err)
+					return option.In("tls", "tls", err)
 				}
 				return nil
 			},
@@ -216,7 +215,7 @@ func (t *TLS) rows() []option.Row {
 			Doc: "A file with the certificates of the authorities to trust instead, in PEM.",
 		},
 		{
-			Name: "cert", Args: "<file> <key>", Field: option.Field{Set: t.setCert}, Section: sectionConnections, Default: "none",
+			Name: "cert", JSON: []string{"cert", "key"}, Args: "<file> <key>", Field: option.Field{Set: t.setCert}, Section: sectionConnections, Default: "none",
 			Doc: "Files with the client certificate and its key, in PEM, for servers that ask for one. Caddy reads them again when they change.",
 		},
 		{

@@ -1,7 +1,6 @@
 package redisstore
 
 import (
-	"errors"
 	"fmt"
 	"regexp"
 	"slices"
@@ -26,7 +25,7 @@ const (
 // Validate implements [caddy.Validator].
 func (s *Store) Validate() error {
 	if err := s.validate(); err != nil {
-		return fmt.Errorf("redis store: %w", err)
+		return fmt.Errorf("redis store: %w", option.InJSON(err))
 	}
 	return nil
 }
@@ -34,7 +33,8 @@ func (s *Store) Validate() error {
 // validate returns an error that says what is wrong with the store and how to repair it.
 func (s *Store) validate() error {
 	if len(s.Shards) == 0 {
-		return errors.New("it has no shard: add one, such as shard a { primary localhost:6379 }")
+		return option.Errorf("it", "has no shard: add one, such as shard a { primary localhost:6379 }").
+			Field("shards").JSONf(`is missing: add one, such as {"name": "a", "primary": "localhost:6379"}`)
 	}
 	return firstError(s.validateShards, s.validateWeights, func() error { return option.Check(s.rows()) }, s.validateConnections)
 }
@@ -51,19 +51,21 @@ func firstError(rules ...func() error) error {
 
 func (s *Store) validateShards() error {
 	names, owners := map[string]bool{}, map[string][]*Shard{}
-	for _, shard := range s.Shards {
-		if err := shard.validate(); err != nil {
+	for i, shard := range s.Shards {
+		path := fmt.Sprintf("shards[%d]", i)
+		if err := shard.validate(path); err != nil {
 			return err
 		}
 		if names[shard.Name] {
-			return option.Errorf("shard "+shard.Name, "is defined twice: give each its own name")
+			return option.Errorf("shard "+shard.Name, "is defined twice: give each its own name").
+				Field(path).JSONf("has the name of another shard, %s: give each its own", shard.Name)
 		}
 		names[shard.Name] = true
 		for _, given := range shard.addresses() {
 			addr := given.complete()
 			for _, other := range owners[addr] {
 				if err := shard.sharesAddress(addr, other); err != nil {
-					return err
+					return err.Field(path)
 				}
 			}
 			owners[addr] = append(owners[addr], shard)
@@ -74,7 +76,7 @@ func (s *Store) validateShards() error {
 
 // sharesAddress returns an error for two shards with the same address, unless it is
 // a sentinel's that watches a primary for each.
-func (s *Shard) sharesAddress(addr string, other *Shard) error {
+func (s *Shard) sharesAddress(addr string, other *Shard) *option.Error {
 	switch {
 	case s.Sentinel == nil || other.Sentinel == nil:
 		return option.Errorf("shard "+s.Name, "has the address %s of shard %s: give each its own servers", addr, other.Name)
@@ -90,8 +92,6 @@ func (s *Store) validateConnections() error {
 	for _, shard := range s.Shards {
 		all := shard.over(s.Connection)
 		switch {
-		case len(shard.Cluster) > 0 && all.database() != 0:
-			return option.Errorf("db", "%d: shard %s is a Redis Cluster, which has database 0 only: write db 0 in that shard", *all.DB, shard.Name)
 		case all.TLS != nil && shard.path() != "":
 			return option.Errorf("tls", "does not go with the address %s of shard %s: Redis speaks no TLS on unix sockets, so write tls in the other shards instead", shard.path(), shard.Name)
 		case all.TLS != nil && shard.server != nil && !shard.server.isTLS:
@@ -137,9 +137,10 @@ func (s *Store) validateWeights() error {
 	first := s.Shards[0]
 	switch {
 	case !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.weight() > 0 }):
-		return option.Errorf("shard "+first.Name, "has weight 0, as all shards have: leave one that owns the clients")
+		return option.Errorf("shard "+first.Name, "has weight 0, as all shards have: leave one that owns the clients").Field("shards[0]")
 	case !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.previousWeight() > 0 }):
-		return option.Errorf("shard "+first.Name, "has a weight that was 0, as all shards have: remove was 0, because no shard is left from before")
+		return option.Errorf("shard "+first.Name, "has a weight that was 0, as all shards have: remove was 0, because no shard is left from before").
+			Field("shards[0].previous_weight").JSONf("0, as all shards have: remove it, because no shard is left from before")
 	}
 	return nil
 }

@@ -122,19 +122,22 @@ func (s *Shard) provision(repl *caddy.Replacer) error {
 	return s.Connection.provision(repl)
 }
 
-func (s *Shard) validate() error {
+// validate returns what is wrong with the shard, which JSON has at the path.
+func (s *Shard) validate(path string) error {
 	switch {
 	case s == nil:
-		return errors.New("a shard is null: define or remove it")
+		return option.Errorf("a shard", "is null: define or remove it").Field(path)
 	case s.Name == "":
-		return errors.New("a shard has no name: give it one")
+		return option.Errorf("a shard", "has no name: give it one").Field(path)
 	case !option.ValidName(s.Name):
-		return fmt.Errorf("shard name %q: use only letters, digits and the characters _ . -", s.Name)
+		return option.Errorf("shard", "name %q: use only letters, digits and the characters _ . -", s.Name).
+			Field(path).JSONf("has the name %q: use only letters, digits and the characters _ . -", s.Name)
 	case len(s.kinds()) == 0:
-		return fmt.Errorf("shard %s has no primary: add sentinel <master> <addr>..., cluster <addr>..., a url, or its address, such as primary localhost:6379", s.Name)
+		return option.Errorf("shard "+s.Name, "has no primary: add sentinel <master> <addr>..., cluster <addr>..., a url, or its address, such as primary localhost:6379").
+			Field(path).JSONf("has no primary: add that, with an address such as localhost:6379, or url, sentinel or cluster, in shard %s", s.Name)
 	}
 	if err := firstError(s.validateServers, s.validateURL, func() error { return option.Check(s.rows()) }, s.validateConnection); err != nil {
-		return fmt.Errorf("shard %s: %w", s.Name, err)
+		return option.In("shard "+s.Name, path, err)
 	}
 	return nil
 }
@@ -162,9 +165,9 @@ func (s *Shard) validateServers() error {
 	case len(kinds) > 1:
 		return option.Errorf(kinds[1], "does not go with %s: a shard is found in one way, so keep one of them", kinds[0])
 	case len(s.Replicas) > 0 && s.Sentinel != nil:
-		return option.Errorf("replica", "does not go with sentinel: the sentinels name the replicas, so remove it")
+		return option.Errorf("replica", "does not go with sentinel: the sentinels name the replicas, so remove it").Field("replicas")
 	case len(s.Replicas) > 0 && len(s.Cluster) > 0:
-		return option.Errorf("replica", "does not go with cluster: the nodes name the replicas, so remove it")
+		return option.Errorf("replica", "does not go with cluster: the nodes name the replicas, so remove it").Field("replicas")
 	}
 	if err := s.Sentinel.validate(); err != nil {
 		return err
@@ -187,11 +190,13 @@ func (s *Sentinel) validate() error {
 	case s == nil:
 		return nil
 	case s.Master == "":
-		return option.Errorf("sentinel", "has no master: add the name under which the sentinels watch the primary, such as mymaster")
+		return option.Errorf("sentinel", "has no master: add the name under which the sentinels watch the primary, such as mymaster").
+			Field("sentinel.master").JSONf("is missing: add the name under which the sentinels watch the primary, such as mymaster")
 	case !isDynamic(s.Master) && !option.ValidName(s.Master):
 		return option.Errorf("sentinel", "has the master %q: write the name under which the sentinels watch the primary, such as mymaster, of letters, digits and the characters _ . -", s.Master)
 	case len(s.Addrs) == 0:
-		return option.Errorf("sentinel", "has no addresses: add those of the sentinels, such as sentinel-1 sentinel-2 sentinel-3")
+		return option.Errorf("sentinel", "has no addresses: add those of the sentinels, such as sentinel-1 sentinel-2 sentinel-3").
+			Field("sentinel.addrs").JSONf(`is missing: add the addresses of the sentinels, such as "sentinel-1"`)
 	}
 	return nil
 }
@@ -218,11 +223,14 @@ func (s *Shard) validateWeight() error {
 	case now < 0 || now > maxWeight:
 		return option.Errorf("weight", "%d: it must be from 1 to %d, or 0 for a shard that is on its way out", now, maxWeight)
 	case before < 0 || before > maxWeight:
-		return option.Errorf("weight", "%d was %d: the weight before must be from 1 to %d, or 0 for a new shard", now, before, maxWeight)
+		return option.Errorf("weight", "%d was %d: the weight before must be from 1 to %d, or 0 for a new shard", now, before, maxWeight).
+			Field("previous_weight").JSONf("%d: it must be from 1 to %d, or 0 for a new shard", before, maxWeight)
 	case now == 0 && before == 0:
-		return option.Errorf("weight", "0: say what it was, as in weight 0 was 1, so that the shard's clients keep their counts, or remove the shard")
+		return option.Errorf("weight", "0: say what it was, as in weight 0 was 1, so that the shard's clients keep their counts, or remove the shard").
+			JSONf("0: say what it was, as in \"previous_weight\": 1, so that the shard's clients keep their counts, or remove the shard")
 	case s.PreviousWeight != nil && now == before:
-		return option.Errorf("weight", "%d was %d: nothing changes, so remove was %[2]d", now, before)
+		return option.Errorf("weight", "%d was %d: nothing changes, so remove was %[2]d", now, before).
+			Field("previous_weight").JSONf("%d is the weight itself, so nothing changes: remove it", before)
 	}
 	return nil
 }
@@ -230,8 +238,6 @@ func (s *Shard) validateWeight() error {
 // validateConnection checks the shard's own settings against its kind.
 func (s *Shard) validateConnection() error {
 	switch {
-	case len(s.Cluster) > 0 && s.DB != nil && *s.DB != 0:
-		return option.Errorf("db", "%d: a Redis Cluster has database 0 only, so remove it", *s.DB)
 	case s.TLS != nil && s.path() != "":
 		return option.Errorf("tls", "does not go with the address %s: Redis speaks no TLS on unix sockets, so remove it", s.path())
 	case s.Sentinel == nil && s.SentinelUsername != "":

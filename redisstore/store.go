@@ -26,6 +26,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // Store counts in Redis, 7.0 or later. All Caddy instances that use the same shards
@@ -291,6 +292,11 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 			s.reportUndelivered(name, shard, op, requests, err)
 		},
 	}
+}
+
+// DeliveryTime implements [stores.LedgerConfig].
+func (s *Store) DeliveryTime() time.Duration {
+	return cmp.Or(time.Duration(s.ChargeTimeout), redis.DefaultChargeTimeout) + wire.ReplyTimeout
 }
 
 func (s *Store) chargeDelay() time.Duration {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"os/exec"
 	"strings"
 	"sync"
@@ -124,8 +123,10 @@ func (t *token) renew(ctx context.Context, running chan struct{}) {
 
 // runTokenCommand returns the line that a command prints. Errors do not quote it.
 func runTokenCommand(ctx context.Context, command []string) (string, error) {
+	ctx, end := context.WithCancel(ctx)
+	defer end()
 	// One byte more than a token and the end of its line shows that there is more.
-	out, complaint := &head{most: maxToken + len("\r\n") + 1}, new(counter)
+	out, complaint := &head{most: maxToken + len("\r\n") + 1, full: end}, new(counter)
 	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stdout, cmd.Stderr = out, complaint
 	killChildrenToo(cmd)
@@ -157,20 +158,19 @@ func runTokenCommand(ctx context.Context, command []string) (string, error) {
 	return text, nil
 }
 
-// head keeps the beginning of what is written to it, up to most bytes. More is an error, which ends
-// the command.
+// head keeps the beginning of what is written to it, up to most bytes, and calls full with the last of them.
 type head struct {
 	text []byte
 	most int
+	full func()
 }
 
 func (h *head) Write(p []byte) (int, error) {
-	n := min(len(p), h.most-len(h.text))
-	h.text = append(h.text, p[:n]...)
-	if n < len(p) {
-		return n, io.ErrShortWrite
+	h.text = append(h.text, p[:min(len(p), h.most-len(h.text))]...)
+	if len(h.text) == h.most {
+		h.full()
 	}
-	return n, nil
+	return len(p), nil
 }
 
 // counter counts the bytes that are written to it.

@@ -9,9 +9,16 @@
 # Without arguments: all of them. Knows Debian and its descendants; elsewhere it
 # says what to install, and fails.
 #
+# Root installs Debian's packages. Others change nothing outside this checkout if they can: what
+# works from a folder is unpacked, with its libraries, into bin/needed, which Makefile appends to
+# the PATH. The rest is installed by sudo, after a question at the terminal; with CI=true
+# without one.
+#
 # The services of nginx, nutcracker and haproxy are started neither now nor at the next
 # boot, and no other is installed: the tests start servers of their own.
 set -euo pipefail
+unpacked=$(cd "${0%/*}/.." && pwd)/bin/needed
+PATH=$PATH:$unpacked
 
 # is_there PROGRAM reports whether a program is installed.
 is_there() {
@@ -102,6 +109,67 @@ install_packages() {
 	echo "- installed; no service was started"
 }
 
+# unpack PROGRAM... puts programs into bin/needed, with those of their libraries that the system
+# lacks. It needs no root, and leaves out what does not run in the end.
+unpack() {
+	local work apt program package file libraries output
+	work=$(mktemp -d)
+	mkdir -p "$work"/{lists/partial,cache/archives/partial} "$unpacked"
+	apt=(apt-get -qq -o Debug::NoLocking=1 -o "Dir::State::Lists=$work/lists" -o "Dir::Cache=$work/cache" -o "APT::Sandbox::User=$(id -un)")
+	cat >"$unpacked/fonts.conf" <<-FONTS
+		<fontconfig><dir>$unpacked/files/usr/share/fonts</dir><dir>/usr/share/fonts</dir><cachedir prefix="xdg">fontconfig</cachedir></fontconfig>
+	FONTS
+	echo "- reading the lists of packages"
+	"${apt[@]}" update || true # what cannot be downloaded is not unpacked
+	for program in "$@"; do
+		file=$(program_file "$program")
+		echo "- unpacking $program"
+		# --reinstall because the package of redis-server may be there without a program of that name.
+		"${apt[@]}" -y --no-install-recommends --reinstall --download-only install "$(debian_packages "$program")" >/dev/null || continue
+		for package in "$work"/cache/archives/*.deb; do dpkg -x "$package" "$unpacked/files"; done
+		rm -f "$work"/cache/archives/*.deb
+		if [ "$program" = redis-server ]; then ln -sf redis-check-rdb "$unpacked/files/$file"; fi
+		libraries=$(find "$unpacked/files" -name 'lib*.so*' -path '*/lib/*-linux-gnu*' -printf '%h\n' | sort -u | paste -sd :)
+		cat >"$unpacked/$program" <<-PROGRAM
+			#!/bin/sh
+			export LD_LIBRARY_PATH="$libraries" FONTCONFIG_FILE="$unpacked/fonts.conf"
+			exec "$unpacked/files/$file" "\$@"
+		PROGRAM
+		chmod +x "$unpacked/$program"
+		if ! output=$("$unpacked/$program" "$(version_option "$program")" 2>&1); then
+			printf '  but it does not run there: %s\n' "$output"
+			rm "$unpacked/$program"
+		fi
+	done
+	rm -r "$work"
+}
+
+# program_file PROGRAM prints where its package has it, or nothing if it does not work from a folder.
+program_file() {
+	case $1 in
+	redis-server | spin) echo "usr/bin/$1" ;;
+	nginx | nutcracker | haproxy) echo "usr/sbin/$1" ;;
+	chromium) echo usr/lib/chromium/chromium ;; # the one in usr/bin is a script that starts it
+	esac
+}
+
+version_option() {
+	case $1 in
+	nginx | haproxy) echo -v ;;
+	nutcracker | spin) echo -V ;;
+	*) echo --version ;;
+	esac
+}
+
+# find_missing PROGRAM... sets missing to those that are not there.
+find_missing() {
+	local program
+	missing=()
+	for program in "$@"; do
+		is_there "$program" || missing+=("$program")
+	done
+}
+
 if [ "${1:-}" = as-root ]; then
 	shift
 	install_packages "$@" </dev/null
@@ -109,10 +177,7 @@ if [ "${1:-}" = as-root ]; then
 fi
 
 if [ $# -eq 0 ]; then set -- make redis-server nginx nutcracker haproxy chromium cc spin node npm; fi
-missing=()
-for program in "$@"; do
-	is_there "$program" || missing+=("$program")
-done
+find_missing "$@"
 if [ ${#missing[@]} -eq 0 ]; then exit; fi
 
 if ! command -v apt-get >/dev/null; then
@@ -128,17 +193,42 @@ if ! command -v apt-get >/dev/null; then
 	exit 1
 fi
 
+if [ "$(id -u)" -ne 0 ]; then
+	movable=()
+	for program in "${missing[@]}"; do
+		if [ -n "$(program_file "$program")" ]; then movable+=("$program"); fi
+	done
+	if [ ${#movable[@]} -gt 0 ]; then
+		echo "Unpacking ${movable[*]} into $unpacked, from Debian's packages; the system stays as it is:"
+		unpack "${movable[@]}"
+		find_missing "$@"
+		if [ ${#missing[@]} -eq 0 ]; then exit; fi
+	fi
+fi
+
 packages=()
 for program in "${missing[@]}"; do
 	read -r -a some <<<"$(debian_packages "$program")"
 	packages+=("${some[@]}")
 done
-echo "Installing ${packages[*]} with apt-get, which takes a minute or two:"
 if [ "$(id -u)" -eq 0 ]; then
+	echo "Installing ${packages[*]} into the system with apt-get, which takes a minute or two:"
 	"$0" as-root "${packages[@]}"
-elif command -v sudo >/dev/null; then
-	sudo "$0" as-root "${packages[@]}"
-else
-	echo "This needs root, or sudo. Please run as root: apt-get install ${packages[*]}" >&2
-	exit 1
+	exit
 fi
+if command -v sudo >/dev/null; then
+	answer=no
+	if [ "${CI:-}" = true ]; then
+		answer=yes
+	elif [ -t 0 ]; then
+		read -r -p "Install ${packages[*]} into the system, with sudo and apt-get? [y/N] " answer || true
+	fi
+	case $answer in
+	[Yy]*)
+		sudo "$0" as-root "${packages[@]}"
+		exit
+		;;
+	esac
+fi
+echo "The tests need ${missing[*]}. Please install it as root: apt-get install ${packages[*]}" >&2
+exit 1

@@ -6,17 +6,17 @@ import "time"
 // key, a bucket; a limit that differs in any field has buckets of its own.
 type Limit struct {
 	Zone      string
-	Algorithm Algorithm
+	Algorithm Algorithm `json:",omitzero"`
 	// Window is the length of a window, or of a lease: whole microseconds, at
 	// least one, and at most MaxWindow, so that instants stay below
 	// MaxInteger.
-	Window time.Duration
+	Window time.Duration `json:",omitzero"`
 	// Align makes windows of [FixedWindow] begin at multiples of their length
 	// since the epoch, and not with a client's first request.
-	Align bool
+	Align bool `json:",omitzero"`
 	// Calendar, if it has a unit, makes windows of [FixedWindow] those of a calendar.
 	// Then Window is Calendar.Window, and Align is set.
-	Calendar Calendar
+	Calendar Calendar `json:",omitzero"`
 }
 
 // Algorithm is a way of counting. Package algorithm has its arithmetic, and its traits.

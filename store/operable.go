@@ -9,6 +9,7 @@ import (
 // changes by it.
 type Operable interface {
 	Store
+	Records
 
 	// Inspect returns all copies of a bucket. The request says what the states are about; its
 	// cost should be 0.
@@ -38,15 +39,21 @@ type Operable interface {
 	// through connections of its own, until ctx ends. It needs no call before.
 	Diagnose(ctx context.Context) Diagnosis
 
-	// SetOverride begins an override, in place of one of the same kind, zone and client. It
-	// is kept beside the buckets and as durably. Beyond MaxOverrides it is an error.
-	SetOverride(ctx context.Context, o Override) error
-	// RemoveOverride ends one, and reports whether there was one. The client key may be a kept
-	// one.
-	RemoveOverride(ctx context.Context, kind OverrideKind, zone, clientKey string) (removed bool, err error)
-	// Overrides returns those that have not ended, in no order. What cannot be read is
-	// an error; the others are returned with it.
-	Overrides(ctx context.Context) ([]Override, error)
+	// ChangeOverrides makes changes in their order, and returns what became of each. Overrides are
+	// kept beside the buckets and as durably, up to MaxOverrides. The client key of a change may be
+	// a kept one.
+	ChangeOverrides(ctx context.Context, changes []OverrideChange) []OverrideOutcome
+	// Overrides returns those that had not ended at the last change; the set is the same as that of
+	// the last call if nothing has changed. It is an error if a shard does not answer, or could not take
+	// what another one gives up; what is known is returned with it.
+	Overrides(ctx context.Context) (*OverrideSet, error)
+	// Audit returns the last changes, up to MaxAudited, the latest first.
+	Audit(ctx context.Context) ([]Audited, error)
+	// Announce tells other processes at each shard of this one, and returns those that are remembered
+	// there, this one included. It forgets the processes of some earlier answers, gone. A store that
+	// is not shared returns none.
+	Announce(ctx context.Context, p Presence, gone []Met) ([]Met, error)
+
 	// KeptKey returns the form by which a client key, or its kept form, is known to the
 	// store. It may hide the client key.
 	KeptKey(clientKey string) string

@@ -1,4 +1,4 @@
-// Command caddy is Caddy with its standard modules and the rate_limit handler.
+// Command caddy is Caddy with its standard modules, the rate_limit handler and the rate limit service.
 package main
 
 import (
@@ -6,6 +6,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/shardlimit/caddy-shardlimit"
+	_ "github.com/shardlimit/caddy-shardlimit/service"
 )
 
 func main() {

@@ -32,6 +32,9 @@ var must = caddytest.Must
 
 func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }
 
+// buildFlags are those of xcaddy but for -trimpath.
+const buildFlags = "-ldflags '-w -s' -tags nobadger,nomysql,nopgx"
+
 // modules are what list-modules has of the limiter.
 const modules = `admin.api.rate_limit
 http.handlers.rate_limit
@@ -62,6 +65,8 @@ func TestBuild(t *testing.T) {
 		// No checksum database knows the commit.
 		"GONOSUMDB="+strings.Trim(goEnv(t, "GONOSUMDB")+","+path, ","),
 		"CGO_ENABLED=0",
+		// As by default but for -trimpath, with which Go would compile Caddy once more than for the tests.
+		"XCADDY_GO_BUILD_FLAGS="+buildFlags,
 	)
 	for _, c := range []struct {
 		name, command string
@@ -149,12 +154,18 @@ func validate(t *testing.T, caddy, root string) {
 // tagged builds the clone, tagged with the newest version in CHANGELOG.md, with Go alone.
 func tagged(t *testing.T, root string) {
 	t.Helper()
+	version := tag(t, root)
+	env := append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
+	run(t, root, env, "bash", "-c", "go build -buildvcs=true "+buildFlags+" -o tagged ./cmd/caddy")
+	find(t, run(t, root, nil, "./tagged", "build-info"), `\nmod\t`+regexp.QuoteMeta(path+"\t"+version)+`\s`)
+}
+
+// tag tags the clone with the newest version in CHANGELOG.md, and returns the tag.
+func tag(t *testing.T, root string) string {
+	t.Helper()
 	version := "v" + find(t, read(t, root, "CHANGELOG.md"), `\n## (\d+\.\d+\.\d+)`)[1]
 	run(t, root, nil, "git", "-c", "tag.gpgSign=false", "tag", "-f", version)
-	// The flags but -buildvcs are those of xcaddy, whose compiled packages serve again.
-	env := append(os.Environ(), "GOFLAGS=", "CGO_ENABLED=0")
-	run(t, root, env, "go", "build", "-buildvcs=true", "-trimpath", "-ldflags", "-w -s", "-tags", "nobadger,nomysql,nopgx", "-o", "tagged", "./cmd/caddy")
-	find(t, run(t, root, nil, "./tagged", "build-info"), `\nmod\t`+regexp.QuoteMeta(path+"\t"+version)+`\s`)
+	return version
 }
 
 // clone returns a clone of the last commit.

@@ -1,5 +1,6 @@
 // Calls a URL by one of the clients that people use, which tries again when it is refused, as it does
-// by default or as its documentation says. Prints the last status.
+// by default or as its documentation says. Prints the last status, or by `parsed` what
+// ratelimit-header-parser reads from the response.
 //
 //	node call.mjs <client> <url> <name> <value> ...   with request headers
 import {Octokit} from "@octokit/core";
@@ -9,6 +10,7 @@ import axiosRetry from "axios-retry";
 import got from "got";
 import ky from "ky";
 import pRetry, {AbortError} from "p-retry";
+import {parseRateLimit} from "ratelimit-header-parser";
 import {Agent, RetryAgent, request} from "undici";
 
 const [client, url, ...rest] = process.argv.slice(2);
@@ -54,6 +56,20 @@ const clients = {
 			}
 			return response.status;
 		}, {retries, minTimeout: 0});
+	},
+	async "ratelimit-header-parser"() {
+		for (let i = 0; ; i++) {
+			const response = await fetch(url, {headers});
+			const reset = parseRateLimit(response)?.reset?.getTime();
+			if (response.status !== 429 || i === retries || !(reset > 0)) {
+				return response.status;
+			}
+			await new Promise(resolve => setTimeout(resolve, reset - Date.now()));
+		}
+	},
+	async parsed() {
+		const read = parseRateLimit(await fetch(url, {headers}));
+		return read ? [read.limit, read.used, read.remaining, read.reset.getTime() / 1000].join(" ") : "nothing";
 	},
 };
 

@@ -6,6 +6,7 @@
 package clients
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -28,13 +29,30 @@ var must = caddytest.Must
 
 func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }
 
+// modes are the values of the option headers.
+var modes = []string{"github", "ietf", "both", "none"}
+
 // clients are those that call.mjs knows, and the command in call.
-var clients = append([]string{"octokit", "got", "ky", "axios", "undici", "p-retry"}, goClients...)
+var clients = []struct {
+	name string
+	// obeys are the modes in which it comes again when a refusal says so.
+	obeys []string
+	// gets are the statuses that it gets in the other modes, in which it does not know when.
+	gets string
+}{
+	{"octokit", []string{"github", "both"}, "429"},
+	{"got", modes, ""},
+	{"ky", modes, ""},
+	{"axios", modes, ""},
+	{"undici", modes, ""},
+	{"p-retry", modes, ""},
+	// It reads RateLimit before X-RateLimit-*, but not in the form of the draft since version 8.
+	{"ratelimit-header-parser", []string{"github"}, "429"},
+	{"go-github", []string{"github", "both"}, "429 429 429"},
+	{"go-retryablehttp", modes, ""},
+}
 
 var goClients = []string{"go-github", "go-retryablehttp"}
-
-// readsGitHub reports whether a client reads the headers of GitHub alone.
-func readsGitHub(client string) bool { return client == "octokit" || client == "go-github" }
 
 func TestMain(m *testing.M) { caddytest.Main(m) }
 
@@ -112,10 +130,10 @@ func calls(t *testing.T, dir, client, to string, headers ...string) string {
 	}
 	command = append(append(command, client, to), headers...)
 	call := exec.CommandContext(t.Context(), command[0], command[1:]...)
-	var errors strings.Builder
-	call.Stderr = &errors
+	var complaints strings.Builder
+	call.Stderr = &complaints
 	out, err := call.Output()
-	must(t, client+": "+errors.String(), err)
+	must(t, client+": "+complaints.String(), err)
 	return strings.TrimSpace(string(out))
 }
 
@@ -124,27 +142,87 @@ func calls(t *testing.T, dir, client, to string, headers ...string) string {
 func TestClientsObeyRefusals(t *testing.T) {
 	t.Parallel()
 	dir := install(t)
-	for _, headers := range []string{"github", "ietf", "both", "none"} {
+	for _, headers := range modes {
 		for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log", "gcra"} {
 			t.Run(headers+", "+algorithm, func(t *testing.T) {
 				t.Parallel()
 				c := caddytest.Start(t, fmt.Sprintf("{\n{{global}}\n}\n{{site}} {\nrate_limit {\nzone api {\nkey {header.X-Key}\nevents 3\nwindow 6s\nalgorithm %s\n}\nheaders %s\n}\nrespond ok\n}\n", algorithm, headers))
 				r := record(t, c.URL)
 				for _, client := range clients {
-					if readsGitHub(client) && (headers == "ietf" || headers == "none") {
+					if !slices.Contains(client.obeys, headers) {
 						continue
 					}
 					for status := http.StatusOK; status == http.StatusOK; {
-						status = c.Get("/", "X-Key: "+client).StatusCode
+						status = c.Get("/", "X-Key: "+client.name).StatusCode
 					}
-					must(t, client, want("status", calls(t, dir, client, r.URL, "X-Key", client), "200"))
-					if statuses, _ := r.of(client); statuses != "429 200" && statuses != "200" {
-						t.Errorf("%s gets %s", client, statuses)
+					must(t, client.name, want("status", calls(t, dir, client.name, r.URL, "X-Key", client.name), "200"))
+					if statuses, _ := r.of(client.name); statuses != "429 200" && statuses != "200" {
+						t.Errorf("%s gets %s", client.name, statuses)
 					}
 				}
 			})
 		}
 	}
+}
+
+// TestClientsInEachMode: in each mode of headers each client gets what is left at once, the last event
+// too, and one that does not understand the refusal says 429. ratelimit-header-parser understands
+// `github` alone.
+func TestClientsInEachMode(t *testing.T) {
+	t.Parallel()
+	dir := install(t)
+	for _, headers := range modes {
+		t.Run(headers, func(t *testing.T) {
+			t.Parallel()
+			c := caddytest.Start(t, fmt.Sprintf("{\n{{global}}\n}\n{{site}} {\nrate_limit {\nzone api {\nkey {header.X-Key}\nevents 2\nwindow 1h\nalgorithm fixed_window\n}\nheaders %s\n}\nrespond ok\n}\n", headers))
+			reads(t, dir, c, headers)
+			r := record(t, c.URL)
+			for _, client := range clients {
+				for _, key := range []string{client.name + " 1", client.name + " 2", client.name + " 2"} {
+					must(t, client.name, want("status", calls(t, dir, client.name, r.URL, "X-Key", key), "200"))
+				}
+				first, _ := r.of(client.name + " 1")
+				second, _ := r.of(client.name + " 2")
+				must(t, client.name, errors.Join(want("answers", first, "200"), want("answers", second, "200 200")))
+				if slices.Contains(client.obeys, headers) {
+					continue
+				}
+				must(t, client.name, want("status", calls(t, dir, client.name, r.URL, "X-Key", client.name+" 2"), "429"))
+				refused, _ := r.of(client.name + " 2")
+				must(t, client.name, want("answers", refused, second+" "+client.gets))
+			}
+		})
+	}
+}
+
+// reads checks what ratelimit-header-parser reads from allowed and refused answers. From RateLimit,
+// which it prefers to X-RateLimit-*, it reads no number.
+func reads(t *testing.T, dir string, c *caddytest.Caddy, headers string) {
+	t.Helper()
+	first := c.Get("/", "X-Key: parsed")
+	want := map[string]string{"github": "2 2 0 " + first.Header.Get("X-RateLimit-Reset"), "none": "nothing", "ietf": "NaN NaN NaN NaN", "both": "NaN NaN NaN NaN"}[headers]
+	for _, answer := range []string{"allowed", "refused"} {
+		if got := calls(t, dir, "parsed", c.URL, "X-Key", "parsed"); got != want {
+			t.Errorf("%s: reads %s, want %s", answer, got, want)
+		}
+	}
+	if status := c.Get("/", "X-Key: parsed").StatusCode; status != http.StatusTooManyRequests {
+		t.Errorf("status %d", status)
+	}
+}
+
+// hold holds a slot until the test ends: for longer than the minute after which the request of
+// [caddytest.SlowBackend.Hold] is given up.
+func hold(t *testing.T, backend *caddytest.SlowBackend, c *caddytest.Caddy) {
+	t.Helper()
+	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.URL+"/held", nil)
+	must(t, "request", err)
+	go func() {
+		if resp, err := http.DefaultClient.Do(req); err == nil {
+			_ = resp.Body.Close()
+		}
+	}()
+	backend.Await(t)
 }
 
 // TestClientsDoNotSpin while a slot is taken, or where the limit is 0.
@@ -165,14 +243,16 @@ func TestClientsDoNotSpin(t *testing.T) {
 				backend := caddytest.StartSlowBackend(t)
 				c := caddytest.Start(t, fmt.Sprintf("{\n{{global}}\n}\n{{site}} {\nrate_limit {\nzone api {\nkey static\n%s\n}\nheaders %s\n}\nreverse_proxy %s\n}\n", test.zone, headers, backend.Server.Listener.Addr()))
 				if name == "concurrency" {
-					held := backend.Hold(t, c, "/held")
-					defer backend.Finish(t, held)
+					hold(t, backend, c)
 				}
 				r := record(t, c.URL)
 				for _, client := range clients {
-					must(t, client, want("status", calls(t, dir, client, r.URL, "X-Key", client, "X-Quota", test.quota), "429"))
-					if statuses, pause := r.of(client); pause < test.pause || strings.Trim(statuses, "429 ") != "" {
-						t.Errorf("%s gets %s, at least %v apart", client, statuses, pause)
+					if !slices.Contains(client.obeys, headers) {
+						continue
+					}
+					must(t, client.name, want("status", calls(t, dir, client.name, r.URL, "X-Key", client.name, "X-Quota", test.quota), "429"))
+					if statuses, pause := r.of(client.name); pause < test.pause || strings.Trim(statuses, "429 ") != "" {
+						t.Errorf("%s gets %s, at least %v apart", client.name, statuses, pause)
 					}
 				}
 			})

@@ -11,17 +11,21 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	strict "github.com/go-json-experiment/json"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // API answers /rate_limit/ on Caddy's admin endpoint about the running config.
@@ -59,9 +63,15 @@ func (*API) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{
 		route("{$}", map[string]call{http.MethodGet: status}),
 		route("buckets/{zone}", map[string]call{http.MethodGet: inspect, http.MethodDelete: reset}),
-		route("overrides", map[string]call{http.MethodGet: overrides}),
+		route("overrides", map[string]call{http.MethodGet: overrides, http.MethodPost: importOverrides}),
+		route("history", map[string]call{http.MethodGet: historyOf}),
+		route("audit", map[string]call{http.MethodGet: audit}),
+		route("blocks", map[string]call{http.MethodPost: blockEverywhere, http.MethodDelete: endEverywhere(store.OverrideBlock)}),
 		route("blocks/{zone}", map[string]call{http.MethodPost: block, http.MethodDelete: unblock}),
+		route("grants", map[string]call{http.MethodDelete: endEverywhere(store.OverrideGrant)}),
 		route("grants/{zone}", map[string]call{http.MethodPost: grant, http.MethodDelete: ungrant}),
+		route("limits/{zone}", map[string]call{http.MethodPost: setLimit, http.MethodDelete: unsetLimit}),
+		route("zones/{zone}", map[string]call{http.MethodPost: setZone, http.MethodDelete: unsetZone}),
 		route("clients", map[string]call{http.MethodGet: find}),
 		route("top", map[string]call{http.MethodGet: top}),
 		route("near", map[string]call{http.MethodGet: near}),
@@ -100,6 +110,8 @@ type runningConfig interface {
 	Limiters() []*limiter.Limiter
 	// Stores returns the stores, in alphabetical order of their names, each once.
 	Stores() []*stores.Handle
+	// Watch returns what finds the problems of the config.
+	Watch() *Watch
 }
 
 // runningApp returns the app of the running config.
@@ -121,15 +133,20 @@ type zoneInStore struct {
 	limiter *limiter.Limiter
 }
 
+// rule returns what operators have changed of the zone, or nil.
+func (z zoneInStore) rule() *store.Override { return z.limiter.Store.ZoneOverride(z.Name, time.Now) }
+
 // zonesInStores returns the zones of the config by name: one for each store in which
-// handlers count zones of that name.
+// handlers count zones of that name, of a handler whose own store it is if there is one.
 func zonesInStores(running runningConfig) map[string][]zoneInStore {
 	zones := map[string][]zoneInStore{}
-	for _, l := range running.Limiters() {
-		for _, z := range l.Zones {
-			for _, s := range l.Stores() {
-				if !slices.Contains(storeNames(zones[z.Name]), s.Name) {
-					zones[z.Name] = append(zones[z.Name], zoneInStore{z, s, l})
+	for _, isOwn := range []bool{true, false} {
+		for _, l := range running.Limiters() {
+			for _, z := range l.Zones {
+				for _, s := range l.Stores() {
+					if (s == l.Store) == isOwn && !slices.Contains(storeNames(zones[z.Name]), s.Name) {
+						zones[z.Name] = append(zones[z.Name], zoneInStore{z, s, l})
+					}
 				}
 			}
 		}
@@ -150,21 +167,51 @@ func unknownZone(name string, zones map[string][]zoneInStore) error {
 }
 
 // queryOf returns the parameters of a request. A parameter that is not known is an
-// error, and so is one given twice, except for key, which is a list.
+// error, and so is one given twice, except for one that is known with three dots, which is a list.
 func queryOf(r *http.Request, known ...string) (url.Values, error) {
 	query, err := url.ParseQuery(r.URL.RawQuery)
 	if err != nil {
 		return nil, apiErrorf(http.StatusBadRequest, "query: %w", err)
 	}
 	for name, values := range query {
-		switch {
-		case !slices.Contains(known, name):
-			return nil, apiErrorf(http.StatusBadRequest, "parameter %q is unknown; there is %s", name, strings.Join(known, ", "))
-		case len(values) > 1 && name != "key":
+		switch isList := slices.Contains(known, name+"..."); {
+		case !isList && !slices.Contains(known, name):
+			return nil, apiErrorf(http.StatusBadRequest, "parameter %q is unknown; there is %s", name, strings.ReplaceAll(strings.Join(known, ", "), "...", ""))
+		case !isList && len(values) > 1:
 			return nil, apiErrorf(http.StatusBadRequest, "parameter %s is given twice", name)
 		}
 	}
 	return query, nil
+}
+
+// flagOf returns a parameter that is true or false, which it is without a value.
+func flagOf(query url.Values, name string) (bool, error) {
+	switch text := query.Get(name); {
+	case text == "true":
+		return true, nil
+	case text == "false", !query.Has(name):
+		return false, nil
+	default:
+		return false, apiErrorf(http.StatusBadRequest, "%s=%q: it must be true or false", name, text)
+	}
+}
+
+// readBody reads the JSON value that is a request's body, of most bytes. Unknown and repeated names,
+// and what follows the value, are errors.
+func readBody(body io.ReadCloser, most int64, value any) error {
+	err := strict.UnmarshalRead(http.MaxBytesReader(nowhere{}, body, most), value, strict.RejectUnknownMembers(true), strict.MatchCaseInsensitiveNames(true))
+	status := http.StatusBadRequest
+	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
+		status = http.StatusRequestEntityTooLarge
+	}
+	wrong := new(strict.SemanticError)
+	switch {
+	case err == nil:
+		return nil
+	case errors.As(err, &wrong) && errors.Is(err, strict.ErrUnknownName):
+		err = fmt.Errorf("unknown field %q", strings.TrimPrefix(string(wrong.JSONPointer), "/"))
+	}
+	return apiErrorf(status, "body: %w", err)
 }
 
 func sortedKeys[V any](m map[string]V) []string {

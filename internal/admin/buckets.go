@@ -28,7 +28,7 @@ type selection struct {
 
 // selectBuckets reads the request, which may have more parameters, and opens the store.
 func selectBuckets(running runningConfig, r *http.Request, more ...string) (*selection, url.Values, error) {
-	query, err := queryOf(r, append([]string{"key", "client_key", "store"}, more...)...)
+	query, err := queryOf(r, append([]string{"key...", "client_key", "store"}, more...)...)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -56,10 +56,10 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 }
 
 // about returns a request about a bucket with the limit of its last request. If this process has seen
-// none, the limit is that of the config. isKnown is false if the config has none either, because the
-// limit depends on the request.
+// none, the limit is what operators have set, or that of the config. isKnown is false if the config has
+// none either, because the limit depends on the request.
 func (s *selection) about(b adminapi.BucketName) (r store.Request, isKnown bool) {
-	r = s.About(b)
+	r = s.About(b, s.rule(), s.store.OverridesOf(s.Name, b.Key, time.Now).Limit)
 	if s.open.Recall(&r) || r.Events > 0 {
 		return r, true
 	}
@@ -97,8 +97,8 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 		if local := s.open.Local.Buckets.Inspect(ctx, req).Copies[0]; local.Exists {
 			bucket.Local = stateOf(&local.State)
 		}
-		block, grant := s.store.OverridesOf(s.Name, b.Key, time.Now())
-		for _, o := range []*store.Override{block, grant} {
+		of := s.store.OverridesOf(s.Name, b.Key, time.Now)
+		for _, o := range []*store.Override{of.Block, of.Limit, of.Grant} {
 			if o != nil {
 				bucket.Overrides = append(bucket.Overrides, overrideOf(s.store.Name, o, b.Client))
 			}
@@ -111,25 +111,24 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 // findTimeout bounds a search for a client.
 const findTimeout = 5 * time.Second
 
-// find answers GET /rate_limit/clients with the buckets of one client in all zones.
+// find answers GET /rate_limit/clients with the buckets of one client in all zones, or with the clients
+// that begin with a text.
 func find(running runningConfig, r *http.Request) (any, error) {
-	query, err := queryOf(r, "name")
+	query, err := queryOf(r, "name", "prefix")
 	if err != nil {
 		return nil, err
+	}
+	if query.Has("prefix") {
+		if query.Has("name") {
+			return nil, apiErrorf(http.StatusBadRequest, "write name or prefix, not both")
+		}
+		return findByPrefix(running, query.Get("prefix"))
 	}
 	name := query.Get("name")
 	if name == "" {
 		return nil, apiErrorf(http.StatusBadRequest, "name is empty: write what the placeholder of a zone's key has for the client")
 	}
-	zones := zonesInStores(running)
-	var selections []*selection
-	for _, zone := range sortedKeys(zones) {
-		for _, bound := range zones[zone] {
-			if buckets := bound.Find(name); len(buckets) > 0 {
-				selections = append(selections, &selection{zoneInStore: bound, buckets: buckets})
-			}
-		}
-	}
+	selections := selectNamed(running, name)
 	ctx, cancel := context.WithTimeout(r.Context(), findTimeout)
 	defer cancel()
 	// All at once, so that a server that does not answer delays the others by nothing.

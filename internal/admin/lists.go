@@ -100,7 +100,7 @@ func near(running runningConfig, r *http.Request) (any, error) {
 				scans[bound.store] = s
 			}
 			s.zones = append(s.zones, bound)
-			s.reqs = append(s.reqs, bound.About(adminapi.BucketName{}))
+			s.reqs = append(s.reqs, bound.About(adminapi.BucketName{}, bound.rule()))
 			s.found = append(s.found, &nearest{into: into, percent: percent, n: list.n})
 		}
 	}

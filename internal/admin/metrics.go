@@ -5,6 +5,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
@@ -22,6 +23,9 @@ var (
 		"Servers of a shard that are not called for a purpose, because calls failed.", "store", "shard", "role", "purpose")
 	replicaLagDesc = stateDesc("replica_lag_seconds",
 		"Lag of the slowest replica of a shard.", "store", "shard")
+
+	problemsDesc = stateDesc("problems",
+		"Problems that status lists, by kind.", "kind")
 
 	ledgerBucketsDesc = stateDesc("ledger_buckets",
 		"Buckets that this process remembers.", "store")
@@ -48,7 +52,7 @@ func stateDesc(name, help string, labels ...string) *prometheus.Desc {
 // Describe implements [prometheus.Collector].
 func (stateCollector) Describe(descs chan<- *prometheus.Desc) {
 	for _, desc := range []*prometheus.Desc{
-		serversDesc, breakerOpenDesc, replicaLagDesc,
+		serversDesc, breakerOpenDesc, replicaLagDesc, problemsDesc,
 		ledgerBucketsDesc, ledgerInFlightDesc, ledgerUnsentDesc, ledgerUncertainDesc,
 		localRefusalsDesc, unaskedAdmissionsDesc, batchFetchesDesc, batchTokensDesc,
 	} {
@@ -62,11 +66,24 @@ func (stateCollector) Collect(found chan<- prometheus.Metric) {
 	if err != nil {
 		return
 	}
+	collectProblems(found, app.Watch().Problems())
 	for _, handle := range app.Stores() {
 		if open := handle.EnterOpen(); open != nil {
 			collectStore(found, open)
 			handle.Leave()
 		}
+	}
+}
+
+// collectProblems collects how many problems of each kind there are, also of those of which there
+// is none.
+func collectProblems(found chan<- prometheus.Metric, all []adminapi.Problem) {
+	n := map[adminapi.ProblemKind]int{}
+	for _, p := range all {
+		n[p.Kind]++
+	}
+	for _, k := range adminapi.ProblemKinds {
+		found <- gauge(problemsDesc, float64(n[k]), string(k))
 	}
 }
 

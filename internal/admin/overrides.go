@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"net/url"
 	"slices"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -19,16 +21,24 @@ import (
 )
 
 const (
-	// maxReason bounds the text that an operator gives for an override.
+	// maxReason bounds the text that an operator gives for an override, and maxBy that which says who
+	// the operator is.
 	maxReason = 200
+	maxBy     = 100
 	// overrideTimeout bounds a list of overrides.
 	overrideTimeout = 5 * time.Second
 )
 
-// overrides answers GET /rate_limit/overrides with the blocks and grants in force.
+// overrides answers GET /rate_limit/overrides with the overrides in force, of a zone or of all, and of
+// some kinds or of all.
 func overrides(running runningConfig, r *http.Request) (any, error) {
-	if _, err := queryOf(r); err != nil {
+	query, err := queryOf(r, "zone", "kind")
+	if err != nil {
 		return nil, err
+	}
+	kinds := strings.FieldsFunc(query.Get("kind"), func(c rune) bool { return c == ',' })
+	isListed := func(o *store.Override) bool {
+		return (len(kinds) == 0 || slices.Contains(kinds, string(o.Kind))) && (query.Get("zone") == "" || o.Zone == query.Get("zone"))
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), overrideTimeout)
 	defer cancel()
@@ -36,24 +46,30 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	now, zones := time.Now().UnixMicro(), zonesInStores(running)
 	for _, s := range running.Stores() {
 		found, err := s.Overrides(ctx)
-		if err != nil {
+		if err = errors.Join(err, found.Damaged()); err != nil {
 			all.Errors = append(all.Errors, s.Name+": "+oneLine(err))
 		}
-		for i := range found {
-			if found[i].Until > now {
-				all.Overrides = append(all.Overrides, overrideOf(s.Name, &found[i], clientOf(zones[found[i].Zone], s.Name, found[i].ClientKey)))
+		found.All(func(o *store.Override) bool {
+			if o.Until > now && isListed(o) {
+				all.Overrides = append(all.Overrides, overrideOf(s.Name, o, clientOf(zones[o.Zone], s.Name, o.ClientKey)))
 			}
-		}
+			return true
+		})
 	}
-	slices.SortFunc(all.Overrides, func(a, b adminapi.Override) int {
-		return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ClientKey, b.ClientKey), cmp.Compare(a.Store, b.Store))
-	})
+	slices.SortFunc(all.Overrides, compareOverrides)
 	return all, nil
 }
 
+func compareOverrides(a, b adminapi.Override) int {
+	return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ClientKey, b.ClientKey), cmp.Compare(a.Store, b.Store))
+}
+
 // clientOf explains a client key of a zone in a store, where the running config may lack
-// the zone.
+// the zone. It is empty for the zone itself.
 func clientOf(zone []zoneInStore, storeName, clientKey string) adminapi.Client {
+	if clientKey == "" {
+		return adminapi.Client{}
+	}
 	if i := slices.Index(storeNames(zone), storeName); i >= 0 {
 		return zone[i].ClientOf(clientKey)
 	}
@@ -61,28 +77,44 @@ func clientOf(zone []zoneInStore, storeName, clientKey string) adminapi.Client {
 }
 
 func overrideOf(storeName string, o *store.Override, client adminapi.Client) adminapi.Override {
-	return adminapi.Override{
-		Kind: o.Kind, Zone: o.Zone, Store: storeName, Client: client, Events: o.Events, Reason: o.Reason, By: o.By,
-		Since: limiter.EpochSeconds(o.Since), Until: limiter.EpochSeconds(o.Until),
+	shown := adminapi.Override{
+		Kind: o.Kind, Zone: o.Zone, Store: storeName, Client: client, Events: o.Events, Burst: o.Burst, Enforce: o.Enforce, Rollout: o.Rollout,
+		Reason: o.Reason, By: o.By, Since: limiter.EpochSeconds(o.Since), Version: o.Version,
 	}
+	if o.Until != store.NoEnd {
+		shown.Until = limiter.EpochSeconds(o.Until)
+	}
+	return shown
 }
+
+// The parameters of all changes.
+var changeParameters = []string{"reason", "by", "version"}
 
 // block answers POST /rate_limit/blocks/<zone>: it refuses all requests of a client for
 // some time.
 func block(running runningConfig, r *http.Request) (any, error) {
 	// It is read first: without it, the command's last value stands in its place.
-	text := r.URL.Query().Get("for")
-	length, err := caddy.ParseDuration(text)
-	if err != nil || length < time.Second || length > store.MaxWindow {
-		return nil, apiErrorf(http.StatusBadRequest, "for=%q: it must be a time span from 1s to 100 years, such as 1h; in a command it is the last argument", text)
+	end, err := endOf(r, "; in a command it is the last argument: write it, as in block api alice 1h")
+	if err != nil {
+		return nil, err
 	}
-	s, query, err := selectBuckets(running, r, "for", "reason")
+	s, query, err := selectBuckets(running, r, append(changeParameters, "for")...)
 	if err != nil {
 		return nil, err
 	}
 	defer s.store.Leave()
-	end := time.Now().Add(length).UnixMicro()
-	return s.set(r, query, store.Override{Kind: store.OverrideBlock}, func(int) int64 { return end })
+	return s.set(r, query, store.Override{Kind: store.OverrideBlock, Until: end})
+}
+
+// endOf returns when what a request asks for ends: after the time span in its parameter for. The hint
+// is part of the error.
+func endOf(r *http.Request, hint string) (int64, error) {
+	text := r.URL.Query().Get("for")
+	length, err := caddy.ParseDuration(text)
+	if err != nil || length < time.Second || length > store.MaxWindow {
+		return 0, apiErrorf(http.StatusBadRequest, "for=%q: it must be a time span from 1s to 100 years, such as 1h%s", text, hint)
+	}
+	return time.Now().Add(length).UnixMicro(), nil
 }
 
 // grant answers POST /rate_limit/grants/<zone>: it admits more events of a client in the
@@ -91,66 +123,199 @@ func grant(running runningConfig, r *http.Request) (any, error) {
 	text := r.URL.Query().Get("events")
 	events, err := strconv.ParseInt(text, 10, 64)
 	if err != nil || events < 1 || events > store.MaxEvents {
-		return nil, apiErrorf(http.StatusBadRequest, "events=%q: it must be a whole number from 1 to 2^52; in a command it is the last argument", text)
+		return nil, apiErrorf(http.StatusBadRequest, "events=%q: it must be a whole number from 1 to 2^52; in a command it is the last argument: write it, as in grant api alice 100", text)
 	}
-	s, query, err := selectBuckets(running, r, "events", "reason")
+	s, query, err := selectBuckets(running, r, append(changeParameters, "events")...)
 	if err != nil {
 		return nil, err
 	}
 	defer s.store.Leave()
-	ends := make([]int64, len(s.buckets))
-	for i, b := range s.buckets {
+	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
+	buckets := s.buckets
+	for i, b := range buckets {
 		req, _ := s.about(b)
 		st := s.open.Peek(r.Context(), req)
 		if st.Err != nil {
 			return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", s.store.Name, st.Err)
 		}
-		ends[i] = s.WindowEnd(st, time.Now())
-	}
-	return s.set(r, query, store.Override{Kind: store.OverrideGrant, Events: events}, func(i int) int64 { return ends[i] })
-}
-
-// set begins an override for each of the selected buckets, which has an end of its own.
-func (s *selection) set(r *http.Request, query url.Values, o store.Override, until func(i int) int64) (any, error) {
-	if o.Reason = query.Get("reason"); len(o.Reason) > maxReason {
-		return nil, apiErrorf(http.StatusBadRequest, "reason has %d bytes: it must have at most %d", len(o.Reason), maxReason)
-	}
-	o.Zone, o.By, o.Since = s.Name, senderOf(r), time.Now().UnixMicro()
-	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
-	for i, b := range s.buckets {
-		if stores.IsShared(b.Key) {
-			return nil, apiErrorf(http.StatusBadRequest, "client_key %q is a bucket that clients share: name a client", b.Key)
+		s.buckets = buckets[i : i+1]
+		set, err := s.set(r, query, store.Override{Kind: store.OverrideGrant, Events: events, Until: s.WindowEnd(st, time.Now())})
+		if err != nil {
+			return nil, err
 		}
-		o.ClientKey, o.Until = b.Key, until(i)
-		before := s.inForce(o.Kind, b.Key)
-		if err := s.store.SetOverride(r.Context(), o); err != nil {
-			return nil, s.overrideError(err)
-		}
-		s.limiter.ReportOverride(&o, false)
-		begun := overrideOf(s.store.Name, &o, b.Client)
-		if before != nil {
-			begun.ReplacedUntil = limiter.EpochSeconds(before.Until)
-		}
-		all.Overrides = append(all.Overrides, begun)
+		all.Overrides = append(all.Overrides, set.Overrides...)
 	}
 	return all, nil
 }
 
-// inForce returns the override of a client that is in force as far as is known, or nil.
-func (s *selection) inForce(kind store.OverrideKind, clientKey string) *store.Override {
-	block, grant := s.store.OverridesOf(s.Name, clientKey, time.Now())
-	if kind == store.OverrideBlock {
-		return block
+// sign notes who asks for a change, and why.
+func sign(o *store.Override, r *http.Request, query url.Values) error {
+	if o.Reason = query.Get("reason"); len(o.Reason) > maxReason {
+		return apiErrorf(http.StatusBadRequest, "reason has %d bytes: it must have at most %d", len(o.Reason), maxReason)
 	}
-	return grant
+	by := query.Get("by")
+	if len(by) > maxBy {
+		return apiErrorf(http.StatusBadRequest, "by has %d bytes: it must have at most %d", len(by), maxBy)
+	}
+	if o.By = senderOf(r); by != "" {
+		o.By = by + " (" + o.By + ")"
+	}
+	o.Since = time.Now().UnixMicro()
+	return nil
 }
 
-// unblock answers DELETE /rate_limit/blocks/<zone>.
+// set begins an override for each of the selected buckets.
+func (s *selection) set(r *http.Request, query url.Values, o store.Override) (adminapi.Overrides, error) {
+	return s.make(r, query, s.changes(query, store.OverrideChange{Override: o}))
+}
+
+// changes returns a change for each of the selected buckets.
+func (s *selection) changes(query url.Values, c store.OverrideChange) []store.OverrideChange {
+	all := make([]store.OverrideChange, len(s.buckets))
+	for i, b := range s.buckets {
+		c.Zone, c.ClientKey, c.Expected = s.Name, b.Key, expected(query)
+		all[i] = c
+	}
+	return all
+}
+
+// make makes changes that a request asks for, and answers with them. Removals of what is not there are no
+// changes.
+func (s *selection) make(r *http.Request, query url.Values, changes []store.OverrideChange) (all adminapi.Overrides, err error) {
+	all.Overrides = []adminapi.Override{}
+	for i := range changes {
+		c := &changes[i]
+		if c.Removes {
+			c.Override = store.Override{Kind: c.Kind, Zone: c.Zone, ClientKey: c.ClientKey}
+		}
+		if err := sign(&c.Override, r, query); err != nil {
+			return all, err
+		}
+		if !c.Removes {
+			if err := s.allows(&c.Override); err != nil {
+				return all, apiErrorf(http.StatusBadRequest, "%w", err)
+			}
+		}
+	}
+	outcomes, err := makeChanges(r.Context(), s.store, func(string) *limiter.Limiter { return s.limiter }, changes)
+	if err != nil {
+		return all, s.overrideError(err)
+	}
+	for i := range changes {
+		c, outcome := &changes[i], &outcomes[i]
+		switch {
+		case isMade(c, outcome):
+			all.Overrides = append(all.Overrides, s.answerTo(c, outcome))
+		case outcome.Err != nil:
+			return all, s.changeError(outcome)
+		}
+	}
+	return all, nil
+}
+
+// answerTo describes a change that was made.
+func (s *selection) answerTo(c *store.OverrideChange, outcome *store.OverrideOutcome) adminapi.Override {
+	var client adminapi.Client
+	if i := slices.IndexFunc(s.buckets, func(b adminapi.BucketName) bool { return b.Key == c.ClientKey }); i >= 0 {
+		client = s.buckets[i].Client
+	}
+	o := c.Override
+	if o.Version = outcome.Version; c.Removes {
+		o.Since = 0
+	}
+	shown := overrideOf(s.store.Name, &o, client)
+	shown.ReplacedDamaged = outcome.WasDamaged
+	shown.Warning = warningOf(s.store, outcome)
+	if before := outcome.Before; !c.Removes && before != nil && before.Until > o.Since && before.Until != store.NoEnd {
+		shown.ReplacedUntil = limiter.EpochSeconds(before.Until)
+	}
+	return shown
+}
+
+// warningOf says which shards of a store may lack a change that was made, or nothing.
+func warningOf(handle *stores.Handle, outcome *store.OverrideOutcome) string {
+	if outcome.Warning == nil {
+		return ""
+	}
+	return fmt.Sprintf("store %s does not have the change on all shards: %s: repeat it once the shard is back, unless it is given up", handle.Name, oneLine(outcome.Warning))
+}
+
+// allows returns why an override cannot be set, by whatever way, or nil.
+func (z zoneInStore) allows(o *store.Override) error {
+	switch {
+	case stores.IsShared(o.ClientKey):
+		return fmt.Errorf("client_key %q is a bucket that clients share: name a client", o.ClientKey)
+	case o.Kind == store.OverrideZone && z.store != z.limiter.Store:
+		return fmt.Errorf("what is set of zone %s is kept in store %s, which is that of its handler", z.Name, z.limiter.Store.Name)
+	case o.Burst > 0 && !z.Algorithm.HasBurst():
+		return fmt.Errorf("burst: zone %s has the algorithm %s, which has no burst", z.Name, z.Algorithm)
+	case o.Burst > 0 && o.Events < 1:
+		return errors.New("burst needs events")
+	case o.Rollout != nil && z.limiter.Rollout == nil:
+		return fmt.Errorf("rollout: the handler of zone %s has none, which names the other store", z.Name)
+	case o.Kind == store.OverrideGrant && o.Until == store.NoEnd:
+		return errors.New("until is missing: a grant ends; write kind limit for more events without end")
+	case foreignField(o) != "":
+		return fmt.Errorf("a %s has no %s", o.Kind, foreignField(o))
+	case o.Kind == store.OverrideLimit && o.Events == 0:
+		return errors.New("events is missing: it must be a whole number from 1 to 2^52, or unlimited")
+	case o.Kind == store.OverrideZone && o.Events == 0 && o.Enforce == nil && o.Rollout == nil:
+		return errors.New("nothing is set: there is events, burst, enforce and rollout")
+	case len(o.Reason) > maxReason:
+		return fmt.Errorf("reason has %d bytes: it must have at most %d", len(o.Reason), maxReason)
+	case o.Check() != nil:
+		return fmt.Errorf("this %q cannot be: kind is block, grant, limit or zone, events and burst are up to 2^52, enforce and rollout from 0 to 100", o.Kind)
+	}
+	return nil
+}
+
+// foreignField returns the name of a field that is set, and that the override's kind does not have, or "".
+func foreignField(o *store.Override) string {
+	switch isBounded := o.Kind == store.OverrideBlock || o.Kind == store.OverrideGrant; {
+	case o.Kind == store.OverrideBlock && o.Events != 0:
+		return "events"
+	case isBounded && o.Burst != 0:
+		return "burst"
+	case o.Kind != store.OverrideZone && o.Enforce != nil:
+		return "enforce"
+	case o.Kind != store.OverrideZone && o.Rollout != nil:
+		return "rollout"
+	}
+	return ""
+}
+
+// makeChanges makes changes in a store, and reports those that were made, each by the limiter of its zone.
+func makeChanges(ctx context.Context, handle *stores.Handle, limiterOf func(zone string) *limiter.Limiter, changes []store.OverrideChange) ([]store.OverrideOutcome, error) {
+	outcomes, err := handle.ChangeOverrides(ctx, changes)
+	if err != nil {
+		return nil, err
+	}
+	for i := range changes {
+		if c := &changes[i]; isMade(c, &outcomes[i]) {
+			limiterOf(c.Zone).ReportOverride(&c.Override, c.Removes, outcomes[i].Warning)
+		}
+	}
+	return outcomes, nil
+}
+
+// isMade reports whether a change was made: there was something if it is a removal.
+func isMade(c *store.OverrideChange, outcome *store.OverrideOutcome) bool {
+	return outcome.Err == nil && (!c.Removes || outcome.Before != nil)
+}
+
+// expected returns the version that a request expects, any if it names none.
+func expected(query url.Values) string {
+	if query.Has("version") {
+		return query.Get("version")
+	}
+	return store.AnyVersion
+}
+
+// unblock answers DELETE /rate_limit/blocks/<zone>, and ungrant /rate_limit/grants/<zone>.
 func unblock(running runningConfig, r *http.Request) (any, error) {
 	return remove(running, r, store.OverrideBlock)
 }
 
-// ungrant answers DELETE /rate_limit/grants/<zone>.
 func ungrant(running runningConfig, r *http.Request) (any, error) {
 	return remove(running, r, store.OverrideGrant)
 }
@@ -158,10 +323,10 @@ func ungrant(running runningConfig, r *http.Request) (any, error) {
 // selectOverridden selects the clients whose overrides a request ends. A client key is taken
 // as it is listed, because the config may have changed since: its store is the one that
 // the request names, or the only one in which the zone counts.
-func selectOverridden(running runningConfig, r *http.Request) (*selection, error) {
-	query, err := queryOf(r, "key", "client_key", "store")
+func selectOverridden(running runningConfig, r *http.Request, more ...string) (*selection, url.Values, error) {
+	query, err := queryOf(r, slices.Concat(changeParameters, more, []string{"key...", "client_key", "store"})...)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	zones, zone, name := zonesInStores(running), r.PathValue("zone"), query.Get("store")
 	bound := zones[zone]
@@ -171,16 +336,15 @@ func selectOverridden(running runningConfig, r *http.Request) (*selection, error
 	all := running.Stores()
 	i := slices.IndexFunc(all, func(s *stores.Handle) bool { return s.Name == name })
 	if !query.Has("client_key") || query.Has("key") || i < 0 {
-		s, _, err := selectBuckets(running, r)
-		return s, err
+		return selectBuckets(running, r, slices.Concat(changeParameters, more)...)
 	}
 	key := limiter.KeyOf(query.Get("client_key"))
 	s := &selection{zoneInStore: zoneIn(running, bound, zone, all[i])}
 	s.buckets = []adminapi.BucketName{{Client: clientOf(bound, name, key), Key: key}}
 	if s.open, err = s.store.Enter(); err != nil {
-		return nil, apiErrorf(http.StatusBadGateway, "store %s: %w", name, err)
+		return nil, nil, apiErrorf(http.StatusBadGateway, "store %s: %w", name, err)
 	}
-	return s, nil
+	return s, query, nil
 }
 
 // zoneIn returns the zone of that name in a store. Where the config lacks it, it reports with
@@ -196,34 +360,28 @@ func zoneIn(running runningConfig, bound []zoneInStore, zone string, handle *sto
 	return zoneInStore{&limiter.Zone{Name: zone}, handle, reporter}
 }
 
-// remove ends overrides, and answers with those that there were. It is an error if there was none: the
-// client may be mistyped.
+// remove ends the overrides of a client of that kind.
 func remove(running runningConfig, r *http.Request, kind store.OverrideKind) (any, error) {
-	s, err := selectOverridden(running, r)
+	s, query, err := selectOverridden(running, r)
 	if err != nil {
 		return nil, err
 	}
 	defer s.store.Leave()
-	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
-	for _, b := range s.buckets {
-		o := store.Override{Kind: kind, Zone: s.Name, ClientKey: b.Key, By: senderOf(r)}
-		isThere := func() bool { return s.inForce(kind, b.Key) != nil }
-		wasThere := isThere()
-		removed, err := s.store.RemoveOverride(r.Context(), kind, s.Name, b.Key)
-		// It may have been removed where it was, while another shard is away.
-		if err != nil && (!wasThere || isThere()) {
-			return nil, s.overrideError(err)
-		}
-		if !removed && !wasThere {
-			continue
-		}
-		s.limiter.ReportOverride(&o, true)
-		all.Overrides = append(all.Overrides, overrideOf(s.store.Name, &o, b.Client))
+	return s.removeAll(r, query, kind)
+}
+
+// removeAll is remove, and an error if there was none: the client may be mistyped.
+func (s *selection) removeAll(r *http.Request, query url.Values, kind store.OverrideKind) (any, error) {
+	all, err := s.remove(r, query, kind)
+	if err == nil && len(all.Overrides) == 0 {
+		err = apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, kind, s.store.Name)
 	}
-	if len(all.Overrides) == 0 {
-		return nil, apiErrorf(http.StatusNotFound, "zone %s has no %s of this client in store %s", s.Name, kind, s.store.Name)
-	}
-	return all, nil
+	return all, err
+}
+
+// remove ends overrides, and answers with those that there were.
+func (s *selection) remove(r *http.Request, query url.Values, kind store.OverrideKind) (adminapi.Overrides, error) {
+	return s.make(r, query, s.changes(query, store.OverrideChange{Override: store.Override{Kind: kind}, Removes: true}))
 }
 
 // senderOf returns the address from which a request came.
@@ -240,4 +398,21 @@ func (s *selection) overrideError(err error) error {
 		status = http.StatusNotImplemented
 	}
 	return apiErrorf(status, "store %s: %s", s.store.Name, oneLine(err))
+}
+
+// changeError returns the error of a change that was not made.
+func (s *selection) changeError(outcome *store.OverrideOutcome) error {
+	if errors.Is(outcome.Err, store.ErrChanged) {
+		return apiErrorf(http.StatusConflict, "%s", conflictText(outcome))
+	}
+	return s.overrideError(outcome.Err)
+}
+
+// conflictText says what has come before a change.
+func conflictText(outcome *store.OverrideOutcome) string {
+	there := "there is none now"
+	if o := outcome.Before; o != nil {
+		there = fmt.Sprintf("now it is that of %s by %s", time.UnixMicro(o.Since).Format(time.RFC3339), o.By)
+	}
+	return fmt.Sprintf("%s; %s: look at it, and repeat your change if it is still right", oneLine(outcome.Err), there)
 }

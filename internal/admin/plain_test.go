@@ -4,6 +4,7 @@ import (
 	"errors"
 	"net/http"
 	"testing"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -48,7 +49,7 @@ func TestPlainStoreSaysSo(t *testing.T) {
 	if err := handle.SetOverride(t.Context(), store.Override{}); !errors.Is(err, errors.ErrUnsupported) {
 		t.Errorf("an override: %v", err)
 	}
-	if status := statusOfStore(handle); status.Buckets != nil || status.Shards != nil || len(problemsOf(open)) != 0 {
+	if status := statusOfStore(handle); status.Buckets != nil || status.Shards != nil || len(problemsOf(open, time.Now(), nil)) != 0 {
 		t.Errorf("its status: %+v", status)
 	}
 	r := store.Request{Limit: &store.Limit{Zone: "api", Window: 1e9}, ClientKey: "alice", Events: 3, Cost: 1}

@@ -35,7 +35,7 @@ func TestJumpOfAClockIsAProblem(t *testing.T) {
 		want    int
 	}{{0, 0, 0}, {720 * time.Hour, time.Minute, 2}, {-time.Minute, time.Minute, 2}, {time.Hour, 2 * time.Hour, 0}} {
 		base := jumper{by: c.by, at: time.Now().Add(-c.ago)}
-		all := problemsOf(&stores.Opened{Name: "s", Operable: base, Accounts: ledger.NewLocal(ledger.NewFlights(), base)})
+		all := problemsOf(&stores.Opened{Name: "s", Operable: base, Accounts: ledger.NewLocal(ledger.NewFlights(), base)}, time.Now(), nil)
 		if len(all) != c.want {
 			t.Errorf("a jump by %v, %v ago: %d problems, want %d", c.by, c.ago, len(all), c.want)
 		}

@@ -1,28 +1,20 @@
 package admin
 
 // A simulation asks what the limits would do with a request, and neither counts nor
-// serves it. It leads the request through the routes of the running config to the
-// rate_limit handlers that it would meet. Caddy compiles routes into closures that
-// cannot be inspected, so [walk] follows their exported fields as
-// [caddyhttp.RouteList.Compile] does. Handlers on the way are not run, because they
-// may have effects; the exceptions are those that only prepare the request, such as
-// rewrites, since matchers and keys depend on them. What a handler does to a request
-// is known by its module ID alone (see handlersRun, handlersAside and
-// handlersLast); an answer names the handlers of other modules in passed_over.
+// serves it. [routes.Walk] leads the request through the routes of the running config to
+// the rate_limit handlers that it would meet; an answer names the handlers in passed_over
+// that were not run and may matter.
 
 import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"net/http"
 	"net/netip"
 	"net/url"
-	"reflect"
 	"slices"
 	"strconv"
 	"strings"
@@ -34,6 +26,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/routes"
 )
 
 // simulationTimeout bounds a simulation.
@@ -43,8 +36,8 @@ const simulationTimeout = 5 * time.Second
 // request.
 func simulate(_ runningConfig, r *http.Request) (any, error) {
 	w := nowhere{}
-	asked, err := readSimulatedRequest(w, r.Body)
-	if err != nil {
+	var asked simulatedRequest
+	if err := readBody(r.Body, maxSimulatedRequest, &asked); err != nil {
 		return nil, err
 	}
 	web, err := caddy.ActiveContext().AppIfConfigured("http")
@@ -61,11 +54,11 @@ func simulate(_ runningConfig, r *http.Request) (any, error) {
 		return nil, err
 	}
 	s := limiter.NewSimulation(w)
-	k := &walk{server: server, w: w, groups: map[string]bool{}, meet: s.Meet}
-	if err := k.routes(server.Routes, request, func(*http.Request) error { return nil }); err != nil {
+	k := &routes.Walk{Server: server, W: w, Meet: s.Meet}
+	if err := k.Lead(request); err != nil {
 		s.Answer.Error = err.Error()
 	}
-	s.Answer.PassedOver = k.passedOver
+	s.Answer.PassedOver = k.PassedOver
 	return s.Answer, nil
 }
 
@@ -90,24 +83,6 @@ const (
 	// redirectServer is the server with which Caddy redirects HTTP to HTTPS.
 	redirectServer = "remaining_auto_https_redirects"
 )
-
-func readSimulatedRequest(w http.ResponseWriter, body io.ReadCloser) (*simulatedRequest, error) {
-	decoder := json.NewDecoder(http.MaxBytesReader(w, body, maxSimulatedRequest))
-	decoder.DisallowUnknownFields()
-	var s simulatedRequest
-	err := decoder.Decode(&s)
-	if err == nil {
-		if _, err = decoder.Token(); errors.Is(err, io.EOF) {
-			return &s, nil
-		}
-		err = cmp.Or(err, errors.New("there is something behind the request"))
-	}
-	status := http.StatusBadRequest
-	if tooLarge := new(http.MaxBytesError); errors.As(err, &tooLarge) {
-		status = http.StatusRequestEntityTooLarge
-	}
-	return nil, apiErrorf(status, "read the request to simulate: %w", err)
-}
 
 // prepare returns the request as the server would hand it to its routes, and that
 // server.
@@ -221,7 +196,7 @@ func remoteAddr(text string) (string, error) {
 }
 
 // serverFor returns the server of that name or, if the name is empty, the only one
-// that listens on the port of the URL.
+// that listens where the URL says.
 func serverFor(app *caddyhttp.App, name string, target *url.URL) (*caddyhttp.Server, error) {
 	names := sortedKeys(app.Servers)
 	if name != "" {
@@ -235,23 +210,42 @@ func serverFor(app *caddyhttp.App, name string, target *url.URL) (*caddyhttp.Ser
 		if port == "" {
 			return name == redirectServer
 		}
-		return !slices.ContainsFunc(app.Servers[name].Listen, func(addr string) bool { return hasPort(addr, port) })
+		return !slices.ContainsFunc(app.Servers[name].Listen, func(addr string) bool { return listensAt(addr, target.Hostname(), port) })
 	})
 	switch {
 	case len(fitting) == 1:
 		return app.Servers[fitting[0]], nil
-	case len(names) == 1:
-		// Something in front of it may map ports.
+	case len(names) == 1 && target.Port() == "":
+		// Something in front of it may map the ports that URLs leave out.
 		return app.Servers[names[0]], nil
+	case len(fitting) == 0 && port != "":
+		return nil, apiErrorf(http.StatusNotFound, "no server listens at %s; there is %s: if something in front of Caddy maps addresses, name the server (--server, in JSON server)",
+			net.JoinHostPort(target.Hostname(), port), listeners(app, names))
 	default:
 		return nil, fmt.Errorf("which server is meant is not clear: name one of %s (--server, in JSON server)", strings.Join(names, ", "))
 	}
 }
 
-func hasPort(addr, port string) bool {
+// listeners says where the servers listen.
+func listeners(app *caddyhttp.App, names []string) string {
+	var all []string
+	for _, name := range names {
+		all = append(all, name+" at "+strings.Join(app.Servers[name].Listen, " and "))
+	}
+	return strings.Join(all, ", ")
+}
+
+// listensAt reports whether an address to listen at takes connections to a host and a port. Which
+// addresses a name has is not known.
+func listensAt(addr, host, port string) bool {
 	parsed, err := caddy.ParseNetworkAddress(addr)
 	n, _ := strconv.ParseUint(port, 10, 16)
-	return err == nil && n > 0 && parsed.StartPort <= uint(n) && uint(n) <= parsed.EndPort
+	if err != nil || n == 0 || uint(n) < parsed.StartPort || parsed.EndPort < uint(n) {
+		return false
+	}
+	to, err := netip.ParseAddr(host)
+	own, errOwn := netip.ParseAddr(parsed.Host)
+	return err != nil || errOwn != nil || own.IsUnspecified() || own.Unmap() == to.Unmap()
 }
 
 func localAddr(server *caddyhttp.Server) net.Addr {
@@ -289,142 +283,4 @@ func onlyHost(server *caddyhttp.Server) (string, error) {
 	default:
 		return "", fmt.Errorf("url has no host: write it out, for one of %s", strings.Join(hosts, ", "))
 	}
-}
-
-// walk leads a request through the routes of a server.
-type walk struct {
-	server *caddyhttp.Server
-	w      http.ResponseWriter
-	groups map[string]bool
-	depth  int
-	// meet is called for each rate_limit handler. It reports whether the request goes
-	// on.
-	meet func(l *limiter.Limiter, r *http.Request) (goesOn bool, err error)
-	// passedOver lists the modules of handlers that were not run and may matter.
-	passedOver []string
-}
-
-// limiting is a handler that has a limiter.
-type limiting interface{ Limiter() *limiter.Limiter }
-
-// step continues a request with what comes next.
-type step = func(r *http.Request) error
-
-// maxDepth bounds the handlers of a walk, because named routes can invoke themselves.
-const maxDepth = 1000
-
-// handlersRun prepare a request and do nothing else, so they are run.
-var handlersRun = map[caddy.ModuleID]bool{
-	"http.handlers.headers": true,
-	"http.handlers.map":     true,
-	"http.handlers.rewrite": true,
-	"http.handlers.vars":    true,
-}
-
-// handlersAside do nothing that a rate_limit after them could see, so they are
-// skipped.
-var handlersAside = map[caddy.ModuleID]bool{
-	"http.handlers.copy_response":         true,
-	"http.handlers.copy_response_headers": true,
-	"http.handlers.encode":                true,
-	"http.handlers.intercept":             true,
-	"http.handlers.log_append":            true,
-	"http.handlers.push":                  true,
-	"http.handlers.request_body":          true,
-	"http.handlers.templates":             true,
-	"http.handlers.tracing":               true,
-}
-
-// handlersLast answer the request, which ends the walk. The value is a field that,
-// if it is set, may let the request go on.
-var handlersLast = map[caddy.ModuleID]string{
-	"http.handlers.acme_server":     "",
-	"http.handlers.error":           "",
-	"http.handlers.file_server":     "PassThru",
-	"http.handlers.metrics":         "",
-	"http.handlers.reverse_proxy":   "HandleResponse",
-	"http.handlers.static_response": "",
-}
-
-// routes leads r through a list of routes, and then to next.
-func (k *walk) routes(routes caddyhttp.RouteList, r *http.Request, next step) error {
-	if len(routes) == 0 {
-		return next(r)
-	}
-	route := routes[0]
-	rest := func(r *http.Request) error { return k.routes(routes[1:], r, next) }
-	if route.Group != "" && k.groups[route.Group] {
-		return rest(r)
-	}
-	matches, err := route.MatcherSets.AnyMatchWithError(r)
-	switch {
-	case err != nil:
-		return fmt.Errorf("a route's matcher: %w", err)
-	case !matches:
-		return rest(r)
-	}
-	if route.Group != "" {
-		k.groups[route.Group] = true
-	}
-	if route.Terminal {
-		rest = func(*http.Request) error { return nil }
-	}
-	return k.handlers(route.Handlers, r, rest)
-}
-
-// handlers leads r through the handlers of a route, and then to next.
-func (k *walk) handlers(handlers []caddyhttp.MiddlewareHandler, r *http.Request, next step) error {
-	if len(handlers) == 0 {
-		return next(r)
-	}
-	if k.depth++; k.depth > maxDepth {
-		return errors.New("routes invoke each other without end")
-	}
-	rest := func(r *http.Request) error { return k.handlers(handlers[1:], r, next) }
-	switch h := handlers[0].(type) {
-	case limiting:
-		goesOn, err := k.meet(h.Limiter(), r)
-		if err != nil || !goesOn {
-			return err
-		}
-		return rest(r)
-	case *caddyhttp.Subroute:
-		return k.routes(h.Routes, r, rest)
-	case *caddyhttp.Invoke:
-		route, ok := k.server.NamedRoutes[h.Name]
-		if !ok {
-			return fmt.Errorf("named route %q does not exist", h.Name)
-		}
-		return k.routes(caddyhttp.RouteList{*route}, r, rest)
-	default:
-		return k.other(h, r, rest)
-	}
-}
-
-func (k *walk) other(h caddyhttp.MiddlewareHandler, r *http.Request, rest step) error {
-	id := caddy.ModuleID(caddy.GetModuleID(h))
-	field, isLast := handlersLast[id]
-	switch {
-	case handlersRun[id]:
-		return h.ServeHTTP(k.w, r, caddyhttp.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) error { return rest(r) }))
-	case handlersAside[id]:
-		return rest(r)
-	case isLast && !isSet(h, field):
-		return nil
-	}
-	if !slices.Contains(k.passedOver, string(id)) {
-		k.passedOver = append(k.passedOver, string(id))
-	}
-	return rest(r)
-}
-
-// isSet reports whether a field of a handler has a value. It uses reflection rather
-// than importing the types of these handlers.
-func isSet(h caddyhttp.MiddlewareHandler, field string) bool {
-	v := reflect.Indirect(reflect.ValueOf(h))
-	if field == "" || v.Kind() != reflect.Struct {
-		return false
-	}
-	f := v.FieldByName(field)
-	return f.IsValid() && !f.IsZero()
 }

@@ -19,7 +19,9 @@ func status(running runningConfig, r *http.Request) (any, error) {
 	if _, err := queryOf(r); err != nil {
 		return nil, err
 	}
-	s := adminapi.Status{Problems: problems(running), Zones: []adminapi.Zone{}, Stores: []adminapi.Store{}}
+	s := adminapi.Status{
+		Instances: []adminapi.Instance{instance()}, Problems: running.Watch().Problems(), Zones: []adminapi.Zone{}, Stores: []adminapi.Store{},
+	}
 	seen := map[limiter.ZoneID]bool{}
 	for _, l := range running.Limiters() {
 		for _, z := range l.Zones {
@@ -65,6 +67,10 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 	if z.Enforce != nil {
 		s.Enforce = *z.Enforce
 	}
+	if rule := l.Store.ZoneOverride(z.Name, time.Now); rule != nil {
+		shown := overrideOf(l.Store.Name, rule, adminapi.Client{})
+		s.Rule = &shown
+	}
 	for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
 		s.Decisions[o.String()] = telemetry.ValueOf(z.Counts.Decisions[o])
 	}
@@ -78,6 +84,7 @@ func statusOfStore(handle *stores.Handle) adminapi.Store {
 		return s
 	}
 	defer handle.Leave()
+	s.Shared = open.IsRemote
 	if open.Operable != nil {
 		if n := open.Operable.Len(); n >= 0 {
 			s.Buckets = &n

@@ -1,6 +1,6 @@
 // Package adminapi defines what the admin API below /rate_limit/ reads and answers,
-// as it is written in JSON: [Status], [Top] and [Tops], [Near] and [Nears], [Found],
-// [Buckets] and [Resets], [Overrides], [SimulatedRequest] and [Simulation]. The API of
+// as it is written in JSON: [Status], [History], [Top] and [Tops], [Near] and [Nears],
+// [Found] and [Matches], [Buckets] and [Resets], [Overrides], [SimulatedRequest] and [Simulation]. The API of
 // internal/admin fills these types and the commands of internal/admin/cli read them, so
 // that the two agree. [Check] is no answer of the API: the command check fills and prints
 // it.
@@ -9,30 +9,104 @@
 package adminapi
 
 import (
+	"cmp"
 	"net/http"
+	"slices"
+	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Status describes the running config: GET /rate_limit/.
 type Status struct {
-	// Problems are what is wrong with the stores and with keys, worst first. It is empty if all is
-	// well.
+	// Instances are the Caddys that the answer is about: one, unless answers of several were
+	// added up.
+	Instances []Instance `json:"instances"`
+	// Problems are what is wrong with the stores, with keys and with the traffic of zones, worst
+	// first. It is empty if all is well.
 	Problems []Problem `json:"problems"`
 	Zones    []Zone    `json:"zones"`
 	Stores   []Store   `json:"stores"`
 }
 
-// Problem is something wrong with a shard, with one of its servers, or with the key of a
-// zone.
+// Instance is a Caddy.
+type Instance struct {
+	// Name is that of its machine.
+	Name string `json:"name"`
+	// Address is that of its admin endpoint. A Caddy does not know by which address it was asked:
+	// who asks several of them fills it in.
+	Address string `json:"address,omitempty"`
+	// Version is that of this module, "(devel)" in a build of a working copy, or empty if the
+	// binary does not tell.
+	Version string `json:"version"`
+	// Uptime is how long the process has run, in seconds.
+	Uptime float64 `json:"uptime"`
+	// Error is why it is not part of the answer, if several were asked and it did not answer.
+	Error string `json:"error,omitempty"`
+}
+
+// ProblemKind is what sort of problem one is.
+type ProblemKind string
+
+// The kinds of problems.
+const (
+	// ProblemNoPrimary: a primary is away, or no server of a shard is known.
+	ProblemNoPrimary ProblemKind = "no_primary"
+	// ProblemChargesWait: charges wait for a shard.
+	ProblemChargesWait ProblemKind = "charges_wait"
+	// ProblemUnchecked: on_error lets requests pass.
+	ProblemUnchecked ProblemKind = "unchecked"
+	// ProblemNoReplica: a replica is not asked.
+	ProblemNoReplica ProblemKind = "no_replica"
+	// ProblemMisconfigured: a server is set up wrongly.
+	ProblemMisconfigured ProblemKind = "misconfigured"
+	// ProblemDisagreement: another Caddy has another config.
+	ProblemDisagreement ProblemKind = "disagreement"
+	// ProblemDamagedOverrides: what operators have set cannot all be read.
+	ProblemDamagedOverrides ProblemKind = "damaged_overrides"
+	// ProblemProxyAddress: clients behind a proxy that is not trusted share a bucket.
+	ProblemProxyAddress ProblemKind = "proxy_address"
+	// ProblemOneKey: nearly all requests have the same key.
+	ProblemOneKey ProblemKind = "one_key"
+	// ProblemEmptyKey: keys are often empty.
+	ProblemEmptyKey ProblemKind = "empty_key"
+	// ProblemEvicted: buckets in memory are forgotten although they count.
+	ProblemEvicted ProblemKind = "evicted"
+	// ProblemIdleZone: a zone decides about no request.
+	ProblemIdleZone ProblemKind = "idle_zone"
+	// ProblemClockJumped: a clock was set.
+	ProblemClockJumped ProblemKind = "clock_jumped"
+	// ProblemDoubtfulKey: a key may not tell clients apart.
+	ProblemDoubtfulKey ProblemKind = "doubtful_key"
+	// ProblemMore stands for those that are not listed.
+	ProblemMore ProblemKind = "more"
+)
+
+// ProblemKinds are all kinds, the worst first.
+var ProblemKinds = []ProblemKind{
+	ProblemNoPrimary, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemDisagreement, ProblemDamagedOverrides,
+	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemMore,
+}
+
+// Rank returns the place of the kind among all; the worst is 0.
+func (k ProblemKind) Rank() int { return slices.Index(ProblemKinds, k) }
+
+// Problem is something wrong with a shard, with one of its servers, or with the key or the
+// traffic of a zone.
 type Problem struct {
-	Store string `json:"store"`
-	Shard string `json:"shard,omitempty"`
-	Zone  string `json:"zone,omitempty"`
+	// Kind is also a label of the metric caddy_rate_limit_problems.
+	Kind  ProblemKind `json:"kind"`
+	Store string      `json:"store"`
+	Shard string      `json:"shard,omitempty"`
+	Zone  string      `json:"zone,omitempty"`
 	// Server is the address, if the problem is that of one server.
 	Server string `json:"server,omitempty"`
-	// Text is a sentence without a period.
+	// Text is a sentence without a period, with the remedy if it is not plain.
 	Text string `json:"text"`
+	// Since is when it was found first, in seconds since the epoch.
+	Since float64 `json:"since,omitempty"`
+	// Addresses are the Caddys that it is a problem of, if several were asked.
+	Addresses []string `json:"addresses,omitempty"`
 }
 
 // Client is a client key, and what it says by the templates of the zone's key in the
@@ -70,11 +144,22 @@ type Zone struct {
 	Charge   string `json:"charge"`
 	// Enforce is in percent.
 	Enforce float64 `json:"enforce"`
+	// Rule is what operators have changed of the zone, in place of Events, Burst, Enforce and the
+	// percentage of Rollout, which are those of the config.
+	Rule *Override `json:"rule,omitempty"`
 	// Decisions are counts by outcome.
 	Decisions map[string]int64 `json:"decisions"`
 	// LastRefused is when this process last refused a request there, or in the store of
 	// the rollout, in seconds since the epoch; 0 if it refused none.
 	LastRefused float64 `json:"last_refused,omitempty"`
+	// Shares are the decisions of each Caddy, if several were asked.
+	Shares []ZoneShare `json:"shares,omitempty"`
+}
+
+// ZoneShare is the part of one Caddy in the decisions of a zone.
+type ZoneShare struct {
+	Address   string           `json:"address"`
+	Decisions map[string]int64 `json:"decisions"`
 }
 
 // Rollout names the store to which a share of the clients is moved.
@@ -88,6 +173,8 @@ type Rollout struct {
 type Store struct {
 	Name   string `json:"name"`
 	Module string `json:"module,omitempty"`
+	// Shared is set if other Caddys may count there too.
+	Shared bool `json:"shared"`
 	// Buckets is their number, of a store in memory.
 	Buckets *int    `json:"buckets,omitempty"`
 	Shards  []Shard `json:"shards,omitempty"`
@@ -152,6 +239,8 @@ type Top struct {
 	// Since is the time that the counts cover, in seconds.
 	Since   float64         `json:"since"`
 	Refused []RefusedClient `json:"refused"`
+	// Errors are of the Caddys that did not answer, if several were asked.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // RefusedClient is how often a client was refused: a lower bound, but for a chance
@@ -162,11 +251,21 @@ type RefusedClient struct {
 	Count int64  `json:"count"`
 	// LastRefused is when, in seconds since the epoch; 0 if that was forgotten.
 	LastRefused float64 `json:"last_refused,omitempty"`
+	// Shares are the refusals by each Caddy, if several were asked.
+	Shares []ClientShare `json:"shares,omitempty"`
+}
+
+// ClientShare is the part of one Caddy in the refusals of a client.
+type ClientShare struct {
+	Address string `json:"address"`
+	Count   int64  `json:"count"`
 }
 
 // Tops has the [Top] of every zone, in alphabetical order: GET /rate_limit/top.
 type Tops struct {
 	Zones []Top `json:"zones"`
+	// Errors are of the Caddys that did not answer, if several were asked.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // Near lists the clients that have used most of their limit in a zone, and not all of
@@ -182,6 +281,8 @@ type Near struct {
 	// Unlisted are the stores that cannot list their buckets, so that their clients are
 	// not known.
 	Unlisted []string `json:"unlisted_stores,omitempty"`
+	// Errors are of the Caddys that did not answer, if several were asked.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // NearClient is a client that is near its limit, as far as this process knows. Its
@@ -192,19 +293,56 @@ type NearClient struct {
 	Limit int64   `json:"limit"`
 	Used  int64   `json:"used"`
 	Reset float64 `json:"reset,omitempty"`
+	// Address is the Caddy that counts the client in its own memory, if several were asked.
+	Address string `json:"address,omitempty"`
+	// Seen is what the Caddys for which the client is near its limit saw last, if several that share the
+	// store were asked. How much each of them has admitted is not known: the store has one count.
+	Seen []Sighting `json:"seen,omitempty"`
+}
+
+// Sighting is the count of a client in a shared store as one Caddy saw it last.
+type Sighting struct {
+	Address string `json:"address"`
+	Used    int64  `json:"used"`
 }
 
 // Nears has the [Near] of every zone, in alphabetical order: GET /rate_limit/near.
 type Nears struct {
 	Zones []Near `json:"zones"`
+	// Errors are of the Caddys that did not answer, if several were asked.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // Found lists the buckets of one client in every zone and store whose key fits, in
 // alphabetical order of the zones: GET /rate_limit/clients.
 type Found struct {
 	Zones []Buckets `json:"zones"`
-	// Errors are of the zones that could not be looked at.
+	// Errors are of the zones that could not be looked at, and of Caddys that did not answer.
 	Errors []string `json:"errors,omitempty"`
+}
+
+// Matches lists the clients that begin with a text, among those whose buckets this process remembers:
+// GET /rate_limit/clients?prefix=<text>.
+type Matches struct {
+	Clients []Match `json:"clients"`
+	// More means that there are more than are listed.
+	More bool `json:"more,omitempty"`
+	// Unlisted are the stores that cannot list their buckets.
+	Unlisted []string `json:"unlisted_stores,omitempty"`
+	// Errors are of the Caddys that did not answer, if several were asked.
+	Errors []string `json:"errors,omitempty"`
+}
+
+// Match is a client of a zone, and its count as far as this process knows.
+type Match struct {
+	Zone string `json:"zone"`
+	NearClient
+}
+
+// Compare orders matches by their values.
+func (m *Match) Compare(other *Match) int {
+	return cmp.Or(slices.Compare(m.Values, other.Values), strings.Compare(m.ClientKey, other.ClientKey),
+		strings.Compare(m.Zone, other.Zone), strings.Compare(m.Store, other.Store))
 }
 
 // Buckets describes the buckets of a client: GET /rate_limit/buckets/<zone>.
@@ -212,6 +350,8 @@ type Buckets struct {
 	Zone    string   `json:"zone"`
 	Store   string   `json:"store"`
 	Buckets []Bucket `json:"buckets"`
+	// Errors are of the Caddys that did not answer, if several were asked.
+	Errors []string `json:"errors,omitempty"`
 }
 
 // BucketName identifies a bucket of a zone: its client and, if the bucket was found by
@@ -233,7 +373,7 @@ type Bucket struct {
 	Local *State `json:"local,omitempty"`
 	// Ledger is what this process knows of the bucket beyond the store's count.
 	Ledger *Account `json:"ledger,omitempty"`
-	// Overrides are the block and the grant of the client that are in force.
+	// Overrides are those of the client that are in force.
 	Overrides []Override `json:"overrides,omitempty"`
 	// LastRefused is when this process last refused the client, in seconds since the
 	// epoch; 0 if it did not, or that was forgotten.
@@ -288,28 +428,92 @@ type Reset struct {
 	Deleted bool   `json:"deleted"`
 }
 
-// Overrides lists what operators have changed for single clients: GET
+// Overrides lists what operators have changed for zones and clients: GET
 // /rate_limit/overrides.
 type Overrides struct {
 	Overrides []Override `json:"overrides"`
-	// Errors are of the stores whose overrides could not all be read.
+	// Errors are of the stores whose overrides could not all be read, and of Caddys that did not answer.
 	Errors []string `json:"errors,omitempty"`
 }
 
-// Override is a [store.Override]. Instants are in seconds since the epoch.
+// Override is a [store.Override]. Instants are in seconds since the epoch; Until is 0 if it lasts until
+// it is removed.
 type Override struct {
 	Kind  store.OverrideKind `json:"kind"`
 	Zone  string             `json:"zone"`
 	Store string             `json:"store"`
+	// Client is empty for a zone.
 	Client
-	Events int64   `json:"events,omitempty"`
-	Since  float64 `json:"since,omitempty"`
-	Until  float64 `json:"until,omitempty"`
+	// Events are -1 for unlimited.
+	Events  int64    `json:"events,omitempty"`
+	Burst   int64    `json:"burst,omitempty"`
+	Enforce *float64 `json:"enforce,omitempty"`
+	Rollout *float64 `json:"rollout,omitempty"`
+	Since   float64  `json:"since,omitempty"`
+	Until   float64  `json:"until,omitempty"`
 	// ReplacedUntil is when the override of the same kind would have ended that a new one
-	// replaces; 0 if there was none.
+	// replaces; 0 if there was none, or it had no end.
 	ReplacedUntil float64 `json:"replaced_until,omitempty"`
-	Reason        string  `json:"reason,omitempty"`
-	By            string  `json:"by,omitempty"`
+	// ReplacedDamaged is set if what it has replaced, or was removed, could not be read.
+	ReplacedDamaged bool   `json:"replaced_damaged,omitempty"`
+	Reason          string `json:"reason,omitempty"`
+	By              string `json:"by,omitempty"`
+	// Version may be sent with a change, which is then only made if the override is still this one.
+	Version string `json:"version,omitempty"`
+	// Warning names the shards that may lack a change, although it was made.
+	Warning string `json:"warning,omitempty"`
+	// Addresses are the Caddys that have it in their own memory, if several were asked and not all
+	// have it.
+	Addresses []string `json:"addresses,omitempty"`
+}
+
+// ImportedOverrides are those to have: POST /rate_limit/overrides. Their since, by and version do not
+// matter.
+type ImportedOverrides struct {
+	Overrides []Override `json:"overrides"`
+}
+
+// Imported is what an import changes.
+type Imported struct {
+	Changes []ImportedChange `json:"changes"`
+	// Unchanged is how many overrides are as they should be, and Ended how many of the request have
+	// ended by now.
+	Unchanged int `json:"unchanged"`
+	Ended     int `json:"ended,omitempty"`
+	// Skipped are those of zones that the config does not have in that store, each with an Error.
+	Skipped []ImportedChange `json:"skipped,omitempty"`
+}
+
+// ImportedChange is one change of an import: Before is nil if it adds one, After if it removes one.
+type ImportedChange struct {
+	Before *Override `json:"before,omitempty"`
+	After  *Override `json:"after,omitempty"`
+	// Error is why it was not made.
+	Error string `json:"error,omitempty"`
+	// Warning names the shards that may lack it, although it was made.
+	Warning string `json:"warning,omitempty"`
+}
+
+// Audit lists the last changes of overrides, the latest first: GET /rate_limit/audit.
+type Audit struct {
+	Changes []AuditedChange `json:"changes"`
+	// Errors are of the stores whose changes could not all be read.
+	Errors []string `json:"errors,omitempty"`
+}
+
+// AuditedChange is a change that was made. Before is nil if there was no override, After if it was
+// removed.
+type AuditedChange struct {
+	// At is in seconds since the epoch.
+	At     float64            `json:"at"`
+	Store  string             `json:"store"`
+	Zone   string             `json:"zone"`
+	Kind   store.OverrideKind `json:"kind"`
+	Client Client             `json:"client"`
+	By     string             `json:"by,omitempty"`
+	Reason string             `json:"reason,omitempty"`
+	Before *Override          `json:"before,omitempty"`
+	After  *Override          `json:"after,omitempty"`
 }
 
 // SimulatedRequest is the request to simulate: POST /rate_limit/simulate.

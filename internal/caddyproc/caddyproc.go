@@ -1,6 +1,7 @@
 // Package caddyproc builds Caddy with this module and runs it as a process of
 // its own, for tests and the laboratory: Build makes the binary, Start a Process,
-// and ParseMetrics reads its metrics. The package does not know Redis.
+// and ParseMetrics reads its metrics. Run makes other servers a Process. The package
+// does not know Redis.
 package caddyproc
 
 import (
@@ -69,7 +70,7 @@ func Build(dir string, flags ...string) (string, error) {
 	return binary, nil
 }
 
-// Process is a running Caddy.
+// Process is a running Caddy, or another server.
 type Process struct {
 	cmd   *exec.Cmd
 	ended chan struct{}
@@ -85,14 +86,20 @@ func Start(binary, dir, caddyfile string, logs io.Writer, addrs ...string) (*Pro
 	if err := os.WriteFile(file, []byte(caddyfile), 0o600); err != nil {
 		return nil, fmt.Errorf("write the config: %w", err)
 	}
-	p := &Process{cmd: exec.Command(binary, "run", "--config", file), ended: make(chan struct{})}
-	p.cmd.Dir = dir
-	p.cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
-	p.cmd.Stderr = logs
+	cmd := exec.Command(binary, "run", "--config", file)
+	cmd.Env = append(os.Environ(), "XDG_DATA_HOME="+dir, "XDG_CONFIG_HOME="+dir)
+	return Run(cmd, dir, logs, addrs...)
+}
+
+// Run runs the command of a server in a folder, and waits until it listens on addrs. What it writes to
+// stderr goes to logs.
+func Run(cmd *exec.Cmd, dir string, logs io.Writer, addrs ...string) (*Process, error) {
+	p := &Process{cmd: cmd, ended: make(chan struct{})}
+	p.cmd.Dir, p.cmd.Stderr = dir, logs
 	process.EndWithParent(p.cmd)
 	process.OwnGroup(p.cmd)
 	if err := p.cmd.Start(); err != nil {
-		return nil, fmt.Errorf("start caddy: %w", err)
+		return nil, fmt.Errorf("start %s: %w", filepath.Base(p.cmd.Path), err)
 	}
 	go func() {
 		_ = p.cmd.Wait()
@@ -132,10 +139,10 @@ func (l *Logs) Fault() error {
 	return nil
 }
 
-// stopTimeout is how long Caddy may take to end.
+// stopTimeout is how long a server may take to end.
 const stopTimeout = time.Minute
 
-// Stop ends Caddy gracefully and waits for it. A Caddy that does not end is
+// Stop ends the server gracefully and waits for it. One that does not end is
 // killed.
 func (p *Process) Stop() {
 	_ = p.cmd.Process.Signal(syscall.SIGTERM)
@@ -177,11 +184,11 @@ func awaitListening(addrs []string, ended <-chan struct{}) error {
 				break
 			}
 			if time.Now().After(deadline) {
-				return fmt.Errorf("wait for caddy: %w", err)
+				return fmt.Errorf("wait until it listens: %w", err)
 			}
 			select {
 			case <-ended:
-				return fmt.Errorf("caddy ended before it listened on %s", addr)
+				return fmt.Errorf("it ended before it listened on %s", addr)
 			case <-time.After(20 * time.Millisecond):
 			}
 		}

@@ -30,6 +30,9 @@ func ReadBuckets(t *testing.T, client *goredis.Client) map[string]Bucket {
 	}
 	read := map[string]Bucket{}
 	for _, key := range keys {
+		if !strings.Contains(key, ":2:") {
+			continue // no bucket
+		}
 		fields := client.HMGet(ctx, key, "c", "r")
 		if fields.Err() == nil && fields.Val()[0] == nil {
 			continue // it has expired since

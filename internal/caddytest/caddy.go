@@ -17,9 +17,12 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
+
+	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
@@ -289,4 +292,24 @@ func (c *Caddy) Stop() {
 func (c *Caddy) Kill() {
 	_ = c.process.cmd.Process.Kill()
 	<-c.Ended
+}
+
+// validating is held while a config is validated: all configs of a process share a cache of certificates,
+// which Caddy closes twice if two end at the same time.
+var validating sync.Mutex
+
+// Validate loads a config in JSON as far as it goes without running it.
+func Validate(config []byte) error {
+	validating.Lock()
+	defer validating.Unlock()
+	parsed := new(caddy.Config)
+	if err := caddy.StrictUnmarshalJSON(config, parsed); err != nil {
+		return err
+	}
+	// Validation needs no admin endpoint, which would take a port.
+	parsed.Admin = &caddy.AdminConfig{Disabled: true}
+	parsed.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
+		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{WriterRaw: []byte(`{"output":"discard"}`)}},
+	}}
+	return caddy.Validate(parsed)
 }

@@ -21,6 +21,7 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard" // what cmd/caddy has
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/history"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -241,6 +242,7 @@ func (idleAPI) Routes() []caddy.AdminRoute {
 			return caddy.APIError{HTTPStatus: http.StatusConflict, Err: errors.New(left[len(left)-1])}
 		}
 		telemetry.Default.Reset()
+		history.Default.Forget()
 		_, err := io.Copy(os.Stderr, r.Body)
 		return err
 	})}}

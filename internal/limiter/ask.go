@@ -103,18 +103,18 @@ func (l *Limiter) answering(open *stores.Opened) answering {
 
 // countOverflow makes clients beyond the bound of a store share a bucket, unless they are known to
 // have one.
-func (e *evaluation) countOverflow(ctx context.Context) {
+func (e *evaluation) countOverflow(r *http.Request) {
 	// Most requests need no list of zones.
 	if open := e.onlyOpen(); open != nil {
-		for _, o := range e.limiter.answering(open).Overflow(ctx, e.reqs, e.limiter.Now) {
-			e.share(ctx, o.Index, o.Err)
+		for _, o := range e.limiter.answering(open).Overflow(r.Context(), e.reqs, e.limiter.Now) {
+			e.share(r, o.Index, o.Err)
 		}
 		return
 	}
 	for _, there := range e.byStore(e.where(func(z *inZone) bool { return z.open != nil })) {
 		if len(there) > 0 {
-			for _, o := range e.limiter.answering(e.zones[there[0]].open).Overflow(ctx, e.pick(there), e.limiter.Now) {
-				e.share(ctx, there[o.Index], o.Err)
+			for _, o := range e.limiter.answering(e.zones[there[0]].open).Overflow(r.Context(), e.pick(there), e.limiter.Now) {
+				e.share(r, there[o.Index], o.Err)
 			}
 		}
 	}
@@ -123,23 +123,26 @@ func (e *evaluation) countOverflow(ctx context.Context) {
 // share makes zone i count the request in a bucket that clients share: the overflow bucket or,
 // if the store failed with err to say whether the client is new, or to answer about the
 // overflow bucket, the unknown one.
-func (e *evaluation) share(ctx context.Context, i int, err error) {
-	r, z, rare := &e.reqs[i], &e.zones[i], e.rareZone(i)
+func (e *evaluation) share(r *http.Request, i int, err error) {
+	req, z, rare := &e.reqs[i], &e.zones[i], e.rareZone(i)
 	if z.role == blocks {
 		// It is refused as the client that it is.
 		return
 	}
 	if z.bucket == ownBucket {
-		rare.own = ownRequest{r.ClientKey, r.Events, r.Burst}
+		rare.own = ownRequest{req.ClientKey, req.Events, req.Burst}
 	}
-	if rare.err = err; z.handle.HasOverrides() {
-		// A grant is the client's own.
-		r.Events, r.Burst = z.eventsFor(e.repl, e.limiter)
+	rare.err = err
+	if of := z.overridesOf(req.ClientKey, e.limiter); of.Grant != nil || of.Limit != nil {
+		// They are the client's own. A matcher that fails has ended the request before.
+		if events, burst := z.limitBy(z.rule(e.limiter), e.replOf(i), e.limiter); events != unlimited {
+			_ = z.setLimit(req, e.requestOf(i, r), events, burst, stores.ClientOverrides{})
+		}
 	}
-	r.ClientKey, z.bucket = stores.OverflowKey, overflowBucket
+	req.ClientKey, z.bucket = stores.OverflowKey, overflowBucket
 	if err != nil {
-		r.ClientKey, z.bucket = stores.UnknownKey, unknownBucket
-		if ctx.Err() == nil {
+		req.ClientKey, z.bucket = stores.UnknownKey, unknownBucket
+		if r.Context().Err() == nil {
 			e.noteError(i, err)
 		}
 	}
@@ -240,6 +243,11 @@ func (e *evaluation) askEach(r *http.Request, some []int) (await func() error) {
 		} else {
 			checks = append(checks, i)
 		}
+		if open := e.zones[i].open; open != nil && !open.IsRemote {
+			// Memory answers at once.
+			e.askIn(ctx, question, []int{i})
+			continue
+		}
 		calls.Go(func() { e.askIn(ctx, question, []int{i}) })
 	}
 	return func() error {
@@ -319,7 +327,7 @@ func (e *evaluation) takeSome(r *http.Request, takes []int) error {
 	e.askSome(context.WithoutCancel(r.Context()), answering.Take, takes)
 	err := e.handleErrors(r, takes)
 	e.noteTaken(takes)
-	if err == nil {
+	if item := e.itemOf(takes[0]); err == nil && (item == nil || !item.Exactly) {
 		err = e.limiter.leftBy(r, r.Context().Err())
 	}
 	return err
@@ -460,7 +468,7 @@ func (e *evaluation) handleError(r *http.Request, i int) {
 	case z.bucket == overflowBucket && !z.isUncertain():
 		// Requests that on_error admits must not fill the overflow bucket, which
 		// would refuse new clients later.
-		e.share(r.Context(), i, err)
+		e.share(r, i, err)
 	default:
 		e.noteError(i, err)
 	}
@@ -529,6 +537,8 @@ func (e *evaluation) noteTaken(takes []int) {
 			if z.isLease && z.answer == hasRoom {
 				e.refuseAborted(i, 0)
 			}
+		case z.answer == hasRoom && e.findsNothing(i):
+			e.refuseLook(i)
 		case z.answer == hasRoom:
 			e.noteTake(i)
 		}

@@ -60,7 +60,7 @@ func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete fu
 		handles[in] = &stores.Handle{Name: t.Name(), Module: module, Logger: zap.NewNop()}
 	}
 	moved := &Rollout{Store: handles[rolloutStore]}
-	h = &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
+	h = &Limiter{arrived: new(arrivals), Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
 	for _, name := range []string{"a", "b"} {
 		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1}, Window: time.Hour, Counts: telemetry.Default.Zone(name)}
 		complete(z)
@@ -163,7 +163,7 @@ func (w *boundedWorld) open(most int) *stores.Handle {
 // the status.
 func (w *boundedWorld) ask(client string, handlers int) int {
 	w.t.Helper()
-	h := &Limiter{Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
+	h := &Limiter{arrived: new(arrivals), Config: Config{Zones: []*Zone{w.zone}, Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
 	next := caddyhttp.Handler(caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusOK)
 		return nil
@@ -292,7 +292,7 @@ func TestOverflowIsChargedOnce(t *testing.T) {
 // TestZonesAreObservedWhileSlotsAreGivenBack: for the race detector.
 func TestZonesAreObservedWhileSlotsAreGivenBack(t *testing.T) {
 	handle := &stores.Handle{Name: t.Name(), Module: deafModule{memory.New(memory.NewBuckets(), memory.Options{})}, Logger: zap.NewNop()}
-	h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}}
+	h := &Limiter{arrived: new(arrivals), Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}}
 	for _, name := range []string{"a", "b"} {
 		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 1}, Cost: Quantity{Number: 1}, Window: time.Hour, Counts: telemetry.Default.Zone(name)}
 		if name == "a" {

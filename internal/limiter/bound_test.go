@@ -28,7 +28,7 @@ func TestRolloutMovesTheSameClientsAlways(t *testing.T) {
 			t.Errorf("cohort of %q is %d, want %d", key, got, want)
 		}
 		percent := float64(want) / cohorts * 100
-		if rolloutTo(percent-0.01).moves(key) || !rolloutTo(percent+0.01).moves(key) {
+		if rolloutTo(percent-0.01).moves(key, nil) || !rolloutTo(percent+0.01).moves(key, nil) {
 			t.Errorf("%q is not moved from %f percent on", key, percent)
 		}
 	}
@@ -41,7 +41,7 @@ func TestRolloutMovesItsShareAndNoClientBack(t *testing.T) {
 		o := rolloutTo(percent)
 		moved := map[string]bool{}
 		for i := range keys {
-			if key := fmt.Sprintf("x7Q:client-%d", i); o.moves(key) {
+			if key := fmt.Sprintf("x7Q:client-%d", i); o.moves(key, nil) {
 				moved[key] = true
 			}
 		}
@@ -60,7 +60,7 @@ func TestRolloutMovesItsShareAndNoClientBack(t *testing.T) {
 			t.Errorf("%g percent move %d of %d", percent, len(moved), keys)
 		}
 	}
-	if new(Rollout).moves("x7Q:client-1") || (*Rollout)(nil).moves("x7Q:client-1") {
+	if new(Rollout).moves("x7Q:client-1", nil) || (*Rollout)(nil).moves("x7Q:client-1", nil) {
 		t.Error("a client is moved without a rollout")
 	}
 }
@@ -83,7 +83,7 @@ func TestRolloutIsIndependentOfTheShards(t *testing.T) {
 			key := fmt.Sprintf("x7Q:client-%d", i)
 			owner := store.Owner(key)
 			owned[owner]++
-			if o.moves(key) {
+			if o.moves(key, nil) {
 				moved[owner]++
 			}
 		}

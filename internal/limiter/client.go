@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -28,23 +29,6 @@ const (
 	noteOverflow = "the bucket that new clients share, by max_new_buckets"
 	noteUnknown  = "the bucket that clients share while the store does not say whether they are new, by max_new_buckets"
 	noteNoText   = "of no text of the zone's key in the running config"
-)
-
-// shorthands replaces placeholders by what a Caddyfile has for them. The first that fits
-// counts.
-var shorthands = strings.NewReplacer(
-	"{http.vars.client_ip}", "{client_ip}",
-	"{http.request.remote.host}", "{remote_host}",
-	"{http.request.remote}", "{remote}",
-	"{http.request.host}", "{host}",
-	"{http.request.method}", "{method}",
-	"{http.request.uri}", "{uri}",
-	"{http.request.uri.path}", "{path}",
-	"{http.request.header.", "{header.",
-	"{http.request.cookie.", "{cookie.",
-	"{http.request.uri.query.", "{query.",
-	"{http.request.host.labels.", "{labels.",
-	"{http.vars.", "{vars.",
 )
 
 // textOf returns the text of template i.
@@ -111,7 +95,7 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 			continue
 		}
 		if store.IsShortened(clientKey) {
-			c.Template, c.Values, c.Note = shorthands.Replace(z.textOf(i)), []string{rest}, noteLong
+			c.Template, c.Values, c.Note = clientkey.Shorten(z.textOf(i)), []string{rest}, noteLong
 			return c
 		}
 		if values, ok := t.split(rest); ok && slices.ContainsFunc(values, isBinary) {
@@ -119,7 +103,7 @@ func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 			c.Note = noteParts
 			return c
 		} else if ok {
-			c.Template, c.Values = shorthands.Replace(z.textOf(i)), values
+			c.Template, c.Values = clientkey.Shorten(z.textOf(i)), values
 			return c
 		}
 	}
@@ -174,7 +158,10 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 		}
 		return []adminapi.BucketName{z.nameBucket(key)}, nil
 	}
-	only, values := z.named(values)
+	only, values, err := z.named(values)
+	if err != nil {
+		return nil, err
+	}
 	if len(values) > 0 && !slices.ContainsFunc(values, func(v string) bool { return v != "" }) {
 		return nil, errors.New("key is empty: write what the placeholder has for the client")
 	}
@@ -279,20 +266,25 @@ func words(text string) (words []string) {
 }
 
 // named returns the template that values begin with, and the others. The template is nil
-// if they begin with none.
-func (z *Zone) named(values []string) (t *keyTemplate, others []string) {
+// if they begin with none. A template with placeholders needs their values: without them, its text
+// would be the name of a client that nobody is.
+func (z *Zone) named(values []string) (t *keyTemplate, others []string, err error) {
 	for i := range z.templates {
 		t := &z.templates[i]
-		if len(values) > 0 && slices.Contains(z.formsOf(i), values[0]) && t.takes(values[1:]) {
-			return t, values[1:]
+		switch {
+		case len(values) == 0 || !slices.Contains(z.formsOf(i), values[0]):
+		case t.takes(values[1:]):
+			return t, values[1:], nil
+		case len(t.placeholders) > 0:
+			err = fmt.Errorf("%s has %d placeholders, and there are %d values: write the value of each behind it", values[0], len(distinct(t.placeholders)), len(values)-1)
 		}
 	}
-	return nil, values
+	return nil, values, err
 }
 
 // formsOf returns how template i is written in a config, and as it is shown.
 func (z *Zone) formsOf(i int) []string {
-	return []string{z.textOf(i), shorthands.Replace(z.textOf(i))}
+	return []string{z.textOf(i), clientkey.Shorten(z.textOf(i))}
 }
 
 // takes reports whether values are as many as the template has placeholders, or the one

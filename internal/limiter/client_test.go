@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
@@ -23,7 +24,7 @@ func TestShorthands(t *testing.T) {
 	} {
 		segment := caddyfile.Segment{{Text: short}}
 		httpcaddyfile.NewShorthandReplacer().ApplyToSegment(&segment)
-		if got := shorthands.Replace(segment[0].Text); got != short {
+		if got := clientkey.Shorten(segment[0].Text); got != short {
 			t.Errorf("%s is %s in a config, which is shown as %s", short, segment[0].Text, got)
 		}
 	}
@@ -107,7 +108,8 @@ func TestFind(t *testing.T) {
 		"{client_ip} 2001:db8::/64":      "{client_ip} [2001:db8::/64]",
 		"2001:db8::/64":                  "{header.X-Key} [2001:db8::/64], {client_ip} [2001:db8::/64]",
 		"192.0.2.0/24":                   "{header.X-Key} [192.0.2.0/24]",
-		"{header.X-Key}":                 "{header.X-Key} [{header.X-Key}]",
+		"{header.X-Key}":                 "",
+		"{header.X-Key} {header.X-Key}":  "{header.X-Key} [{header.X-Key}]",
 		"{header.X-Key} 'Bearer abc='":   "{header.X-Key} ['Bearer abc='], {header.X-Key} [Bearer abc=]",
 		`{header.X-Key} 'it'\''s'`:       `{header.X-Key} ['it'\''s'], {header.X-Key} [it's]`,
 		"-- {header.X-Key} '--to=x'":     "{header.X-Key} [-- {header.X-Key} '--to=x'], {header.X-Key} [--to=x]",
@@ -152,11 +154,22 @@ func TestValuesNameNoOtherClient(t *testing.T) {
 	}
 }
 
-// FuzzClientOf requires that values come back from a client key, and that the client is found
-// by them.
+// TestValuesAreNotForgotten: the text of a key without its values names nobody.
+func TestValuesAreNotForgotten(t *testing.T) {
+	z := keyZone("{http.request.header.X-Key}", "{a}|{b}", "everybody")
+	for _, values := range [][]string{{"{header.X-Key}"}, {"{http.request.header.X-Key}"}, {"{header.X-Key}", "a", "b"}, {"{a}|{b}", "x"}} {
+		if buckets, err := z.BucketsOf(values, nil); err == nil || !strings.Contains(err.Error(), "write the value of each") {
+			t.Errorf("%q: %v, %v", values, buckets, err)
+		}
+	}
+}
+
+// FuzzClientOf requires that values come back from a client key, addresses in their usual form, and
+// that the client is found by them.
 func FuzzClientOf(f *testing.F) {
 	f.Add("a", "b", "c")
 	f.Add("", ":1", "1:1")
+	f.Add("", "::0", "0")
 	f.Add("{a}{b}{c}", "b", "")
 	f.Add("a", "\xff", "")
 	f.Add("\xc3", "\xa9", "")
@@ -168,7 +181,11 @@ func FuzzClientOf(f *testing.F) {
 		}
 		key := keyFor(z, values{"a": a, "b": b, "c": c})
 		client := z.ClientOf(key)
-		if client.Note == "" && !slices.Equal(client.Values, []string{a, b, c}) {
+		spelled := []string{a, b, c}
+		for i, name := range []string{"a", "b", "c"} {
+			spelled[i] = string(clientkey.Append(nil, spelled[i], clientkey.SpellingOf(name), clientkey.Networks{}))
+		}
+		if client.Note == "" && !slices.Equal(client.Values, spelled) {
 			t.Errorf("%q, %q, %q are shown as %+v", a, b, c, client)
 		}
 		// The admin API's answers are JSON.

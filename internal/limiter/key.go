@@ -1,8 +1,7 @@
 package limiter
 
 import (
-	"crypto/sha256"
-	"encoding/base64"
+	"cmp"
 	"fmt"
 	"net/http"
 	"slices"
@@ -15,6 +14,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -47,9 +47,9 @@ func compileKey(texts []string) []keyTemplate {
 		if i == len(texts) && len(compiled) > 0 && texts[i-1] == clientIPText {
 			break
 		}
-		tag := textTag(text)
+		tag := clientkey.Tag(text)
 		for salt := 0; taken[tag]; salt++ {
-			tag = textTag(text + strconv.Itoa(salt))
+			tag = clientkey.Tag(text + strconv.Itoa(salt))
 		}
 		taken[tag] = true
 		t := keyTemplate{tag: tag, placeholders: PlaceholdersIn(text)}
@@ -63,12 +63,6 @@ func compileKey(texts []string) []keyTemplate {
 		compiled = append(compiled, t)
 	}
 	return compiled
-}
-
-// textTag returns a short tag: it is part of every key in a store.
-func textTag(text string) string {
-	sum := sha256.Sum256([]byte(text))
-	return base64.RawURLEncoding.EncodeToString(sum[:3])[:3]
 }
 
 // isAddress reports whether the placeholder of that name yields the client's
@@ -102,7 +96,7 @@ func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter, isLi
 		if isLimited {
 			z.warnOfKey(i, applies, r, repl, l)
 		}
-		if repeated != "" && z.enforces(string(key)) {
+		if repeated != "" && z.enforces(string(key), z.rule(l)) {
 			return "", z.refuseRepeated(repeated, l)
 		}
 		return string(key), nil
@@ -146,26 +140,35 @@ func (z *Zone) warnNoKey(r *http.Request, repl *caddy.Replacer, l *Limiter) {
 		return slices.ContainsFunc(t.sources, func(s source) bool { return s.header != "" })
 	})
 	if r == nil || !asksForHeader {
-		z.logNoKey(l, times, z.hintForNoKey(repl))
+		z.logNoKey(l, times, z.hintForNoKey(repl, l))
 		return
 	}
 	waiting, _ := caddyhttp.GetVar(r.Context(), emptyKeysVar).([]emptyKey)
 	caddyhttp.SetVar(r.Context(), emptyKeysVar, append(waiting, emptyKey{z, times}))
 }
 
-func (z *Zone) hintForNoKey(repl *caddy.Replacer) string {
-	hint := "see to it that clients send what key asks for, or end key with {client_ip}"
+func (z *Zone) hintForNoKey(repl *caddy.Replacer, l *Limiter) string {
+	hint := ""
+	const usual = "see to it that clients send what key asks for, or end key with {client_ip}"
 	for _, t := range z.templates {
+		if behind := l.hintForHeaderBehind(t.placeholders); behind != "" {
+			return behind
+		}
 		for _, name := range t.placeholders {
-			if strings.HasPrefix(name, "http.auth.") {
+			if strings.HasPrefix(name, headerPrefix) {
+				hint = cmp.Or(hint, usual+orLater)
+			} else if strings.HasPrefix(name, "http.auth.") {
 				hint = "put rate_limit into a route after the authentication, because it runs before basic_auth"
 			} else if _, known := repl.Get(name); !known {
 				hint = unknownText(name)
 			}
 		}
 	}
-	return hint
+	return cmp.Or(hint, usual)
 }
+
+// orLater follows the hint about a header that clients send, or perhaps another handler.
+const orLater = "; if forward_auth or another handler sets it, put rate_limit into a route after that"
 
 func (z *Zone) logNoKey(l *Limiter, times int64, hint string) {
 	l.Logger.Warn("key is empty; counting by client IP",
@@ -189,7 +192,7 @@ func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer,
 		}
 		applies = applies || value != ""
 		start := len(b)
-		b = z.appendCanonical(b, value, source.spelling)
+		b = clientkey.Append(b, value, source.spelling, z.networks())
 		lengths = append(lengths, len(b)-start)
 	}
 	for i := range len(lengths) - 1 {
@@ -237,12 +240,18 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 	return false
 }
 
-// About returns a request about a bucket that costs nothing. Its Events are 0 if the limit depends
-// on the request.
-func (z *Zone) About(b adminapi.BucketName) store.Request {
+// About returns a request about a bucket that costs nothing, whose client has the limit of the last of
+// some overrides that has one, or that of the config. Its Events are 0 if the limit depends on the
+// request.
+func (z *Zone) About(b adminapi.BucketName, by ...*store.Override) store.Request {
 	r := store.Request{Limit: &z.limit, ClientKey: b.Key, Penalty: z.Penalty}
 	if !z.Events.isDynamic() && !z.Burst.isDynamic() {
 		r.Events, r.Burst = z.Events.Number, z.Burst.Number
+	}
+	for _, o := range by {
+		if o != nil && o.Events != 0 {
+			r.Events, r.Burst = z.limitIn(o)
+		}
 	}
 	return r
 }

@@ -16,6 +16,8 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -39,7 +41,9 @@ func (v values) replacer() *caddy.Replacer {
 
 // keyZone is a zone that counts by these texts, ready to make client keys.
 func keyZone(texts ...string) *Zone {
-	return &Zone{Name: "test", Key: texts, templates: compileKey(texts)}
+	z := &Zone{Name: "test", Key: texts, templates: compileKey(texts)}
+	z.bound[ownStore] = boundZone{Zone: z, handle: new(stores.Handle)}
+	return z
 }
 
 // keyHandler is a handler that logs to the returned log.
@@ -156,7 +160,7 @@ func TestHeadersAreReadAsTheReplacerDoes(t *testing.T) {
 
 func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 	for name, test := range map[string]struct{ key, hint string }{
-		"header":  {"{" + headerA + "}", "see to it that clients send what key asks for, or end key with {client_ip}"},
+		"header":  {"{" + headerA + "}", "see to it that clients send what key asks for, or end key with {client_ip}; if forward_auth or another handler sets it, put rate_limit into a route after that"},
 		"unknown": {"{nobody.knows}", "placeholder {nobody.knows} is unknown"},
 		"auth":    {"{http.auth.user.id}", "put rate_limit into a route after the authentication, because it runs before basic_auth"},
 	} {
@@ -422,7 +426,7 @@ func identityOf(texts []string) [4]string {
 	v := slices.Clone(texts)
 	for i := range v {
 		if addr, err := netip.ParseAddr(v[i]); err == nil {
-			v[i] = canonicalAddr(addr).String()
+			v[i] = clientkey.CanonicalAddr(addr).String()
 		}
 	}
 	switch {
@@ -433,4 +437,11 @@ func identityOf(texts []string) [4]string {
 	default:
 		return [4]string{"client IP", v[3]}
 	}
+}
+
+// requestOf returns what r asks of a zone that no handler has.
+func requestOf(z *Zone, r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
+	z.bound[ownStore] = boundZone{Zone: z, handle: new(stores.Handle)}
+	in, err := z.resolve(r, repl, l)
+	return in.req, err
 }

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"net/http"
 	"slices"
 	"strings"
@@ -35,7 +36,7 @@ var families = map[string]string{
 var openPrefixes = []string{
 	headerPrefix, cookiePrefix, queryPrefix, hostLabelPrefix, "http.request.uri.path.", "http.request.orig_uri.path.",
 	"http.request.remote.host/", "http.request.tls.", "http.vars.", "http.auth.", "http.regexp.", "http.matchers.", "http.reverse_proxy.",
-	"http.intercept.", "http.error.", "http.response.header.", placeholderPrefix, "env.", "file.",
+	"http.intercept.", "http.error.", "http.response.header.", placeholderPrefix, DescriptorPrefix, "env.", "file.",
 }
 
 // closed are Caddy's other placeholders.
@@ -91,7 +92,7 @@ func CheckKey(texts []string) error {
 			return option.Errorf("key", "%s is never reached, because %q is the same for all requests: remove one, or put %[2]q last", texts[i+1], text)
 		}
 		for _, name := range names {
-			if slices.Contains(alwaysSet, name) || strings.HasPrefix(name, "http.request.remote.host/") {
+			if slices.Contains(alwaysSet, name) || name == Descriptor || strings.HasPrefix(name, "http.request.remote.host/") {
 				return option.Errorf("key", "%s is never reached, because {%s} always has a value: put %s last", texts[i+1], name, text)
 			}
 		}
@@ -107,7 +108,8 @@ func checkBraces(text string) error {
 		case text[i] == '\\' && i+1 < len(text) && strings.IndexByte("{}", text[i+1]) >= 0:
 			i++
 		case text[i] == '{' && open >= 0, text[i] == '}' && open < 0:
-			return option.Errorf("key", `%s: a brace lacks its other one: write {header.X-Api-Key} for example, or \{ and \} for braces`, text)
+			return option.Errorf("key", `%s: a brace lacks its other one: write {header.X-Api-Key} for example, or \{ and \} for braces`, text).
+				JSONf(`%s: a brace lacks its other one: write {http.request.header.X-Api-Key} for example, or \\{ and \\} for braces`, text)
 		case text[i] == '{':
 			open = i
 		case text[i] == '}':
@@ -146,18 +148,24 @@ func checkWords(texts []string) error {
 	default:
 		return nil
 	}
-	return option.Errorf("key", "%s is a fixed text, the same for all requests: write {%s} for what it names, or another word, such as static", word, meant)
+	const fixed = "%s is a fixed text, the same for all requests: write {%s} for what it names, or another word, such as static"
+	return option.Errorf("key", fixed, word, meant).JSONf(fixed, word, cmp.Or(fullName(meant), meant))
+}
+
+// fullName returns the placeholder for which a Caddyfile has a shorter name, or "".
+func fullName(name string) string {
+	if family, rest, dotted := strings.Cut(name, "."); dotted && families[family] != "" {
+		return families[family] + rest
+	}
+	return fullNames[name]
 }
 
 func checkPlaceholder(name string) error {
 	if per, is := unrepeated[name]; is {
-		return option.Errorf("key", "{%s} is another with each %s, so it would limit nobody: use what stays the same for a client, such as {client_ip}", name, per)
+		return option.Errorf("key", "{%s} is another with each %s, so it would limit nobody: use what stays the same for a client, such as {client_ip}", name, per).
+			JSONf("{%s} is another with each %s, so it would limit nobody: use what stays the same for a client, such as {http.vars.client_ip}", name, per)
 	}
-	long := fullNames[name]
-	if family, rest, dotted := strings.Cut(name, "."); dotted && families[family] != "" {
-		long = families[family] + rest
-	}
-	if long != "" {
+	if long := fullName(name); long != "" {
 		return option.Errorf("key", "{%s} is a shorthand that has no value here: write {%s}", name, long)
 	}
 	if strings.EqualFold(name, headerPrefix+"Host") {
@@ -177,7 +185,7 @@ func isKnownPlaceholder(name string) bool {
 			return true
 		}
 	}
-	return slices.Contains(closed, name) || slices.Contains(longForms(), name)
+	return name == Descriptor || slices.Contains(closed, name) || slices.Contains(longForms(), name)
 }
 
 // longForms are the placeholders that have a shorthand.
@@ -277,7 +285,7 @@ func (l *Limiter) reportEmptyKeys(r *http.Request) {
 	for _, empty := range waiting {
 		hint := empty.zone.hintForLaterHeader(r)
 		if hint == "" {
-			hint = empty.zone.hintForNoKey(r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer))
+			hint = empty.zone.hintForNoKey(r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer), l)
 		}
 		empty.zone.logNoKey(l, empty.times, hint)
 	}

@@ -230,7 +230,7 @@ func TestNothingIsSaidOfTheKeyOfAClientWithoutALimit(t *testing.T) {
 		z := keyZone("{" + headerA + "}")
 		z.Events, z.Cost = Quantity{Text: "{" + headerB + "}", Number: 3}, Quantity{Number: 1}
 		h, logs := keyHandler()
-		if _, err := z.request(nil, values{headerA: "", headerB: events, ipVar: "192.0.2.1"}.replacer(), h); err != nil {
+		if _, err := requestOf(z, nil, values{headerA: "", headerB: events, ipVar: "192.0.2.1"}.replacer(), h); err != nil {
 			t.Fatal(err)
 		}
 		if logs.Len() != warnings {

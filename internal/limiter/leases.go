@@ -10,6 +10,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -18,10 +19,16 @@ type lease struct {
 	of *evaluation
 	mu sync.Mutex
 	// timer renews; it is nil once the slots were given back.
-	timer  *time.Timer
+	timer  Timer
 	period time.Duration
 	// handedOver are zones whose local slots the store may count as well.
 	handedOver []int
+}
+
+// Timer is a [time.Timer] that calls a function, or one of a clock that is no machine's.
+type Timer interface {
+	Stop() bool
+	Reset(d time.Duration) bool
 }
 
 // renewals is how often a lease is renewed while it lasts: all but one may fail.
@@ -49,8 +56,16 @@ func (e *evaluation) holdLeases() {
 	// renew may run before the timer is set.
 	lease.mu.Lock()
 	defer lease.mu.Unlock()
-	lease.timer = time.AfterFunc(period, lease.renew)
+	lease.timer = e.limiter.afterFunc(period, lease.renew)
 	e.ensureRare().lease = lease
+}
+
+// afterFunc calls f when so much of the limiter's time has passed.
+func (l *Limiter) afterFunc(d time.Duration, f func()) Timer {
+	if l.AfterFunc == nil {
+		return time.AfterFunc(d, f)
+	}
+	return l.AfterFunc(d, f)
 }
 
 // holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it
@@ -247,7 +262,7 @@ func (e *evaluation) boundAborted(i int) {
 		if e.zones[i].lose(); !e.zones[i].isLocal() {
 			e.zones[i].alone = localNone
 		}
-		e.reqs[i].ID = newID()
+		e.reqs[i].ID = identity.NewRequestID()
 	}
 }
 

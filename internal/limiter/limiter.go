@@ -45,6 +45,8 @@ type Config struct {
 	Logger *zap.Logger
 	Events telemetry.Events
 	Now    func() time.Time
+	// AfterFunc is nil for [time.AfterFunc], unless Now is another clock.
+	AfterFunc func(d time.Duration, f func()) Timer
 }
 
 // Limiter limits the requests of one handler: each has to fit into all zones that
@@ -53,11 +55,14 @@ type Limiter struct {
 	Config
 	// isSimulated is set on the copy of a Limiter that simulations use.
 	isSimulated bool
+	arrived     *arrivals
+	// onRun are called when the config runs.
+	onRun []func()
 }
 
 // New returns a limiter whose zones count in open stores.
 func New(c Config) *Limiter {
-	l := &Limiter{Config: c}
+	l := &Limiter{Config: c, arrived: new(arrivals)}
 	if c.Rollout != nil {
 		c.Rollout.moved = cohortsIn(c.Rollout.Percent)
 	}
@@ -71,9 +76,15 @@ func New(c Config) *Limiter {
 	return l
 }
 
+// OnRun makes Run call f.
+func (l *Limiter) OnRun(f func()) { l.onRun = append(l.onRun, f) }
+
 // Run makes requests that wait, also those of earlier configs, resolve their limits by l: the
 // config runs.
 func (l *Limiter) Run() {
+	for _, f := range l.onRun {
+		f()
+	}
 	for _, z := range l.Zones {
 		for in := range l.Stores() {
 			z.bound[in].run()
@@ -91,6 +102,7 @@ func (l *Limiter) Stores() []*stores.Handle {
 
 // ServeHTTP answers r, or hands it to next.
 func (l *Limiter) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
+	l.arrived.note()
 	err := l.handle(w, r, next)
 	l.reportEmptyKeys(r)
 	return err
@@ -172,7 +184,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	}
 	e.enter()
 	if !e.refusesOutright() {
-		e.countOverflow(r.Context())
+		e.countOverflow(r)
 		if err := t.askZones(e, r); err != nil {
 			for i := range e.zones {
 				// The client has left: no zone has decided.

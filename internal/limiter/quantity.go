@@ -41,7 +41,7 @@ func (q Quantity) String() string { return cmp.Or(q.Text, strconv.FormatInt(q.Nu
 
 const (
 	// unlimited stands for the events of a request that the zone does not limit.
-	unlimited = -1
+	unlimited = store.Unlimited
 	// UnlimitedWord is what the placeholder of events yields for such a request.
 	UnlimitedWord = "unlimited"
 )
@@ -79,8 +79,9 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 	switch {
 	case isUnreadable:
 		if times, log := l.mayLog(&log.unreadable); log {
-			l.Logger.Warn(name+" is neither a whole number nor unlimited; using the fallback",
-				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times))
+			l.Logger.Warn(name+" is neither a whole number nor unlimited; using the fallback", append([]zap.Field{
+				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times),
+			}, l.hintFields(q.Text)...)...)
 		}
 		l.countUnreadable(z, name, telemetry.NotFound)
 		n = q.Number
@@ -262,7 +263,7 @@ func cutPlaceholders(text string) (placeholders, rest string, err error) {
 	for rest = text; strings.HasPrefix(rest, "{"); {
 		end := strings.IndexByte(rest, '}')
 		if end <= 1 {
-			return "", "", fmt.Errorf("has a placeholder without a name, or without }: write one such as {header.A}")
+			return "", "", fmt.Errorf("has a placeholder without a name, or without }: write one such as {http.request.header.A}")
 		}
 		rest = rest[end+1:]
 	}

@@ -66,7 +66,7 @@ func TestCostOfAPlaceholder(t *testing.T) {
 			z := costZone(t, "{"+headerA+"}", 3)
 			h, logs := keyHandler()
 			repl := values{headerA: test.cost}.replacer()
-			req, err := z.request(httptest.NewRequest("GET", "/", nil), repl, h)
+			req, err := requestOf(z, httptest.NewRequest("GET", "/", nil), repl, h)
 			if err != nil || req.Cost != test.want {
 				t.Errorf("%q costs %d, %v when the request comes, want %d", test.cost, req.Cost, err, test.want)
 			}
@@ -93,7 +93,7 @@ func TestCostThatIsNotKnownYet(t *testing.T) {
 	h, _ := keyHandler()
 	for text, want := range map[string]int64{"": 1, "many": 1, "0": 0, "2": 2} {
 		repl := values{headerA: text}.replacer()
-		req, err := z.request(httptest.NewRequest("GET", "/", nil), repl, h)
+		req, err := requestOf(z, httptest.NewRequest("GET", "/", nil), repl, h)
 		if err != nil || req.Cost != want {
 			t.Errorf("%q costs %d, %v when the request comes, want %d", text, req.Cost, err, want)
 		}
@@ -220,7 +220,7 @@ func TestCostThatIsTheSameForAll(t *testing.T) {
 		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: want}}
 		z.prepare()
 		h, logs := keyHandler()
-		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
+		req, err := requestOf(z, httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
 		if final := z.finalCost(values{}.replacer(), h, nil); err != nil || req.Cost != want || final != want {
 			t.Errorf("cost is %d, then %d, %v, want %d", req.Cost, final, err, want)
 		}

@@ -34,6 +34,7 @@ const (
 // reportRefusal logs that zone i refused the request, or would have, and emits the
 // event of a refusal.
 func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
+	r = e.requestOf(i, r)
 	l.logRefusal(e, i, r)
 	event := telemetry.EventExceeded
 	if e.zones[i].outcome() == telemetry.WouldRefuse {
@@ -61,7 +62,7 @@ func (e *evaluation) reportNear(i int) {
 	l.Logger.Warn("a client is near its rate limit",
 		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used))
 	if l.Events.Wants(telemetry.EventNear) {
-		ip := e.repl.ReplaceAll(clientIPText, "")
+		ip := e.replOf(i).ReplaceAll(clientIPText, "")
 		l.Events.Emit(telemetry.EventNear, map[string]any{"zone": z.Name, "limit": st.Limit, "used": st.Used, "remote_ip": ip})
 	}
 }
@@ -87,7 +88,7 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)),
 		zap.String("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); l.LogKey || !z.showsAddress(e.repl, ip) {
+	if ip := clientIP(r); l.LogKey || !z.showsAddress(e.replOf(i), ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
@@ -97,15 +98,25 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 }
 
 // ReportOverride logs that an operator has changed what a zone does for a client, or has
-// ended that, and emits an event.
-func (l *Limiter) ReportOverride(o *store.Override, hasEnded bool) {
+// ended that, and emits an event. The warning, if any, says which shards may lack the change.
+func (l *Limiter) ReportOverride(o *store.Override, hasEnded bool, warning error) {
 	what := "began"
 	if hasEnded {
 		what = "ended"
 	}
-	l.Logger.Info("operator's "+string(o.Kind)+" of a client "+what,
-		zap.String("zone", o.Zone), zap.String("key", l.shown(o.ClientKey)), zap.String("by", o.By),
-		zap.Int64("events", o.Events), zap.Time("until", time.UnixMicro(o.Until)), zap.String("reason", o.Reason))
+	of, fields := " of a client ", []zap.Field{zap.String("zone", o.Zone), zap.String("by", o.By), zap.String("reason", o.Reason), zap.NamedError("warning", warning)}
+	if o.Kind == store.OverrideZone {
+		of = " rule "
+	} else {
+		fields = append(fields, zap.String("key", l.shown(o.ClientKey)))
+	}
+	if !hasEnded {
+		fields = append(fields, zap.Int64("events", o.Events), zap.Int64("burst", o.Burst), zap.Float64p("enforce", o.Enforce), zap.Float64p("rollout", o.Rollout))
+	}
+	if !hasEnded && o.Until != store.NoEnd {
+		fields = append(fields, zap.Time("until", time.UnixMicro(o.Until)))
+	}
+	l.Logger.Info("operator's "+string(o.Kind)+of+what, fields...)
 	if l.Events.Wants(telemetry.EventOverride) {
 		l.Events.Emit(telemetry.EventOverride, map[string]any{
 			"zone": o.Zone, "kind": string(o.Kind), "key": l.shown(o.ClientKey), "ended": hasEnded, "by": o.By, "reason": o.Reason,

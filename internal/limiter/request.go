@@ -73,6 +73,11 @@ type rareZone struct {
 	own ownRequest
 	// err is why the unknown bucket counts the request.
 	err error
+	// item is what a call asks of the zone, or nil where a request asks all zones of a handler.
+	item *Item
+	// amount is what the call costs, or less than 0 if it gives back; always is the part of it that need
+	// not fit.
+	amount, always int64
 }
 
 // ownRequest is what sets a client's own bucket apart from one that clients share.

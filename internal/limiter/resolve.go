@@ -2,10 +2,7 @@ package limiter
 
 import (
 	"cmp"
-	"encoding/base64"
-	"encoding/binary"
 	"math"
-	"math/rand/v2"
 	"net/http"
 
 	"github.com/caddyserver/caddy/v2"
@@ -13,6 +10,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -25,25 +23,15 @@ import (
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
 	var e *evaluation
 	for _, z := range l.Zones {
-		if len(z.Matchers) > 0 {
-			matches, err := z.Matchers.AnyMatchWithError(r)
-			if err != nil {
-				return t, nil, err
-			}
-			if !matches {
-				continue
-			}
-		}
-		req, err := z.request(r, repl, l)
-		if err != nil {
+		in, isAsked, err := z.meet(r, repl, l)
+		switch {
+		case err != nil:
 			return t, nil, err
-		}
-		bound, block := z.override(&req, l)
-		if req.Events == unlimited && block == nil {
+		case !isAsked, t != nil && t.counts(in.zone, &in.req):
 			continue
 		}
-		if t != nil && t.counts(bound, &req) {
-			continue
+		if !l.isSimulated {
+			in.zone.sampled(in.req.ClientKey, r)
 		}
 		if e == nil {
 			if t == nil || t.settled {
@@ -51,7 +39,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 			}
 			e = t.newEvaluation(l, repl)
 		}
-		e.add(bound, req, block)
+		e.add(&in)
 	}
 	if e != nil {
 		t.enroll(e, r)
@@ -59,35 +47,77 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, e, nil
 }
 
-// request returns what r asks of the zone. If its Events are unlimited the zone
-// does not count r; if they are 0 no store is asked.
-func (z *Zone) request(r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
-	events, burst := z.eventsFor(repl, l)
+// meet resolves what r asks of the zone if r matches, and reports whether the zone limits r, or blocks
+// its client.
+func (z *Zone) meet(r *http.Request, repl *caddy.Replacer, l *Limiter) (in resolved, isAsked bool, err error) {
+	if len(z.Matchers) > 0 {
+		if matches, err := z.Matchers.AnyMatchWithError(r); err != nil || !matches {
+			return in, false, err
+		}
+	}
+	in, err = z.resolve(r, repl, l)
+	return in, err == nil && (in.req.Events != unlimited || in.block != nil), err
+}
+
+// resolved is what a request asks of a zone.
+type resolved struct {
+	// zone is in the store in which the client is counted.
+	zone *boundZone
+	req  store.Request
+	// block is that of the client, or nil; rule is what operators have changed of the zone, or nil.
+	block, rule *store.Override
+}
+
+// resolve returns what r asks of the zone: by the config, what operators have changed of the zone, and
+// what they have changed for the client, each in place of the one before. If its Events are unlimited
+// the zone does not count r, but may block its client; if they are 0 no store is asked.
+func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter) (in resolved, err error) {
+	in.rule = z.rule(l)
+	events, burst := z.limitBy(in.rule, repl, l)
 	// A client without a limit may be blocked, so it is named like others.
 	key, err := z.clientKey(r, repl, l, events != unlimited)
 	if err != nil {
-		return store.Request{}, err
+		return in, err
 	}
-	if events == unlimited {
-		return store.Request{Limit: &z.limit, ClientKey: key, Events: unlimited}, nil
+	in.zone = z.storeOf(key, l.Rollout, in.rule)
+	of := in.zone.overridesOf(key, l)
+	in.block = of.Block
+	in.req = store.Request{Limit: &z.limit, ClientKey: key}
+	if err = z.setLimit(&in.req, r, events, burst, of); in.req.Events == unlimited {
+		return in, nil
 	}
-	req := store.Request{Limit: &z.limit, ClientKey: key, Events: events, Burst: burst, Batch: z.Batch, Penalty: z.Penalty}
+	in.req.Batch, in.req.Penalty = z.Batch, z.Penalty
 	switch {
 	case z.isLease:
 		// A lease does not settle the cost.
-		req.Cost = z.finalCost(repl, l, nil)
+		in.req.Cost = z.finalCost(repl, l, nil)
 	default:
-		req.Cost = z.firstCost(repl)
+		in.req.Cost = z.firstCost(repl)
 	}
 	if z.needsID {
-		req.ID = newID()
+		in.req.ID = identity.NewRequestID()
 	}
-	if len(z.Reserves) == 0 {
-		return req, nil
+	return in, err
+}
+
+// setLimit makes req ask for the limit that holds: that of the client in place of that of the zone, without
+// what r must not use, and with what was granted. If a matcher fails, that is the error, and nothing is kept.
+func (z *Zone) setLimit(req *store.Request, r *http.Request, events, burst int64, of stores.ClientOverrides) (err error) {
+	if of.Limit != nil {
+		events, burst = z.limitIn(of.Limit)
 	}
-	percent, err := z.reservedFrom(r)
-	req.Reserved = Share(req.Capacity(), percent)
-	return req, err
+	req.Events, req.Burst, req.Reserved = events, burst, 0
+	if events == unlimited {
+		return nil
+	}
+	if len(z.Reserves) > 0 {
+		var percent int64
+		if percent, err = z.reservedFrom(r); err == nil {
+			req.Reserved = Share(req.Capacity(), percent)
+		}
+	}
+	z.grant(req, of.Grant)
+	return err
 }
 
 // reservedFrom returns how many percent r must not use: what is kept for more
@@ -111,41 +141,60 @@ func Share(n, percent int64) int64 {
 	return n/100*percent + (n%100*percent+99)/100
 }
 
-// newID returns an ID that no other request has.
-func newID() string {
-	b := binary.LittleEndian.AppendUint64(make([]byte, 0, 8), rand.Uint64())
-	return base64.RawURLEncoding.EncodeToString(b)
+// rule returns what operators have changed of the zone, or nil. It is kept in the handler's own store.
+func (z *Zone) rule(l *Limiter) *store.Override {
+	return z.bound[ownStore].handle.ZoneOverride(z.Name, l.Now)
 }
 
-// override applies what operators have changed for the client of req: it adds what was
-// granted, and returns the block, if there is one, and the zone in the store in which the
-// client is counted. A client without a limit may be blocked as well.
-func (z *Zone) override(req *store.Request, l *Limiter) (bound *boundZone, block *store.Override) {
-	bound = z.storeOf(req.ClientKey, l.Rollout)
-	if has := z.bound[ownStore].handle.HasOverrides() || l.Rollout != nil && z.bound[rolloutStore].handle.HasOverrides(); !has {
-		return bound, nil
+// limitBy returns how many events the zone admits for the request, or unlimited, and how many at once:
+// by a rule, if that says so, or the config.
+func (z *Zone) limitBy(rule *store.Override, repl *caddy.Replacer, l *Limiter) (events, burst int64) {
+	if rule != nil && rule.Events != 0 {
+		return z.limitIn(rule)
 	}
-	now := l.Now()
-	block, grant := bound.handle.OverridesOf(z.Name, req.ClientKey, now)
-	if grant != nil && req.Events != unlimited {
-		if z.Algorithm.HasBurst() && req.Events > 0 {
-			// The rate stays, at which all of them have to come back within a century.
-			req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
-		} else {
-			req.Events = min(req.Events+grant.Events, algorithm.Of(z.Algorithm).MostEvents)
-		}
+	return z.eventsFor(repl, l)
+}
+
+// limitIn returns the limit that an override gives, as far as the algorithm allows it. An override
+// without a burst leaves that of the config, or its fallback.
+func (z *Zone) limitIn(o *store.Override) (events, burst int64) {
+	if o.Events == store.Unlimited {
+		return unlimited, 0
 	}
-	if block == nil && l.Rollout != nil {
-		// A rollout that moves the client ends no block.
-		other := &z.bound[ownStore+rolloutStore-bound.in]
-		block, _ = other.handle.OverridesOf(z.Name, req.ClientKey, now)
+	events = min(o.Events, algorithm.Of(z.Algorithm).MostEvents)
+	if z.Algorithm.HasBurst() {
+		burst = min(cmp.Or(o.Burst, z.Burst.Number), mostBurst(events, z.Window))
 	}
-	return bound, block
+	return events, burst
+}
+
+// overridesOf returns what operators have changed for a client. A rollout that moves the client ends
+// no block and no limit.
+func (z *boundZone) overridesOf(clientKey string, l *Limiter) stores.ClientOverrides {
+	of := z.handle.OverridesOf(z.Name, clientKey, l.Now)
+	if l.Rollout == nil {
+		return of
+	}
+	other := z.bound[ownStore+rolloutStore-z.in].handle.OverridesOf(z.Name, clientKey, l.Now)
+	of.Block, of.Limit = cmp.Or(of.Block, other.Block), cmp.Or(of.Limit, other.Limit)
+	return of
+}
+
+// grant adds the events that were granted, if any were, to the limit of req.
+func (z *Zone) grant(req *store.Request, grant *store.Override) {
+	switch {
+	case grant == nil:
+	case z.Algorithm.HasBurst() && req.Events > 0:
+		// The rate stays, at which all of them have to come back within a century.
+		req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
+	default:
+		req.Events = min(req.Events+grant.Events, algorithm.Of(z.Algorithm).MostEvents)
+	}
 }
 
 // storeOf returns the zone in the store in which the client is counted.
-func (z *Zone) storeOf(clientKey string, rollout *Rollout) *boundZone {
-	if rollout.moves(clientKey) {
+func (z *Zone) storeOf(clientKey string, rollout *Rollout, rule *store.Override) *boundZone {
+	if rollout.moves(clientKey, rule) {
 		return &z.bound[rolloutStore]
 	}
 	return &z.bound[ownStore]
@@ -160,9 +209,16 @@ type Rollout struct {
 	moved uint64
 }
 
-// moves reports whether the client is counted in the other store.
-func (o *Rollout) moves(clientKey string) bool {
-	return o != nil && cohortOf(rolloutSalt, clientKey) < o.moved
+// moves reports whether the client is counted in the other store, by a rule of the zone or the config.
+func (o *Rollout) moves(clientKey string, rule *store.Override) bool {
+	if o == nil {
+		return false
+	}
+	moved := o.moved
+	if rule != nil && rule.Rollout != nil {
+		moved = cohortsIn(*rule.Rollout)
+	}
+	return cohortOf(rolloutSalt, clientKey) < moved
 }
 
 // newTracker returns a tracker of responses to w, with room for an evaluation in so
@@ -229,23 +285,27 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 	return e
 }
 
-// add adds a zone, with the block of its client, or nil.
-func (e *evaluation) add(z *boundZone, req store.Request, block *store.Override) {
-	added := inZone{boundZone: z}
-	if !z.enforces(req.ClientKey) {
+// add adds a zone.
+func (e *evaluation) add(in *resolved) {
+	added := inZone{boundZone: in.zone}
+	if !in.zone.enforces(in.req.ClientKey, in.rule) {
 		added.role = observes
 	}
 	e.zones = append(e.zones, added)
-	e.reqs = append(e.reqs, req)
-	if block != nil {
-		e.setBlock(len(e.zones)-1, block)
+	e.reqs = append(e.reqs, in.req)
+	if in.block != nil {
+		e.setBlock(len(e.zones)-1, in.block)
 	}
 }
 
 // enforces reports whether the zone refuses this client, and does not only observe
-// it.
-func (z *Zone) enforces(clientKey string) bool {
-	return z.enforced == cohorts || cohortOf(enforceSalt, clientKey) < z.enforced
+// it, by a rule or the config.
+func (z *Zone) enforces(clientKey string, rule *store.Override) bool {
+	enforced := z.enforced
+	if rule != nil && rule.Enforce != nil {
+		enforced = cohortsIn(*rule.Enforce)
+	}
+	return enforced == cohorts || cohortOf(enforceSalt, clientKey) < enforced
 }
 
 // The salts make the orders in which clients are moved and limits are enforced

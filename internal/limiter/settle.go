@@ -9,6 +9,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/internal/retryafter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -27,6 +29,9 @@ func (t *tracker) settle(status int) {
 	for _, e := range t.own {
 		if !t.isEnded() {
 			e.settleZones(t, status, false)
+			if retryafter.Asks(status) {
+				t.obey(e, status)
+			}
 			e.notePace(t, status == statusLeft, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
 		} else {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
@@ -228,6 +233,10 @@ func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 		case settlesNow:
 			f, cost := e.settleZone(t, i, status, hasEnded)
 			then := all.add(e, i, f, e.spent(i), cost)
+			if back := e.refund(i); back > 0 {
+				all.refund(e, i, back)
+				freed = append(freed, i)
+			}
 			switch {
 			case f >= empties:
 				emptied = append(emptied, emptying{i, then})
@@ -328,6 +337,9 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 // left costs what it holds, or what is known by then, whichever is more.
 func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
 	z := e.zones[i].Zone
+	if e.itemOf(i) != nil {
+		return max(e.rare.zones[i].amount, 0)
+	}
 	if status != statusLeft {
 		return z.finalCost(e.repl, e.limiter, t.response)
 	}
@@ -441,7 +453,7 @@ func (e *evaluation) undo() {
 		if z.needsID && z.ChargeBefore {
 			// A request that waits takes again, maybe before a refund arrives, which must not
 			// find the new take. The ledger refunds takes as well that it refuses.
-			e.reqs[i].ID = newID()
+			e.reqs[i].ID = identity.NewRequestID()
 		}
 		var left spend
 		if spent.isLost() {
@@ -525,7 +537,7 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 	case dueCharge:
 		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
 			// What is under the old ID stays.
-			req.ID = newID()
+			req.ID = identity.NewRequestID()
 		}
 		s.charges = append(s.charges, req)
 	case dueRepeat:

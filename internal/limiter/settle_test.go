@@ -440,7 +440,7 @@ func TestTakeIsUndoneUnderItsID(t *testing.T) {
 	for _, algorithm := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
 		l := newTestHandler(t, &Zone{Algorithm: algorithm, ChargeBefore: true}, memory.New(memory.NewBuckets(), memory.Options{}))
 		e := &evaluation{limiter: l}
-		e.add(&l.Zones[0].bound[ownStore], store.Request{Limit: &l.Zones[0].limit, Events: 10, Cost: 1, ID: "first"}, nil)
+		e.add(&resolved{zone: &l.Zones[0].bound[ownStore], req: store.Request{Limit: &l.Zones[0].limit, Events: 10, Cost: 1, ID: "first"}})
 		e.undo()
 		if id := e.reqs[0].ID; id == "first" || id == "" {
 			t.Errorf("%s: the ID is %q", algorithm, id)

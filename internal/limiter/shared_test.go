@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -68,6 +70,36 @@ func TestGrantStaysWithItsClient(t *testing.T) {
 	}
 	if n, used := passed("granted"), w.used(stores.OverflowKey); n != 3 || used != 3 {
 		t.Errorf("%d requests passed in the shared bucket, and %d are counted, want 3", n, used)
+	}
+}
+
+// TestReserveOfASharedBucket is a part of the zone's limit, also for clients with a limit of their own.
+func TestReserveOfASharedBucket(t *testing.T) {
+	for _, kind := range []store.OverrideKind{store.OverrideLimit, store.OverrideGrant} {
+		for _, most := range []int{1, 10} {
+			zone := &Zone{
+				Events: Quantity{Number: 10}, Window: time.Hour, ChargeBefore: true,
+				Reserves: []Reserve{{Percent: 45, Matchers: caddyhttp.MatcherSets{{caddyhttp.MatchMethod{http.MethodPost}}}}},
+			}
+			w := newBoundedWorld(t, most, zone)
+			w.ask("first", 1)
+			o := store.Override{Kind: kind, Zone: "test", ClientKey: w.keyOf("alice"), Events: 30, Until: w.clock.Now().Add(time.Hour).UnixMicro()}
+			if err := w.handle.SetOverride(t.Context(), o); err != nil {
+				t.Fatal(err)
+			}
+			passed := 0
+			for range 50 {
+				if w.ask("alice", 1) == http.StatusOK {
+					passed++
+				}
+			}
+			// 5 of 10 are kept, or 14 of 30.
+			want := map[bool]int64{true: 5, false: map[store.OverrideKind]int64{store.OverrideLimit: 16, store.OverrideGrant: 35}[kind]}[most == 1]
+			if int64(passed) != want {
+				t.Errorf("%s, %d new buckets: %d requests passed, want %d", kind, most, passed, want)
+			}
+			w.handle.Unload()
+		}
 	}
 }
 

@@ -58,7 +58,7 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 // ask sets the states of all zones of e, and returns the verdict and whether the request waits.
 func (s *Simulation) ask(e *evaluation, r *http.Request) (v verdict, waits bool, err error) {
 	now, isOutright := e.limiter.Now(), e.refusesOutright()
-	e.countOverflow(r.Context())
+	e.countOverflow(r)
 	if isOutright {
 		v = s.tracker.verdict(anyHandler)
 		if _, err := e.answerUnknown(r); err != nil {

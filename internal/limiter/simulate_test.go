@@ -22,7 +22,7 @@ import (
 // foresee simulates a client's request, also in some other zones.
 func (w *boundedWorld) foresee(client string, others ...*Zone) *Simulation {
 	w.t.Helper()
-	l := &Limiter{Config: Config{Zones: append([]*Zone{w.zone}, others...), Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
+	l := &Limiter{arrived: new(arrivals), Config: Config{Zones: append([]*Zone{w.zone}, others...), Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
 	response := httptest.NewRecorder()
 	sent := httptest.NewRequest(http.MethodGet, "/", nil)
 	sent.Header.Set("A", client)
@@ -63,7 +63,7 @@ func TestSimulatedRequestWaits(t *testing.T) {
 	handle := &stores.Handle{Name: t.Name(), Module: deafModule{memory.New(memory.NewBuckets(), memory.Options{})}, Logger: zap.NewNop()}
 	_, err := handle.Enter()
 	redistest.Must(t, err)
-	h := &Limiter{Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}}
+	h := &Limiter{arrived: new(arrivals), Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}}
 	for _, name := range []string{"waits", "observes"} {
 		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 1}, Cost: Quantity{Number: 1}, Window: time.Hour, ChargeBefore: true, Counts: telemetry.Default.Zone(name)}
 		if name == "waits" {

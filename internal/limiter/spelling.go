@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"encoding/base64"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -12,52 +11,17 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-)
 
-// A client may spell one identity in many ways, which must not be as many limits. So a value is
-// brought into one form before it is part of a client key, for requests and operators alike.
-
-// spelling says which values of a placeholder are the same. IP addresses have one form with each.
-type spelling uint8
-
-const (
-	exact spelling = iota
-	// credentials are a scheme in any case, spaces, and what the scheme defines.
-	credentials
-	// hostName is a host in any case, with or without a final dot and a port.
-	hostName
-	// hostLabel is a part of a host.
-	hostLabel
-	// escaped is a value of a cookie, in which servers commonly decode what is written with a percent sign.
-	escaped
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 )
 
 // What the placeholders of request headers, query parameters, cookies and labels of the host begin with.
 const (
-	headerPrefix    = "http.request.header."
-	queryPrefix     = "http.request.uri.query."
-	cookiePrefix    = "http.request.cookie."
-	hostLabelPrefix = "http.request.host.labels."
+	headerPrefix    = clientkey.HeaderPrefix
+	queryPrefix     = clientkey.QueryPrefix
+	cookiePrefix    = clientkey.CookiePrefix
+	hostLabelPrefix = clientkey.HostLabelPrefix
 )
-
-// spellings has the placeholders, other than headers and cookies, with values that are not exact.
-var spellings = map[string]spelling{
-	"http.request.host":            hostName,
-	"http.request.hostport":        hostName,
-	"http.request.tls.server_name": hostName,
-}
-
-// spellingOf returns the spelling of a header's value, by the name of the header. Proxies pass values on
-// under names such as X-Forwarded-Authorization and X-Original-Host.
-func spellingOf(header string) spelling {
-	switch {
-	case strings.HasSuffix(header, "Authorization"):
-		return credentials
-	case strings.HasSuffix(header, "-Host"):
-		return hostName
-	}
-	return exact
-}
 
 // lists are the request headers that have several values by their definition.
 var lists = map[string]bool{
@@ -76,21 +40,19 @@ type source struct {
 	header, query, cookie string
 	// isList is set if the header is a list.
 	isList   bool
-	spelling spelling
+	spelling clientkey.Spelling
 }
 
 func sourceOf(placeholder string) source {
-	s := source{placeholder: placeholder, spelling: spellings[placeholder]}
+	s := source{placeholder: placeholder, spelling: clientkey.SpellingOf(placeholder)}
 	switch {
 	case strings.HasPrefix(placeholder, headerPrefix):
 		s.header = textproto.CanonicalMIMEHeaderKey(placeholder[len(headerPrefix):])
-		s.isList, s.spelling = lists[s.header], spellingOf(s.header)
+		s.isList = lists[s.header]
 	case strings.HasPrefix(placeholder, queryPrefix):
 		s.query = placeholder[len(queryPrefix):]
 	case strings.HasPrefix(placeholder, cookiePrefix):
-		s.cookie, s.spelling = placeholder[len(cookiePrefix):], escaped
-	case strings.HasPrefix(placeholder, hostLabelPrefix):
-		s.spelling = hostLabel
+		s.cookie = placeholder[len(cookiePrefix):]
 	}
 	return s
 }
@@ -101,7 +63,7 @@ func (s *source) value(r *http.Request, repl *caddy.Replacer) (value string, isS
 	switch {
 	case r == nil:
 	case s.isList:
-		return trimmed(strings.Join(r.Header[s.header], ",")), true
+		return clientkey.Trimmed(strings.Join(r.Header[s.header], ",")), true
 	case s.header != "":
 		return single(r.Header[s.header])
 	case s.query != "":
@@ -116,27 +78,23 @@ func (s *source) value(r *http.Request, repl *caddy.Replacer) (value string, isS
 			return single(values)
 		}
 	}
-	if s.spelling == hostLabel {
+	if s.spelling == clientkey.HostLabel {
 		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
 			return hostLabelOf(s.placeholder, host), true
 		}
 	}
 	value, _ = repl.GetString(s.placeholder)
 	if s.header != "" {
-		value = trimmed(value)
+		value = clientkey.Trimmed(value)
 	}
 	return value, true
 }
-
-// trimmed returns a value without the space around it. It is not part of a header's value, RFC 9110 section
-// 5.5, but arrives over HTTP/2, and servers commonly ignore it elsewhere.
-func trimmed(value string) string { return strings.Trim(value, " \t") }
 
 // single returns the only value that is not empty, once or repeated, or all of them, joined as Caddy's
 // placeholders do.
 func single(values []string) (value string, isSingle bool) {
 	for _, v := range values {
-		switch v = trimmed(v); v {
+		switch v = clientkey.Trimmed(v); v {
 		case "", value:
 		default:
 			if value != "" {
@@ -170,91 +128,9 @@ func queryValues(query, name string) (values []string) {
 	return values
 }
 
-// appendCanonical appends the one form of a value, or of the network in which it is counted.
-func (z *Zone) appendCanonical(b []byte, value string, s spelling) []byte {
-	if s == escaped {
-		value = decoded(value)
-	}
-	if addr, ok := parseAddr(value); ok {
-		return z.appendAddr(b, addr)
-	}
-	switch s {
-	case credentials:
-		return appendCredentials(b, value)
-	case hostName:
-		name := canonicalHost(value)
-		if addr, ok := parseAddr(strings.Trim(name, "[]")); ok {
-			return z.appendAddr(b, addr)
-		}
-		return append(b, name...)
-	case hostLabel:
-		return append(b, strings.ToLower(value)...)
-	case escaped, exact:
-	}
-	return append(b, value...)
-}
-
-// decoded returns a value without escapes, also of escapes, so that what operators are shown names the same
-// client when they enter it.
-func decoded(value string) string {
-	for {
-		text, err := url.PathUnescape(value)
-		if err != nil || text == value {
-			return value
-		}
-		value = text
-	}
-}
-
-// parseAddr parses an IP address. Most values are none, and it allocates nothing for most of these.
-func parseAddr(value string) (netip.Addr, bool) {
-	isDecimal := true
-	for i := range min(len(value), len("ffff")+1) {
-		switch c := value[i]; {
-		case c == '.' && isDecimal, c == ':':
-			addr, err := netip.ParseAddr(value)
-			return addr, err == nil
-		case '0' <= c && c <= '9':
-		case 'a' <= c && c <= 'f', 'A' <= c && c <= 'F':
-			isDecimal = false
-		default:
-			return netip.Addr{}, false
-		}
-	}
-	return netip.Addr{}, false
-}
-
-// nat64 is the prefix under which an IPv4 address reaches a network that has IPv6 alone, RFC 6052.
-var nat64 = netip.MustParsePrefix("64:ff9b::/96")
-
-// canonicalAddr returns the one form of an address: the IPv4 address that an IPv6 address
-// embeds, without a zone.
-func canonicalAddr(addr netip.Addr) netip.Addr {
-	addr = addr.Unmap().WithZone("")
-	if nat64.Contains(addr) {
-		whole := addr.As16()
-		return netip.AddrFrom4([4]byte(whole[12:]))
-	}
-	return addr
-}
-
-// appendAddr appends an address, or its network if the zone counts networks.
-func (z *Zone) appendAddr(b []byte, addr netip.Addr) []byte {
-	addr = canonicalAddr(addr)
-	bits := z.prefixOf(addr)
-	// Load has checked the number of bits.
-	if network, err := addr.Prefix(bits); bits > 0 && err == nil {
-		return network.AppendTo(b)
-	}
-	return addr.AppendTo(b)
-}
-
-// prefixOf returns by how many bits the zone counts an address, or 0 for all of them.
-func (z *Zone) prefixOf(addr netip.Addr) int {
-	if addr.Is4() {
-		return z.IPv4Prefix
-	}
-	return z.IPv6Prefix
+// networks are in what the zone counts addresses.
+func (z *Zone) networks() clientkey.Networks {
+	return clientkey.Networks{IPv4: z.IPv4Prefix, IPv6: z.IPv6Prefix}
 }
 
 // checkValues returns an error if no request can have the values, which the template takes, because the
@@ -269,15 +145,15 @@ func (z *Zone) checkValues(t *keyTemplate, values []string) error {
 			continue
 		}
 		// The other end of a Unix socket has no address.
-		if _, ok := parseAddr(values[i]); ok || values[i] == "" || values[i][0] == '@' || values[i][0] == '/' {
+		if _, ok := clientkey.ParseAddr(values[i]); ok || values[i] == "" || values[i][0] == '@' || values[i][0] == '/' {
 			continue
 		}
-		shown := shorthands.Replace("{" + name + "}")
+		shown := clientkey.Shorten("{" + name + "}")
 		network, err := netip.ParsePrefix(values[i])
 		if err != nil {
 			return fmt.Errorf("%s is %q, which is no IP address: write one without a port, such as 10.0.0.1", shown, values[i])
 		}
-		switch bits := z.prefixOf(network.Addr()); {
+		switch bits := z.networks().Of(network.Addr()); {
 		case bits == 0:
 			return fmt.Errorf("%s is %q, which is a network, but zone %s counts single addresses: write one of them", shown, values[i], z.Name)
 		case network != network.Masked() || network.Bits() != bits:
@@ -287,56 +163,10 @@ func (z *Zone) checkValues(t *keyTemplate, values []string) error {
 	return nil
 }
 
-// appendCredentials appends the trimmed value of an Authorization field. Its scheme has no case, RFC 9110
-// section 11.1. A value without a scheme stays as it is.
-func appendCredentials(b []byte, value string) []byte {
-	end := strings.IndexAny(value, " \t")
-	if end < 0 {
-		return append(b, value...)
-	}
-	scheme, rest := strings.ToLower(value[:end]), strings.TrimLeft(value[end:], " \t")
-	b = append(append(b, scheme...), ' ')
-	if scheme == "basic" {
-		return appendBasic(b, rest)
-	}
-	return append(b, rest...)
-}
-
-// appendBasic appends a user and password in the one base64 of them. Servers decode many texts to the
-// same: they ignore bits at the end, skip what is not base64, or take its form for URLs.
-func appendBasic(b []byte, text string) []byte {
-	text, _, _ = strings.Cut(text, "=")
-	text = strings.Map(func(r rune) rune {
-		switch {
-		case 'a' <= r && r <= 'z', 'A' <= r && r <= 'Z', '0' <= r && r <= '9', r == '+', r == '/':
-			return r
-		case r == '-':
-			return '+'
-		case r == '_':
-			return '/'
-		}
-		return -1
-	}, text)
-	if len(text)%4 == 1 {
-		text = text[:len(text)-1]
-	}
-	decoded, _ := base64.RawStdEncoding.DecodeString(text) // of such a text there is no error
-	return base64.StdEncoding.AppendEncode(b, decoded)
-}
-
-// canonicalHost returns a host in lower case, without a final dot and a port. The client chooses the
-// port of a Host field, wherever its connection goes.
-func canonicalHost(host string) string {
-	if at := strings.LastIndexByte(host, ':'); at >= 0 && (strings.IndexByte(host, ':') == at || strings.HasSuffix(host[:at], "]")) {
-		host = host[:at]
-	}
-	return strings.ToLower(strings.TrimRight(host, "."))
-}
-
 // hostLabelOf returns the label that a placeholder names, of a host with a final dot. Caddy counts the
 // empty label after it.
 func hostLabelOf(name, host string) string {
-	labels := strings.Split(canonicalHost(host), ".")
+	labels := strings.Split(clientkey.CanonicalHost(host), ".")
 	n, err := strconv.Atoi(strings.TrimPrefix(name, hostLabelPrefix))
 	if err != nil || n < 0 || n >= len(labels) {
 		return ""

@@ -1,6 +1,8 @@
 package limiter
 
 import (
+	"time"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -103,8 +105,7 @@ func (e *evaluation) conclude() {
 	}
 }
 
-// penalize keeps the client refused that zone i has just refused. No request waits for the stores:
-// the states show the penalty already.
+// penalize keeps the client of zone i refused until its state says. No request waits for the stores.
 func (e *evaluation) penalize(i int) {
 	open, req := e.zones[i].open, e.reqs[i]
 	if e.zones[i].isLocal() {
@@ -122,11 +123,17 @@ func (e *evaluation) showPenalty(i int) bool {
 	if z.Penalty == 0 || z.bucket != ownBucket && !z.isLocal() || z.role == blocks || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 		return false
 	}
-	st.Penalty = st.Now + z.Penalty.Microseconds()
+	e.showPenaltyFor(i, z.Penalty)
 	st.RetryAfter = max(st.RetryAfter, z.Penalty)
+	return true
+}
+
+// showPenaltyFor makes the state of zone i show a penalty that ends so long after its decision.
+func (e *evaluation) showPenaltyFor(i int, d time.Duration) {
+	st := &e.states[i]
+	st.Penalty = st.Now + d.Microseconds()
 	st.Reset = max(st.Reset, st.Penalty)
 	st.Remaining = 0
-	return true
 }
 
 // count counts what the zones decided.

@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -114,10 +115,14 @@ func (t *tracker) wait(r *http.Request, began time.Time) (err error) {
 	defer w.leave()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
-	for {
+	for isCounted := false; ; {
 		line, waits := t.lineUp(w, r)
 		if !waits {
 			return nil
+		}
+		if line.evaluation != nil && !isCounted {
+			isCounted = true
+			line.zone().Counts.Waited.Inc()
 		}
 		switch turn, err := t.awaitTurn(w, line, timer, r); {
 		case err != nil:
@@ -351,23 +356,20 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 }
 
 // resolveAgain resolves what zone i admits by the running config, and by what operators have
-// changed for the client.
+// changed for the zone and the client.
 func (e *evaluation) resolveAgain(i int, r *http.Request) {
 	z, req, l := &e.zones[i], &e.reqs[i], e.limiter
-	latest := z.latest()
-	events, burst := latest.eventsFor(e.repl, l)
-	if events == unlimited {
-		events, burst = algorithm.Of(z.Algorithm).MostEvents, 0
+	latest, of := z.latest(), stores.ClientOverrides{}
+	events, burst := latest.limitBy(z.rule(l), e.replOf(i), l)
+	if z.bucket == ownBucket {
+		of = z.overridesOf(req.ClientKey, l)
 	}
-	req.Events, req.Burst, req.Reserved = events, burst, 0
-	if percent, err := latest.reservedFrom(r); err == nil {
-		req.Reserved = Share(req.Capacity(), percent)
+	// Where a matcher fails, nothing is kept.
+	if _ = latest.setLimit(req, e.requestOf(i, r), events, burst, of); req.Events == unlimited {
+		req.Events = algorithm.Of(z.Algorithm).MostEvents
 	}
-	if z.bucket != ownBucket {
-		return
-	}
-	if _, block := z.override(req, l); block != nil {
-		e.setBlock(i, block)
+	if of.Block != nil {
+		e.setBlock(i, of.Block)
 	}
 }
 

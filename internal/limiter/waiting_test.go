@@ -60,7 +60,7 @@ func (s *queueSite) load(buckets store.Store, handlers ...[]*Zone) {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(handle.Unload)
-	handle.HasOverrides() // what looks for them begins here, and not in a bubble
+	handle.ZoneOverride("", time.Now) // what looks for them begins here, and not in a bubble
 	s.handles, s.limiters = append(s.handles, handle), nil
 	for _, zones := range handlers {
 		for _, z := range zones {

@@ -2,6 +2,8 @@ package limiter
 
 import (
 	"cmp"
+	"crypto/sha256"
+	"encoding/hex"
 	"fmt"
 	"net/http"
 	"slices"
@@ -20,8 +22,11 @@ import (
 
 // Zone is a named limit. New completes it.
 type Zone struct {
-	Name     string
-	Matchers caddyhttp.MatcherSets
+	Name string
+	// Definition is what zones of one name have to have in common, as a text: Caddys that share a store
+	// compare it.
+	Definition string
+	Matchers   caddyhttp.MatcherSets
 	// Key are the templates of the client key.
 	Key []string
 	// IPv4Prefix and IPv6Prefix are how many bits of an address identify a client;
@@ -58,6 +63,9 @@ type Zone struct {
 	MaxWait      time.Duration
 	MaxWaitQueue int
 	Penalty      time.Duration
+	// ObeyUpstream is set if a response with 429 or 503 that says when to come again keeps its client
+	// refused until then.
+	ObeyUpstream bool
 	// Reserves begin with the most important one.
 	Reserves []Reserve
 	// BlockStatus is the status of requests of blocked clients; 0 means 429.
@@ -86,7 +94,7 @@ type Zone struct {
 	blocked  error
 	bound    [maxStores]boundZone
 
-	noKey, repeats, never telemetry.LogThrottle
+	noKey, repeats, never, obeyed telemetry.LogThrottle
 	// unknown is a placeholder of the key that nothing defined for some request, or nil.
 	unknown       atomic.Pointer[string]
 	noCost        [telemetry.Causes]telemetry.LogThrottle
@@ -149,6 +157,8 @@ func (z *Zone) countIn(in int, handle *stores.Handle) {
 	state := acquireState(handle, z.Name)
 	z.Counts = state.counts
 	handle.OnOverrides(state.room.wakeAll)
+	sum := sha256.Sum256([]byte(z.Definition))
+	handle.NoteZone(z.Name, hex.EncodeToString(sum[:6]))
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
 }
 
@@ -160,6 +170,7 @@ type ZoneID struct{ Store, Zone string }
 type zoneState struct {
 	counts  telemetry.ZoneCounters
 	refused *refusedClients
+	sample  requestSample
 	recent  *recentClients
 	running runningTakes
 	room    *waitingRoom

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -105,7 +106,7 @@ func TestBurstOfACentury(t *testing.T) {
 	h, _ := keyHandler()
 	buckets := memory.New(memory.NewBuckets(), memory.Options{})
 	for n := range 3 * burst {
-		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
+		req, err := requestOf(z, httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -118,7 +119,7 @@ func TestBurstOfACentury(t *testing.T) {
 func TestNewIDsAreShortAndDistinct(t *testing.T) {
 	seen := map[string]bool{}
 	for range 100_000 {
-		id := newID()
+		id := identity.NewRequestID()
 		if len(id) != 11 || seen[id] {
 			t.Fatalf("ID %q after %d others, want 11 characters and never the same", id, len(seen))
 		}
@@ -134,7 +135,7 @@ func TestRequestsHaveAnIDWhereEventsAreKeptOneByOne(t *testing.T) {
 		z := &Zone{Key: []string{"static"}, Events: Quantity{Number: 10}, Algorithm: algorithm}
 		z.prepare()
 		h, _ := keyHandler()
-		req, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
+		req, err := requestOf(z, httptest.NewRequest("GET", "/", nil), values{}.replacer(), h)
 		if err != nil || (req.ID != "") != want {
 			t.Errorf("%s: ID is %q, %v, want one: %v", algorithm, req.ID, err, want)
 		}
@@ -274,7 +275,7 @@ func TestReservedFromAMatcherThatFails(t *testing.T) {
 	h, _ := keyHandler()
 	z.Key, z.Events = []string{"static"}, Quantity{Number: 10}
 	z.prepare()
-	if _, err := z.request(httptest.NewRequest("GET", "/", nil), values{}.replacer(), h); !errors.Is(err, errBroken) {
+	if _, err := requestOf(z, httptest.NewRequest("GET", "/", nil), values{}.replacer(), h); !errors.Is(err, errBroken) {
 		t.Errorf("request returns %v, want the matcher's error", err)
 	}
 }
@@ -299,7 +300,7 @@ func TestReservedOfARequest(t *testing.T) {
 			h, _ := keyHandler()
 			repl := values{headerA: test.quota}.replacer()
 			for method, want := range map[string]int64{"GET": test.reserved, "POST": 0} {
-				req, err := z.request(httptest.NewRequest(method, "/", nil), repl, h)
+				req, err := requestOf(z, httptest.NewRequest(method, "/", nil), repl, h)
 				if err != nil || req.Reserved != want {
 					t.Errorf("%s: %d reserved, %v, want %d", method, req.Reserved, err, want)
 				}

@@ -1,14 +1,9 @@
 package option
 
-import (
-	"fmt"
-	"strings"
-
-	"github.com/caddyserver/caddy/v2"
-)
+import "cmp"
 
 const (
-	insteadAddress = "write primary <host:port>, or url redis://<host:port>"
+	insteadAddress = "write url redis://<host:port> or, in the block of a shard, primary <host:port>"
 	insteadAmount  = "write events <n> and window <duration>"
 	insteadErrors  = "write handle_errors in the site: its routes answer refused requests"
 	insteadDryRun  = "write enforce 0"
@@ -58,16 +53,40 @@ var instead = map[string]string{
 // is not known.
 func Instead(name string) string { return instead[name] }
 
-// Decode decodes JSON strictly. The error for an unknown field says what to write
-// instead, if that is known.
-func Decode(text []byte, to any) error {
-	err := caddy.StrictUnmarshalJSON(text, to)
-	if err == nil {
-		return nil
-	}
-	name, ok := strings.CutPrefix(err.Error(), `json: unknown field "`)
-	if name, closed := strings.CutSuffix(name, `"`); ok && closed && instead[name] != "" {
-		return fmt.Errorf("%w: %s", err, instead[name])
-	}
-	return err
+// inJSON says what to write in place of names that are no fields of JSON, where that is not
+// what a Caddyfile needs.
+var inJSON = map[string]string{
+	"free_status":       "write count_status_not with the statuses, such as [304, \"5xx\"]; for none write \"count_status\": [\"all\"]",
+	"password_lifetime": "write lifetime in password_command",
+	"previous_shards":   "write previous_weight in each shard that changes",
+	"retired":           "write \"weight\": 0, and what it was as previous_weight",
+	"addr":              insteadAddressJSON,
+	"address":           insteadAddressJSON,
+	"allow":             insteadMatchJSON,
+	"ban":               "write penalty, with a time span",
+	"dry_run":           insteadDryRunJSON,
+	"limit":             insteadAmountJSON,
+	"log_only":          insteadDryRunJSON,
+	"max_concurrent":    "write \"algorithm\": \"concurrency\", and the number as events",
+	"period":            insteadAmountJSON,
+	"rate":              insteadAmountJSON,
+	"requests":          insteadAmountJSON,
+	"response":          insteadErrorsJSON,
+	"shadow":            insteadDryRunJSON,
+	"status":            insteadErrorsJSON,
+	"whitelist":         insteadMatchJSON,
+}
+
+const (
+	insteadAddressJSON = "write primary, with host:port, or url, with redis://host:port"
+	insteadAmountJSON  = "write events, with a number, and window, with a time span"
+	insteadErrorsJSON  = "write routes in errors of the server: they answer refused requests"
+	insteadDryRunJSON  = "write \"enforce\": 0"
+	insteadMatchJSON   = "write match, with a matcher that leaves out the requests that are not limited, such as not"
+)
+
+// insteadInJSON returns what to write in place of a name that is no field, and "" if that is
+// not known.
+func insteadInJSON(name string) string {
+	return cmp.Or(inJSON[name], instead[name])
 }

@@ -15,15 +15,32 @@ import (
 )
 
 // Error is an error in one option of the configuration. It lets [Parser.At] find the
-// line of the option.
+// line of the option, and [InJSON] the field.
 type Error struct {
 	option string
 	err    error
+	// field and problem are what JSON has for option and err.
+	field   string
+	problem error
 }
 
 // Errorf returns an [Error] in an option. The text follows the option's name.
-func Errorf(option, format string, args ...any) error {
-	return &Error{option, fmt.Errorf(format, args...)}
+func Errorf(option, format string, args ...any) *Error {
+	err := fmt.Errorf(format, args...)
+	return &Error{option, err, option, err}
+}
+
+// Field is the error with the field of JSON that is wrong, where that has another name.
+func (e *Error) Field(name string) *Error {
+	e.field = name
+	return e
+}
+
+// JSONf is the error with the text that follows the name of the field in JSON, where that
+// differs from what a Caddyfile needs.
+func (e *Error) JSONf(format string, args ...any) *Error {
+	e.problem = fmt.Errorf(format, args...)
+	return e
 }
 
 // Error implements the interface error.

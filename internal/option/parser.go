@@ -2,6 +2,7 @@ package option
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strconv"
 	"strings"
@@ -74,6 +75,22 @@ func ErrorAt(token caddyfile.Token, err error) error {
 	d := caddyfile.NewDispenser([]caddyfile.Token{token})
 	d.Next()
 	return d.WrapErr(err)
+}
+
+// Place is where a token is: the file and line, and those of what imports it.
+func Place(token caddyfile.Token) string {
+	place := fmt.Sprintf("%s:%d", token.File, token.Line)
+	// Caddy shows the imports of a token in errors only.
+	_, chain, isImported := strings.Cut(ErrorAt(token, errors.New("")).Error(), " import chain ['")
+	if !isImported {
+		return place
+	}
+	var imports []string
+	for _, text := range strings.Split(strings.TrimSuffix(chain, "']"), "','") {
+		at, _, _ := strings.Cut(text, " (import")
+		imports = append(imports, at)
+	}
+	return place + " (imported at " + strings.Join(imports, ", ") + ")"
 }
 
 // Arg returns the only argument of an option.

@@ -16,6 +16,8 @@ type Row struct {
 	Args string
 	// Block are the options of the block that ends the line.
 	Block []Row
+	// JSON are the fields of JSON that the line sets. Default: the one called Name.
+	JSON []string
 	// Field is what the line sets.
 	Field Field
 	// Check returns what is wrong with the field, also if JSON set it. Default: nothing.

@@ -13,13 +13,19 @@ import (
 
 // sample has an option of each kind.
 type sample struct {
-	Color  string         `json:"color,omitempty"`
-	Texts  []string       `json:"texts,omitempty"`
-	Count  int            `json:"count,omitempty"`
-	Wait   caddy.Duration `json:"wait,omitempty"`
-	Switch bool           `json:"switch,omitempty"`
-	Share  float64        `json:"share,omitempty"`
+	Color  string          `json:"color,omitempty"`
+	Texts  []string        `json:"texts,omitempty"`
+	Count  int             `json:"count,omitempty"`
+	Wait   caddy.Duration  `json:"wait,omitempty"`
+	Switch bool            `json:"switch,omitempty"`
+	Share  float64         `json:"share,omitempty"`
+	Parts  []*part         `json:"parts,omitempty"`
+	ByName map[string]part `json:"by_name,omitempty"`
 	inner  string
+}
+
+type part struct {
+	Size int `json:"size,omitempty"`
 }
 
 func (s *sample) UnmarshalJSON(text []byte) error {
@@ -135,9 +141,25 @@ share <percent>`
 
 func TestDecode(t *testing.T) {
 	for text, want := range map[string]string{
-		`{"color": "red", "count": 5}`: ``,
-		`{"colour": "red"}`:            `json: unknown field "colour"`,
-		`{"dry_run": true}`:            `json: unknown field "dry_run": write enforce 0`,
+		`{"color": "red", "count": 5}`:     ``,
+		`{"Color": "red"}`:                 ``,
+		`{"wait": 5, "texts": null}`:       ``,
+		`{"colour": "red"}`:                `colour: unknown field, did you mean color?`,
+		`{"zzz": 1}`:                       `zzz: unknown field: it must be one of color, texts, count, wait, switch, share, parts, by_name`,
+		`{"dry_run": true}`:                `dry_run: unknown field: write "enforce": 0`,
+		`{"color": 5}`:                     `color: it must be a text, in quotes`,
+		`{"texts": "a"}`:                   `texts: it must be a list, in [ ]`,
+		`{"texts": ["a", 5]}`:              `texts[1]: it must be a text, in quotes`,
+		`{"count": "5"}`:                   `count: it must be a whole number`,
+		`{"count": 5.5}`:                   `count: it must be a whole number`,
+		`{"wait": "5"}`:                    `wait: it must be a time span, such as "250ms", "10s" or "1d", or a number of nanoseconds`,
+		`{"switch": "on"}`:                 `switch: it must be true or false`,
+		`{"share": true}`:                  `share: it must be a number`,
+		`{"parts": {}}`:                    `parts: it must be a list, in [ ]`,
+		`{"parts": [null, 5]}`:             `parts[1]: it must be an object, in { }`,
+		`{"parts": [{}, {"sise": 1}]}`:     `parts[1].sise: unknown field, did you mean size?`,
+		`{"by_name": {"a": {"size": ""}}}`: `by_name.a.size: it must be a whole number`,
+		`[]`:                               `it must be an object, in { }`,
 	} {
 		err := new(sample).UnmarshalJSON([]byte(text))
 		if err == nil {
@@ -146,5 +168,28 @@ func TestDecode(t *testing.T) {
 		if err.Error() != want {
 			t.Errorf("%s: %v, want %s", text, err, want)
 		}
+	}
+}
+
+func TestInJSON(t *testing.T) {
+	bad := option.Errorf("reserve", "20 has no matchers").Field("reserves[1].match").JSONf("is missing")
+	for want, test := range map[string]struct {
+		err  error
+		line string
+	}{
+		"reserves[1].match is missing":                       {bad, "reserve 20 has no matchers"},
+		"zones[2].reserves[1].match is missing, in zone api": {option.In("zone api", "zones[2]", bad), "zone api: reserve 20 has no matchers"},
+		"zones[2].reserves[1].match is null, in zone api":    {option.In("zone api", "zones[2]", option.In("reserve 20", "reserves[1]", option.Errorf("match", "is null"))), "zone api: reserve 20: match is null"},
+		"tls.cert has no key":                                {option.In("tls", "tls", option.Errorf("cert", "has no key")), "tls: cert has no key"},
+		"shards[0].tls.cert has no key, in shard a":          {option.In("shard a", "shards[0]", option.In("tls", "tls", option.Errorf("cert", "has no key"))), "shard a: tls: cert has no key"},
+		"shards[0]: address x is given twice, in shard a":    {option.In("shard a", "shards[0]", errors.New("address x is given twice")), "shard a: address x is given twice"},
+		"what is in no option stays as it is":                {errors.New("what is in no option stays as it is"), "what is in no option stays as it is"},
+	} {
+		if got := option.InJSON(test.err); got.Error() != want || test.err.Error() != test.line {
+			t.Errorf("%q in JSON is %q, want %q and %q", test.err, got, test.line, want)
+		}
+	}
+	if err := option.InJSON(nil); err != nil {
+		t.Error("no error is", err)
 	}
 }

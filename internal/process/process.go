@@ -26,7 +26,7 @@ func Find(program string) (string, error) {
 	if runtime.GOOS == "darwin" {
 		return "", fmt.Errorf("%s is not installed: brew install %s", program, p.homebrew)
 	}
-	return "", fmt.Errorf("%s is not installed: run scripts/install-needed.sh, or apt-get install %s", program, p.debian)
+	return "", fmt.Errorf("%s is not installed: run scripts/install-needed.sh and append bin/needed to the PATH, or apt-get install %s", program, p.debian)
 }
 
 // pkg is what a program's package is called.

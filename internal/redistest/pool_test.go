@@ -31,20 +31,28 @@ func TestServersPassToOtherTests(t *testing.T) {
 		})
 		return addr
 	}
-	first := borrow(func(t *testing.T) {
+	dirty := func(t *testing.T) {
 		c := s.Primary.Client()
 		must(t, c.Set(t.Context(), "key", "value", 0).Err())
 		must(t, c.Eval(t.Context(), "return 1", nil).Err())
-	})
-	again := borrow(func(t *testing.T) {
+	}
+	check := func(t *testing.T) {
 		sha, err := s.Primary.Client().ScriptExists(t.Context(), "e0e1f9fabfc9d4800c877a703b823ac0578ff8db").Result()
 		must(t, err)
 		if slices.Contains(sha, true) {
 			t.Error("it has a script of the last test")
 		}
-	})
-	if first != again {
-		t.Errorf("the second test has another server, %s, than the first, %s", again, first)
+	}
+	// Where the machine is busy a link may break, so that a server is not as it was.
+	passes := false
+	for range 10 {
+		first := borrow(dirty)
+		if passes = borrow(check) == first; passes {
+			break
+		}
+	}
+	if !passes {
+		t.Error("ten times the second test has another server than the first")
 	}
 	for name, change := range map[string]func(t *testing.T){
 		"killed":    func(t *testing.T) { must(t, s.Replicas[0].Kill()) },

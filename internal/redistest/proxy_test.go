@@ -342,7 +342,7 @@ func startProxied(t *testing.T) (*redistest.Server, *redistest.Proxy) {
 }
 
 func clientOf(t *testing.T, proxy *redistest.Proxy) *goredis.Client {
-	client := goredis.NewClient(&goredis.Options{Addr: proxy.Addr(), MaxRetries: -1})
+	client := goredis.NewClient(&goredis.Options{Addr: proxy.Addr(), MaxRetries: -1, DialTimeout: waitLimit, ReadTimeout: waitLimit, WriteTimeout: waitLimit})
 	t.Cleanup(func() { client.Close() })
 	return client
 }

@@ -313,6 +313,7 @@ func newClient(t *testing.T, s *redistest.Server, username, password string) *go
 	t.Helper()
 	client := goredis.NewClient(&goredis.Options{
 		Addr: s.Addr(), Username: username, Password: password, MaxRetries: -1,
+		DialTimeout: waitLimit, ReadTimeout: waitLimit, WriteTimeout: waitLimit,
 	})
 	t.Cleanup(func() { client.Close() })
 	return client

@@ -1,7 +1,9 @@
 package simredis
 
 import (
+	"crypto/sha1"
 	"encoding/binary"
+	"encoding/hex"
 	"math"
 	"strconv"
 	"strings"
@@ -14,7 +16,7 @@ func (in *Interpreter) openLibraries() {
 	L := in.state
 	L.SetGlobal("redis", L.SetFuncs(L.NewTable(), map[string]lua.LGFunction{
 		"call": in.call, "pcall": in.pcall, "acl_check_cmd": checkACL,
-		"error_reply": replyError, "status_reply": replyStatus,
+		"error_reply": replyError, "status_reply": replyStatus, "sha1hex": digest,
 	}))
 	L.SetGlobal("struct", L.SetFuncs(L.NewTable(), map[string]lua.LGFunction{"pack": pack, "unpack": unpack}))
 	L.SetGlobal("pcall", L.NewFunction(protect))
@@ -156,6 +158,13 @@ func checkACL(L *lua.LState) int {
 		L.Error(errorTable(L, Error("ERR Invalid command passed to redis.acl_check_cmd()")), 0)
 	}
 	L.Push(lua.LTrue)
+	return 1
+}
+
+// digest is redis.sha1hex.
+func digest(L *lua.LState) int {
+	sum := sha1.Sum([]byte(lua.LVAsString(L.Get(1))))
+	L.Push(lua.LString(hex.EncodeToString(sum[:])))
 	return 1
 }
 

@@ -232,6 +232,7 @@ func TestLuaIsThatOfRedis(t *testing.T) {
 		"return redis.error_reply('REFUSED ' .. string.gsub('-x y', '^%-', ''))",
 		"return {redis.error_reply('BAD thing'), redis.error_reply('thing'), 'x'}",
 		"local r = redis.error_reply('BAD thing') return r.err", "local r = redis.status_reply('fine') return r.ok",
+		"return redis.sha1hex('x')", "return redis.sha1hex('')", "return redis.sha1hex(12.5)", "return redis.sha1hex({})", "return redis.sha1hex(nil)",
 		"return redis.call('SET', 'k', 'v')", "return redis.call('SET', 'k', 'v').ok", "return type(redis.call('GET', 'none'))", "return redis.call('GET', 12.5)",
 		"redis.call('SET', 'n', 2^53 + 2) return redis.call('GET', 'n')", "redis.call('SET', 'n', 0.1) return redis.call('GET', 'n')",
 		"redis.call('SET', 'n', 1e17) return redis.call('GET', 'n')", "redis.call('SET', 'n', 123456789012345678) return redis.call('GET', 'n')",

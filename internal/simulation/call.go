@@ -264,14 +264,18 @@ func (c *call) fetch(place int, size int64, done, again func()) {
 func (c *call) exchange(r store.Request, then func(st store.State)) {
 	m := c.moment()
 	e, asked := c.of(&r, &m), c.now
-	e.TakeSent(&r)
+	mark := e.TakeSent(&r)
 	answered := func(st store.State) {
 		m := c.moment()
 		if errors.Is(st.Err, store.ErrUncertain) {
 			c.doubted(r)
 		}
-		refund := e.TakeAnswered(&r, &st, asked, &m)
+		do, refund := e.TakeAnswered(&r, &st, asked, mark, &m)
 		c.told(&m)
+		if do == core.AwaitCharge {
+			c.judgeTake(e, &r, &st, mark, c.now+checkTimeout, func() { then(st) })
+			return
+		}
 		c.refund(refund)
 		then(st)
 	}
@@ -280,6 +284,21 @@ func (c *call) exchange(r store.Request, then func(st store.State)) {
 		return
 	}
 	c.net.write(opTake, r, c.orLeft(errLeftSince, answered))
+}
+
+// judgeTake waits for charges in flight that decide about a take.
+func (c *call) judgeTake(e *entry, r *store.Request, st *store.State, mark, until int64, then func()) {
+	c.awaitCharge(e, until, func(inTime bool) {
+		m := c.moment()
+		do, refund := e.JudgeTake(r, st, mark, inTime && c.now < until, &m)
+		c.told(&m)
+		if do == core.AwaitCharge {
+			c.judgeTake(e, r, st, mark, until, then)
+			return
+		}
+		c.refund(refund)
+		then()
+	})
 }
 
 // The errors of a client that has left: of a check, and of a take that was not sent, or was.

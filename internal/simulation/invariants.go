@@ -253,7 +253,7 @@ func (s *Run) mustBePenalized(c *client, p *process) bool {
 
 // looks requires that requests that wait ask the primary once for each time of trust.
 func (s *Run) looks(r *store.Request, ago int64) {
-	if p := s.caddys[0]; algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.takes && !p.evicts && ago <= p.trust {
+	if p := s.caddys[0]; algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.takes && !s.mixed && !p.evicts && ago <= p.trust {
 		s.fail("a request of %s that waits asked the primary %d microseconds after another", r.ClientKey, ago)
 	}
 }
@@ -261,13 +261,16 @@ func (s *Run) looks(r *store.Request, ago int64) {
 // lookback is how old a truth may justify a refusal: messages take time, and requests wait for
 // a charge. What another Caddy has refunded is seen once trust has run out.
 func (s *Run) lookback() int64 {
-	if len(s.caddys) == 1 || !s.takes {
+	if len(s.caddys) == 1 || !s.takes && !s.mixed {
 		return 150_000
 	}
 	return 150_000 + 2*max(s.caddys[0].trust, 0)
 }
 
 type moment struct{ at, used int64 }
+
+// justOver is for how long a window that has ended may be known as open.
+const justOver = 5000
 
 // land notes that so much of what was admitted is in the primary by now, or free; less than
 // nothing is admitted.
@@ -281,7 +284,12 @@ func (s *Run) noteTruth(c *client) {
 	for len(c.truth) > 0 && s.now-c.truth[0].at > s.lookback() {
 		c.truth = c.truth[1:]
 	}
-	c.truth = append(c.truth, moment{s.now, s.used(c, s.now) + c.unlanded})
+	used := s.used(c, s.now)
+	if used < c.spent {
+		c.over = moment{s.now, c.spent}
+	}
+	c.spent = used
+	c.truth = append(c.truth, moment{s.now, used + c.unlanded})
 }
 
 // used is what the primary has counted of a client at an instant.
@@ -293,8 +301,11 @@ func (s *Run) used(c *client, at int64) int64 {
 // mostUsed is the most that was used of late.
 func (s *Run) mostUsed(c *client) int64 {
 	s.noteTruth(c)
-	// A window that has just ended may be known as open.
-	most := s.used(c, s.now-5000) + c.unlanded
+	// A window that has just ended may be known as open, and the primary may have another one by now.
+	most := s.used(c, s.now-justOver) + c.unlanded
+	if c.over.at != 0 && s.now-c.over.at <= justOver {
+		most += c.over.used
+	}
 	for _, m := range c.truth {
 		most = max(most, m.used)
 	}

@@ -18,10 +18,11 @@ import (
 // Run is one history: zones with their clients, two Caddys, and what goes wrong.
 type Run struct {
 	*world
-	seed    uint64
-	zones   []*zone
-	takes   bool
-	onError string
+	seed  uint64
+	zones []*zone
+	// takes is set if all requests take, and mixed if some do, in the same buckets.
+	takes, mixed bool
+	onError      string
 	// waits is set if some refused requests wait.
 	waits   bool
 	net     *network
@@ -90,6 +91,10 @@ type client struct {
 	unlanded int64
 	// truth is what was spent or about to be, at each of its changes of late.
 	truth []moment
+	// spent is what the primary had counted at the last note, and over, when that last became less, what it
+	// was before.
+	spent int64
+	over  moment
 	// missing are costs that the primary may never have heard of.
 	missing []admission
 	// resets are those of the windows of late; reset is until when an operator's reset of the
@@ -133,6 +138,7 @@ func NewRun(seed uint64, at Servers) *Run {
 	w := newWorld(seed)
 	s := &Run{world: w, seed: seed, sequential: w.chance(0.1)}
 	s.takes, s.waits = s.sequential || w.chance(0.4), !s.sequential && w.chance(0.3)
+	s.mixed = !s.takes && !s.waits && seed%2 == 0
 	for i := range oneOf(w, 1, 1, 1, 2) {
 		s.zones = append(s.zones, s.newZone("zone"+strconv.Itoa(i)))
 	}
@@ -227,8 +233,8 @@ func (s *Run) fail(format string, args ...any) {
 
 // String describes what is simulated.
 func (s *Run) String() string {
-	return fmt.Sprintf("%v, takes %v, sequential %v, on_error %s, waits %v, %d caddys, trust %d, delay %d, lag %d, faults %v, resets %v",
-		s.zones, s.takes, s.sequential, s.onError, s.waits, len(s.caddys), s.caddys[0].trust, s.caddys[0].delay, s.net.lag, s.faults, s.resets)
+	return fmt.Sprintf("%v, takes %v, mixed %v, sequential %v, on_error %s, waits %v, %d caddys, trust %d, delay %d, lag %d, faults %v, resets %v",
+		s.zones, s.takes, s.mixed, s.sequential, s.onError, s.waits, len(s.caddys), s.caddys[0].trust, s.caddys[0].delay, s.net.lag, s.faults, s.resets)
 }
 
 // come plans the next request of a client: now and then several at once, or none for long.
@@ -293,6 +299,7 @@ type arrival struct {
 // visit is one request of a client: what it asks of each zone, and what it is answered.
 type visit struct {
 	by      *process
+	takes   bool
 	began   *arrival
 	clients []*client
 	reqs    []store.Request
@@ -304,18 +311,19 @@ type visit struct {
 }
 
 // isHeldEarly reports whether the visit may hold something before all zones have answered.
-func (v *visit) isHeldEarly(s *Run) bool { return len(v.clients) > 1 && !s.takes }
+func (v *visit) isHeldEarly() bool { return len(v.clients) > 1 && !v.takes }
 
 // ask makes a request to all zones.
 func (s *Run) ask(clients []*client, p *process, began *arrival) {
 	s.requests++
 	s.unanswered++
 	n := len(clients)
-	v := &visit{by: p, began: began, clients: clients, alone: make([]bool, n), unknown: make([]bool, n), held: make([]int64, n)}
+	takes := s.takes || s.mixed && s.chance(0.5)
+	v := &visit{by: p, takes: takes, began: began, clients: clients, alone: make([]bool, n), unknown: make([]bool, n), held: make([]int64, n)}
 	for _, c := range clients {
 		v.reqs = append(v.reqs, s.request(c))
 	}
-	if v.isHeldEarly(s) {
+	if v.isHeldEarly() {
 		for i, c := range clients {
 			s.land(c, -v.reqs[i].Cost)
 		}
@@ -325,7 +333,7 @@ func (s *Run) ask(clients []*client, p *process, began *arrival) {
 		v.states = states
 		s.answered(v)
 	}
-	if s.takes {
+	if takes {
 		p.take(v.reqs, answered)
 	} else {
 		p.admit(v.reqs, answered)
@@ -360,7 +368,7 @@ func (s *Run) onFailure(v *visit, i int) (isDenied bool) {
 		// The client has left.
 		return true
 	}
-	v.unknown[i] = s.takes && errors.Is(st.Err, store.ErrUncertain)
+	v.unknown[i] = v.takes && errors.Is(st.Err, store.ErrUncertain)
 	if st.Err == nil || s.onError == allow {
 		return false
 	}
@@ -422,14 +430,14 @@ func (s *Run) hears(v *visit, i int) (refuses bool) {
 	c, r, st := v.clients[i], &v.reqs[i], &v.states[i]
 	s.note("%s, request %s of %s in %s: %+v", v.by.name, r.ID, c.key, c.limit.Zone, *st)
 	isDenied := s.onFailure(v, i)
-	if st.Allowed && (!s.takes || v.alone[i]) {
+	if st.Allowed && (!v.takes || v.alone[i]) {
 		v.held[i] = r.Cost
 	}
 	switch {
-	case s.takes:
-	case v.held[i] == 0 && v.isHeldEarly(s):
+	case v.takes:
+	case v.held[i] == 0 && v.isHeldEarly():
 		s.land(c, r.Cost)
-	case v.held[i] > 0 && !v.isHeldEarly(s):
+	case v.held[i] > 0 && !v.isHeldEarly():
 		s.land(c, -r.Cost)
 	}
 	if st.Err != nil || st.Allowed {
@@ -462,13 +470,13 @@ func (s *Run) settle(v *visit, i int, free bool) {
 	c, p, r, st, held := v.clients[i], v.by, v.reqs[i], &v.states[i], v.held[i]
 	s.note("%s, request %s of %s ends in %s, free %v", p.name, r.ID, c.key, c.limit.Zone, free)
 	switch {
-	case s.takes:
+	case v.takes:
 	case free:
 		s.land(c, held)
 	case held == 0:
 		s.land(c, -r.Cost)
 	}
-	isTaken := s.takes && st.Err == nil && st.Allowed && !v.alone[i]
+	isTaken := v.takes && st.Err == nil && st.Allowed && !v.alone[i]
 	r.Receipt = st.Receipt
 	spends := r
 	if free {
@@ -604,7 +612,7 @@ func (s *Run) reset() {
 	s.caddys[s.rng.IntN(len(s.caddys))].reset(r, func() {
 		// Replicas and other processes see it later, and what runs is charged anew.
 		c.reset = s.now + s.net.lag + 2*core.UsualTrust.Microseconds() + 2*longestService + s.zones[0].limit.Window.Microseconds()/olderAnswers
-		if s.takes {
+		if s.takes || s.mixed {
 			// What others took before, and give back after it, is given back to this window too.
 			c.reset += s.zones[0].limit.Window.Microseconds()
 		}
@@ -633,7 +641,33 @@ func (s *Run) Do() (requests int, failure string) {
 		return s.requests, s.failure
 	}
 	s.net.down, s.net.away, s.net.lossy, s.net.slow, s.net.flaky = false, false, 0, 0, 0
-	s.run(s.end + 30e6)
+	// Requests that wait may go on later.
+	for until, latest := s.end+30e6, s.end+30e6+s.longestWait(); ; until += 30e6 {
+		s.run(until)
+		if s.failure != "" || until >= latest || !s.isBusy() {
+			break
+		}
+	}
 	s.atEnd()
 	return s.requests, s.failure
+}
+
+// longestWait is how long a request waits at most, with those before it.
+func (s *Run) longestWait() (longest int64) {
+	for _, c := range s.clients {
+		longest = max(longest, 2*c.limit.Window.Microseconds())
+	}
+	return longest
+}
+
+// isBusy reports whether a request is in flight somewhere.
+func (s *Run) isBusy() bool {
+	for _, p := range s.caddys {
+		for _, e := range p.buckets {
+			if e.Gauges().InFlight > 0 {
+				return true
+			}
+		}
+	}
+	return s.unanswered > 0
 }

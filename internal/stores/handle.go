@@ -179,11 +179,6 @@ func (h *Handle) reportOverrides() {
 	}
 }
 
-func (h *Handle) reportFailedOverrides(err error) {
-	h.Logger.Error("blocks and grants cannot all be read, so some do not hold", zap.String("store", h.Name), zap.Error(err),
-		zap.String("hint", "see docs/servers.md for the rights that they need; unblock removes what is damaged"))
-}
-
 // Run lets the ledger of the store, if that is open, deliver what waits, and follows what
 // operators change: the config runs.
 func (h *Handle) Run() {
@@ -195,6 +190,9 @@ func (h *Handle) Run() {
 	open.Accounts.Run()
 	if open.overrides != nil {
 		open.overrides.start()
+	}
+	if open.presence != nil {
+		open.presence.start()
 	}
 }
 
@@ -279,8 +277,14 @@ func (h *Handle) Leave() {
 // the store, even if requests that outlasted the grace period still use it:
 // otherwise their charges would not be delivered.
 func (h *Handle) Unload() {
-	if open := h.open.Load(); open != nil && !caddy.Exiting() {
-		open.Accounts.Stop()
+	if open := h.open.Load(); open != nil {
+		if open.presence != nil {
+			// What requests that outlast the config go by, others do not have to know.
+			open.presence.stop()
+		}
+		if !caddy.Exiting() {
+			open.Accounts.Stop()
+		}
 	}
 	h.Leave()
 	if !caddy.Exiting() {
@@ -302,6 +306,9 @@ func (h *Handle) close(open *Opened) {
 	h.onClose, h.onOverrides = nil, nil
 	if open.overrides != nil {
 		open.overrides.stop()
+	}
+	if open.presence != nil {
+		open.presence.stop()
 	}
 	if open.newcomers != nil {
 		_, _ = Pool.Delete(knownClientsKey(h.Name))

@@ -29,8 +29,9 @@ type Opened struct {
 	IsRemote bool
 	// Local decides while the store fails.
 	Local localCounts
-	// overrides is nil if the store keeps none.
+	// overrides and presence are nil if the store keeps none.
 	overrides *overrides
+	presence  *presence
 	// forgiving counts the buckets that are being emptied.
 	forgiving atomic.Int64
 	// newcomers is nil if new buckets are not bounded.
@@ -85,7 +86,10 @@ func (h *Handle) newOpened() (*Opened, error) {
 	open := &Opened{Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
 	open.newcomers = h.newNewcomers(s)
 	h.keepAccounts(open, remote)
-	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides, h.reportFailedOverrides)
+	if operable != nil && isRemote {
+		open.presence = newPresence(operable)
+	}
+	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
 	return open, nil
 }
 
@@ -226,6 +230,8 @@ func endSpan(span trace.Span, states []store.State) {
 // LedgerConfig is a [Module] with settings for its ledger.
 type LedgerConfig interface {
 	LedgerOptions(name string) ledger.Options
+	// DeliveryTime is how long a charge or refund may take, from its first attempt to its reply.
+	DeliveryTime() time.Duration
 }
 
 // localCounts decide where the store cannot. They are a store in memory.

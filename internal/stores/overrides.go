@@ -5,11 +5,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -24,17 +24,15 @@ const (
 // let blocked clients through.
 const firstLook = 250 * time.Millisecond
 
-// overrides are what operators have changed for the clients of an open store, as it was
+// overrides are what operators have changed for the zones of an open store and their clients, as it was
 // when the store was looked at last.
 type overrides struct {
 	kept    store.Operable
-	current atomic.Pointer[map[store.OverrideID]store.Override]
+	current atomic.Pointer[store.OverrideSet]
 	// changed is called after a look that has found another state.
 	changed func()
-	// failed is why overrides cannot be read that the store keeps, or nil; report is called when
-	// it is another reason.
+	// failed is why overrides cannot be read that the store keeps, or taken by another shard, or nil.
 	failed atomic.Pointer[error]
-	report func(err error)
 	// looking is held during a look, so that none undoes a later one.
 	looking sync.Mutex
 	// looked is closed after the first look, whether or not it succeeded.
@@ -53,12 +51,28 @@ func (h *Handle) overridePeriod() time.Duration {
 	return 0
 }
 
+// CheckTimeout is how long the store may take to answer a request, or 0 if it answers at once.
+func (h *Handle) CheckTimeout() time.Duration {
+	if m, ok := h.Module.(LedgerConfig); ok {
+		return m.LedgerOptions(h.Name).Timeout
+	}
+	return 0
+}
+
+// DeliveryTime is how long a charge or refund may take, or 0 if the store answers at once.
+func (h *Handle) DeliveryTime() time.Duration {
+	if m, ok := h.Module.(LedgerConfig); ok {
+		return m.DeliveryTime()
+	}
+	return 0
+}
+
 // newOverrides returns those of a store, or nil if that is nil.
-func newOverrides(kept store.Operable, period time.Duration, changed func(), report func(err error)) *overrides {
+func newOverrides(kept store.Operable, period time.Duration, changed func()) *overrides {
 	if kept == nil {
 		return nil
 	}
-	o := &overrides{kept: kept, changed: changed, report: report, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
+	o := &overrides{kept: kept, changed: changed, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
 	o.life, o.stop = context.WithCancel(context.Background())
 	return o
 }
@@ -74,7 +88,8 @@ func (o *overrides) follow() {
 	close(o.looked)
 	for {
 		pause := o.period
-		if err != nil {
+		// What only an operator can mend is looked at no sooner.
+		if err != nil && !errors.Is(err, store.ErrFinal) {
 			pause = minOverridePeriod
 		}
 		select {
@@ -86,57 +101,77 @@ func (o *overrides) follow() {
 	}
 }
 
+// noOverrides is the set of a store that keeps none.
+var noOverrides = store.NewOverrideSet(nil, nil)
+
 // refresh reads the overrides. Those of a shard that does not answer stay as they were.
 func (o *overrides) refresh(ctx context.Context) error {
 	o.looking.Lock()
 	defer o.looking.Unlock()
-	all, err := o.kept.Overrides(ctx)
-	current := make(map[store.OverrideID]store.Override, len(all))
-	for _, override := range all {
-		current[store.OverrideID{Kind: override.Kind, Zone: override.Zone, ClientKey: o.kept.KeptKey(override.ClientKey)}] = override
+	var err error
+	if panicked := contain.Run(func() error {
+		err = o.look(ctx)
+		return nil
+	}); panicked != nil {
+		// What was known stays.
+		o.current.CompareAndSwap(nil, noOverrides)
+		o.failed.Store(&panicked)
+		return panicked
 	}
-	if before := o.current.Swap(&current); before != nil && !maps.Equal(*before, current) {
-		o.changed()
-	}
-	o.note(err)
 	return err
 }
 
-// note remembers why overrides cannot be read, and reports it if that is another reason than before.
-// A shard that does not answer is reported elsewhere.
-func (o *overrides) note(err error) {
-	was := o.failed.Load()
-	switch {
-	case err == nil:
+func (o *overrides) look(ctx context.Context) error {
+	current, err := o.kept.Overrides(ctx)
+	if current == nil {
+		current = noOverrides
+	}
+	if before := o.current.Swap(current); before != nil && before != current {
+		o.changed()
+	}
+	o.note(current, err)
+	return err
+}
+
+// note remembers why overrides cannot be read. A shard that does not answer is known elsewhere, and leaves
+// what is known.
+func (o *overrides) note(current *store.OverrideSet, err error) {
+	if err != nil && !errors.Is(err, store.ErrFinal) && !errors.Is(err, contain.ErrPanic) {
+		if o.failed.Load() != nil {
+			return
+		}
+		err = nil
+	}
+	if err = errors.Join(err, current.Damaged()); err == nil {
 		o.failed.Store(nil)
-		return
-	case !errors.Is(err, store.ErrFinal) && !errors.Is(err, store.ErrDamaged):
 		return
 	}
 	o.failed.Store(&err)
-	if was == nil || (*was).Error() != err.Error() {
-		o.report(err)
-	}
 }
 
 // holds reports whether the last look showed the override, or a later one of the same client. An
 // earlier one shows that the write, or the look, failed.
 func (o *overrides) holds(set *store.Override) bool {
-	id := set.ID()
-	id.ClientKey = o.kept.KeptKey(id.ClientKey)
-	kept, ok := (*o.current.Load())[id]
-	return ok && kept.Since >= set.Since
+	kept := o.current.Load().Of(o.keptID(set.ID()), set.Since)
+	return kept != nil && kept.Since >= set.Since
+}
+
+func (o *overrides) keptID(id store.OverrideID) store.OverrideID {
+	if id.ClientKey != "" {
+		id.ClientKey = o.kept.KeptKey(id.ClientKey)
+	}
+	return id
 }
 
 // known returns the overrides as the last look showed them. It waits for the first one.
-func (o *overrides) known() map[store.OverrideID]store.Override {
+func (o *overrides) known() *store.OverrideSet {
 	current := o.current.Load()
 	if current == nil {
 		o.start()
 		<-o.looked
 		current = o.current.Load()
 	}
-	return *current
+	return current
 }
 
 // overrides returns those of the store if it is open and keeps any, and otherwise nil.
@@ -147,71 +182,75 @@ func (h *Handle) overrides() *overrides {
 	return nil
 }
 
-// HasOverrides reports whether there is any override in the store, as far as is known.
-func (h *Handle) HasOverrides() bool {
-	o := h.overrides()
-	return o != nil && len(o.known()) > 0
-}
+// ClientOverrides are the overrides of a client in a zone that are in force, each nil if there is none.
+type ClientOverrides struct{ Block, Grant, Limit *store.Override }
 
-// OverridesOf returns the block and the grant of a client that are in force, each nil if
-// there is none.
-func (h *Handle) OverridesOf(zone, clientKey string, now time.Time) (block, grant *store.Override) {
+// OverridesOf returns the overrides of a client that are in force at now, as far as is known. It calls
+// now only if there may be any.
+func (h *Handle) OverridesOf(zone, clientKey string, now func() time.Time) (of ClientOverrides) {
 	o := h.overrides()
 	if o == nil {
-		return nil, nil
+		return of
 	}
 	known := o.known()
-	if len(known) == 0 {
-		return nil, nil
+	if !known.Has(store.OverrideBlock) && !known.Has(store.OverrideGrant) && !known.Has(store.OverrideLimit) {
+		return of
 	}
-	keptKey := o.kept.KeptKey(clientKey)
+	id, at := o.keptID(store.OverrideID{Zone: zone, ClientKey: clientKey}), now().UnixMicro()
 	find := func(kind store.OverrideKind) *store.Override {
-		if found, ok := known[store.OverrideID{Kind: kind, Zone: zone, ClientKey: keptKey}]; ok && found.Until > now.UnixMicro() {
-			return &found
-		}
-		return nil
+		id.Kind = kind
+		return known.Of(id, at)
 	}
-	return find(store.OverrideBlock), find(store.OverrideGrant)
+	return ClientOverrides{find(store.OverrideBlock), find(store.OverrideGrant), find(store.OverrideLimit)}
 }
 
-var errNoOverrides = fmt.Errorf("%w: the store keeps no blocks and grants", errors.ErrUnsupported)
-
-// SetOverride begins an override, which counts here at once. It is an error if it cannot be read
-// back: then it holds nowhere.
-func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
-	return h.changeOverrides(func(all *overrides) error {
-		if err := all.kept.SetOverride(ctx, o); err != nil {
-			return err
-		}
-		if err := all.refresh(ctx); !all.holds(&o) {
-			return fmt.Errorf("it was written, and does not hold: %w", cmp.Or(err, errNotThere))
-		}
+// ZoneOverride returns what operators have changed of a zone that is in force at now, as far as is
+// known, or nil. It calls now only if there may be any.
+func (h *Handle) ZoneOverride(zone string, now func() time.Time) *store.Override {
+	o := h.overrides()
+	if o == nil {
 		return nil
-	})
+	}
+	known := o.known()
+	if !known.Has(store.OverrideZone) {
+		return nil
+	}
+	return known.Of(store.OverrideID{Kind: store.OverrideZone, Zone: zone}, now().UnixMicro())
+}
+
+var errNoOverrides = fmt.Errorf("%w: the store keeps no blocks, grants and rules", errors.ErrUnsupported)
+
+// ChangeOverrides makes changes, which count here at once. It is an error if one cannot be read back:
+// then it holds nowhere.
+func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideChange) ([]store.OverrideOutcome, error) {
+	open, err := h.Enter()
+	if err != nil {
+		return nil, err
+	}
+	defer h.Leave()
+	all := open.overrides
+	if all == nil {
+		return nil, errNoOverrides
+	}
+	outcomes := all.kept.ChangeOverrides(ctx, changes)
+	err = all.refresh(ctx)
+	for i := range changes {
+		if outcomes[i].Err == nil && !changes[i].Removes && !all.holds(&changes[i].Override) {
+			outcomes[i].Err = fmt.Errorf("it was written, and does not hold: %w", cmp.Or(err, all.current.Load().Damaged(), errNotThere))
+		}
+	}
+	return outcomes, nil
 }
 
 var errNotThere = errors.New("the store does not show it")
 
-// RemoveOverride ends one, and reports whether there was one.
-func (h *Handle) RemoveOverride(ctx context.Context, kind store.OverrideKind, zone, clientKey string) (removed bool, err error) {
-	err = h.changeOverrides(func(all *overrides) (err error) {
-		removed, err = all.kept.RemoveOverride(ctx, kind, zone, clientKey)
-		_ = all.refresh(ctx) // The next look comes soon.
-		return err
-	})
-	return removed, err
-}
-
-func (h *Handle) changeOverrides(change func(all *overrides) error) error {
-	open, err := h.Enter()
+// SetOverride sets one, whatever there is.
+func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {
+	outcomes, err := h.ChangeOverrides(ctx, []store.OverrideChange{{Override: o, Expected: store.AnyVersion}})
 	if err != nil {
 		return err
 	}
-	defer h.Leave()
-	if open.overrides == nil {
-		return errNoOverrides
-	}
-	return change(open.overrides)
+	return outcomes[0].Err
 }
 
 // OverridesFailed returns why overrides cannot be read that the store keeps, or nil. It calls no server.
@@ -225,15 +264,42 @@ func (o *Opened) OverridesFailed() error {
 	return nil
 }
 
-// Overrides returns those in force, by what the store says now.
-func (h *Handle) Overrides(ctx context.Context) ([]store.Override, error) {
+// Overrides returns those of the store, by what it says now.
+func (h *Handle) Overrides(ctx context.Context) (*store.OverrideSet, error) {
+	var set *store.OverrideSet
+	err := h.askOverrides(func(kept store.Operable) (err error) {
+		set, err = kept.Overrides(ctx)
+		return err
+	})
+	return set, err
+}
+
+// KeptID returns the ID by which the store knows an override.
+func (h *Handle) KeptID(id store.OverrideID) store.OverrideID {
+	if o := h.overrides(); o != nil {
+		return o.keptID(id)
+	}
+	return id
+}
+
+// Audit returns the last changes of overrides, the latest first.
+func (h *Handle) Audit(ctx context.Context) (all []store.Audited, err error) {
+	err = h.askOverrides(func(kept store.Operable) (err error) {
+		all, err = kept.Audit(ctx)
+		return err
+	})
+	return all, err
+}
+
+// askOverrides calls ask if the store keeps overrides.
+func (h *Handle) askOverrides(ask func(kept store.Operable) error) error {
 	open, err := h.Enter()
 	if err != nil {
-		return nil, err
+		return err
 	}
 	defer h.Leave()
 	if open.overrides == nil {
-		return nil, nil
+		return nil
 	}
-	return open.overrides.kept.Overrides(ctx)
+	return ask(open.overrides.kept)
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"go.uber.org/zap"
@@ -19,10 +20,10 @@ type lookedStore struct {
 	looks atomic.Int64
 	ask   func(ctx context.Context) error
 	// shows, if set, is what they see.
-	shows func() ([]store.Override, error)
+	shows func() (*store.OverrideSet, error)
 }
 
-func (s *lookedStore) Overrides(ctx context.Context) ([]store.Override, error) {
+func (s *lookedStore) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	s.looks.Add(1)
 	if s.ask != nil {
 		if err := s.ask(ctx); err != nil {
@@ -53,18 +54,24 @@ func openLooked(t *testing.T, ask func(ctx context.Context) error) (*lookedStore
 	return s, h
 }
 
+func set(t *testing.T, s *lookedStore, o store.Override) {
+	t.Helper()
+	outcomes := s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Expected: store.AnyVersion}})
+	if err := outcomes[0].Err; err != nil {
+		t.Fatal(err)
+	}
+}
+
 // TestOverridesAreLookedAtOnceTheConfigRuns, and not where it is only validated.
 func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 	s, h := openLooked(t, nil)
 	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
-	if err := s.SetOverride(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
+	set(t, s, o)
 	if n := s.looks.Load(); n != 0 {
 		t.Errorf("there were %d looks before the config runs", n)
 	}
 	h.Run()
-	if got, _ := h.OverridesOf("api", "alice", time.Now()); got == nil || *got != o {
+	if got := h.OverridesOf("api", "alice", time.Now).Block; got == nil || got.Until != o.Until {
 		t.Errorf("the first request finds %v", got)
 	}
 }
@@ -74,13 +81,16 @@ func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 func TestOverrideIsReadBack(t *testing.T) {
 	until := time.Now().Add(time.Hour).UnixMicro()
 	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Since: 1, Until: until}
-	kept := []store.Override{}
+	kept := map[store.OverrideID]*store.Override{}
 	s, h := openLooked(t, nil)
-	s.shows = func() ([]store.Override, error) { return kept, store.ErrDamaged }
+	s.shows = func() (*store.OverrideSet, error) {
+		return store.NewOverrideSet(kept, map[store.OverrideID]error{{}: store.ErrDamaged}), nil
+	}
 	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
 		t.Errorf("the first one: %v", err)
 	}
-	kept = []store.Override{o}
+	shown := o
+	kept[o.ID()] = &shown
 	if err := h.SetOverride(t.Context(), o); err != nil {
 		t.Errorf("one that is shown, beside damaged ones: %v", err)
 	}
@@ -88,7 +98,7 @@ func TestOverrideIsReadBack(t *testing.T) {
 	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
 		t.Errorf("one that was to replace it: %v", err)
 	}
-	kept[0].Since = 3
+	shown.Since = 3
 	if err := h.SetOverride(t.Context(), o); err != nil {
 		t.Errorf("one that another has replaced: %v", err)
 	}
@@ -103,7 +113,7 @@ func TestFirstRequestsWaitForOverrides(t *testing.T) {
 		return ctx.Err()
 	})
 	// Nothing has called Run, as for a request that a reload has overtaken.
-	if h.HasOverrides() || !ended.Load() {
+	if h.OverridesOf("api", "alice", time.Now).Block != nil || !ended.Load() {
 		t.Errorf("the request did not wait for the first look: %v", ended.Load())
 	}
 }
@@ -126,11 +136,12 @@ func TestLateLookUndoesNoChange(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if block, _ := h.OverridesOf("api", "alice", time.Now()); block == nil {
+	if h.OverridesOf("api", "alice", time.Now).Block == nil {
 		t.Error("the block is not known at once")
 	}
-	if removed, err := h.RemoveOverride(t.Context(), store.OverrideBlock, "api", "alice"); !removed || err != nil || h.HasOverrides() {
-		t.Errorf("its end is not known at once, removed %v, %v", removed, err)
+	outcomes, err := h.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Removes: true, Expected: store.AnyVersion}})
+	if err != nil || outcomes[0].Before == nil || outcomes[0].Err != nil || h.OverridesOf("api", "alice", time.Now).Block != nil {
+		t.Errorf("its end is not known at once: %+v, %v", outcomes, err)
 	}
 }
 
@@ -146,12 +157,59 @@ func TestFailedLookIsRepeatedSoon(t *testing.T) {
 		return nil
 	}
 	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
-	if err := s.SetOverride(t.Context(), o); err != nil {
-		t.Fatal(err)
-	}
-	follower := newOverrides(s, 24*time.Hour, func() {}, func(error) {})
+	set(t, s, o)
+	follower := newOverrides(s, 24*time.Hour, func() {})
 	defer follower.stop()
-	for len(follower.known()) == 0 {
+	for follower.known().Len() == 0 {
 		time.Sleep(time.Millisecond) // the test's timeout ends this
 	}
+}
+
+// TestFinalErrorIsNotRepeatedSoon: the next look is after the normal period.
+func TestFinalErrorIsNotRepeatedSoon(t *testing.T) {
+	s, _ := openLooked(t, func(context.Context) error { return store.ErrFinal })
+	synctest.Test(t, func(*testing.T) {
+		follower := newOverrides(s, time.Hour, func() {})
+		follower.start()
+		time.Sleep(90 * time.Minute)
+		follower.stop()
+		synctest.Wait()
+	})
+	if n := s.looks.Load(); n != 2 {
+		t.Errorf("there were %d looks", n)
+	}
+}
+
+// TestPanicsOfAStoreAreProblems, leave what is known, and end no loop.
+func TestPanicsOfAStoreAreProblems(t *testing.T) {
+	s, _ := openLooked(t, nil)
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
+	set(t, s, o)
+	kept := &sharedStore{Store: s.Store}
+	s.ask = func(context.Context) error {
+		if kept.panics.Load() {
+			panic("broken on purpose")
+		}
+		return nil
+	}
+	synctest.Test(t, func(t *testing.T) {
+		all, others := newOverrides(s, time.Second, func() {}), newPresence(kept)
+		all.start()
+		others.start()
+		for _, panics := range []bool{false, true, false} {
+			kept.panics.Store(panics)
+			time.Sleep(3 * presencePeriod)
+			synctest.Wait()
+			opened := &Opened{overrides: all, presence: others}
+			if isProblem := opened.OverridesFailed() != nil; isProblem != panics || all.known().Len() != 1 {
+				t.Errorf("panics %v: the problem is %v, %d are known", panics, opened.OverridesFailed(), all.known().Len())
+			}
+			if n := len(opened.Disagreements()); n > 0 != panics {
+				t.Errorf("panics %v: the disagreements are %q", panics, opened.Disagreements())
+			}
+		}
+		all.stop()
+		others.stop()
+		synctest.Wait()
+	})
 }

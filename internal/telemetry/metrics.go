@@ -8,6 +8,7 @@ package telemetry
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -40,6 +41,7 @@ type Metrics struct {
 	Evicted    *prometheus.CounterVec
 	forgiven   *prometheus.CounterVec
 	near       *prometheus.CounterVec
+	waited     *prometheus.CounterVec
 	Unreadable *prometheus.CounterVec
 }
 
@@ -100,7 +102,7 @@ type ZoneCounters struct {
 	Requests, Declined      prometheus.Counter
 	Decisions               [Outcomes]prometheus.Counter
 	Charged, Free, Refunded prometheus.Counter
-	Forgiven, Near          prometheus.Counter
+	Forgiven, Near, Waited  prometheus.Counter
 }
 
 func newMetricSet() *Metrics {
@@ -133,6 +135,8 @@ func newMetricSet() *Metrics {
 			"Responses whose status has emptied the bucket of their client (reset_status).", "zone"),
 		near: counter("near_clients_total",
 			"Clients that have used up the share of a zone's limit that warn names, once for each window.", "zone"),
+		waited: counter("waited_requests_total",
+			"Requests that were held in a line (max_wait), by the first zone for which they waited.", "zone"),
 		Unreadable: counter("unreadable_total",
 			"Requests for which the placeholder of an option (events, burst or cost) yielded no number, or one out of range, so that the fallback or the nearest number counted.", "zone", "option", "cause"),
 		Undelivered: counter("undelivered_total",
@@ -150,6 +154,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 		Refunded: m.settled.WithLabelValues(name, "refunded"),
 		Forgiven: m.forgiven.WithLabelValues(name),
 		Near:     m.near.WithLabelValues(name),
+		Waited:   m.waited.WithLabelValues(name),
 	}
 	for cause := NotFound; cause < Causes; cause++ {
 		m.Unreadable.WithLabelValues(name, "cost", cause.String())
@@ -167,7 +172,7 @@ func (m *Metrics) Zone(name string) ZoneCounters {
 
 // ForgetZone removes the metrics of a zone.
 func (m *Metrics) ForgetZone(name string) {
-	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.Evicted, m.forgiven, m.near, m.Unreadable} {
+	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.Evicted, m.forgiven, m.near, m.waited, m.Unreadable} {
 		c.DeletePartialMatch(prometheus.Labels{"zone": name})
 	}
 }
@@ -179,7 +184,7 @@ type vector interface {
 }
 
 func (m *Metrics) vectors() []vector {
-	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.Evicted, m.forgiven, m.near, m.Unreadable}
+	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.Evicted, m.forgiven, m.near, m.waited, m.Unreadable}
 }
 
 // Reset removes all series. A process of tests that passes to another test begins anew.
@@ -241,6 +246,32 @@ func ValueOf(c prometheus.Counter) int64 {
 		return 0
 	}
 	return int64(m.GetCounter().GetValue())
+}
+
+// CallsOf returns how many of the store commands of some operations, by their names, have been measured,
+// and how many seconds they took, by store.
+func (m *Metrics) CallsOf(operations ...string) (counts map[string]int64, seconds map[string]float64) {
+	counts, seconds = map[string]int64{}, map[string]float64{}
+	found := make(chan prometheus.Metric)
+	go func() {
+		defer close(found)
+		m.StoreDuration.Collect(found)
+	}()
+	for one := range found {
+		var of dto.Metric
+		if err := one.Write(&of); err != nil {
+			continue
+		}
+		labels := map[string]string{}
+		for _, pair := range of.GetLabel() {
+			labels[pair.GetName()] = pair.GetValue()
+		}
+		if slices.Contains(operations, labels["operation"]) {
+			counts[labels["store"]] += int64(of.GetHistogram().GetSampleCount())
+			seconds[labels["store"]] += of.GetHistogram().GetSampleSum()
+		}
+	}
+	return counts, seconds
 }
 
 // ReportInterval is the shortest time between two logs of a condition that may hold

@@ -1,6 +1,7 @@
 // Package bench measures the limiter: in Caddy against Caddy without it (package
-// endtoend), and its stores against other limiters for Go (package libraries). It
-// writes both to benchmarks.md, with a picture.
+// endtoend), its stores against other limiters for Go (package libraries), and
+// rate_limit_service against envoyproxy/ratelimit (package service). It writes all
+// to benchmarks.md, with a picture.
 package bench
 
 import (
@@ -13,12 +14,14 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
+	"slices"
 	"strconv"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/libraries"
+	"github.com/shardlimit/caddy-shardlimit/lab/bench/service"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
@@ -28,6 +31,7 @@ var (
 	quick  = flags.Bool("quick", false, "measure everything once, for a moment, and write nothing: it shows that it runs, and no speed")
 	rounds = flags.Int("rounds", 9, "rounds, of which the median counts")
 	more   = flags.Int("more", 24, "most rounds to add where these do not decide a goal")
+	only   = flags.Bool("services", false, "measure rate_limit_service and envoyproxy/ratelimit alone, and write no document")
 )
 
 //go:embed benchmarks.md
@@ -41,9 +45,18 @@ func Run(ctx context.Context, args []string) error {
 	}
 	began, times := time.Now(), report.ReadTimes()
 	library, caddy := libraries.Options{Rounds: *rounds, More: *more}, endtoend.Options{Rounds: *rounds, More: *more}
+	services := service.Options{Rounds: *rounds, More: *more}
 	if *quick {
 		library = libraries.Options{Rounds: 1, More: 1, Length: 50 * time.Millisecond, Goroutines: []int{1, 64}}
 		caddy = endtoend.Options{Rounds: 1, More: 1, Length: 100 * time.Millisecond, Quick: true}
+		services = service.Options{Rounds: 1, More: 1, Length: 100 * time.Millisecond}
+	}
+	if *only {
+		r, err := service.Run(ctx, services, os.Stderr)
+		if err == nil {
+			fmt.Println(report.Goals(r.Goals()) + "\n" + r.Sections()["services"])
+		}
+		return err
 	}
 	m := &measured{rounds: library.Rounds, more: library.More}
 	var err error
@@ -58,6 +71,9 @@ func Run(ctx context.Context, args []string) error {
 	}
 	if m.libraries, err = libraries.Run(ctx, library, os.Stderr); err != nil {
 		return fmt.Errorf("measure the stores: %w", err)
+	}
+	if m.services, err = service.Run(ctx, services, os.Stderr); err != nil {
+		return fmt.Errorf("measure the rate limit services: %w", err)
 	}
 	m.took, m.stolen = time.Since(began), report.ReadTimes().StolenSince(times)
 	sections := m.sections()
@@ -119,6 +135,7 @@ type measured struct {
 	own       own
 	endToEnd  *endtoend.Result
 	libraries *libraries.Result
+	services  *service.Result
 	took      time.Duration
 	versions  []string
 	stolen    float64 // the part of the processors' time that others had
@@ -128,6 +145,7 @@ type measured struct {
 func (m *measured) sections() map[string]string {
 	all := m.endToEnd.Sections()
 	maps.Copy(all, m.libraries.Sections())
+	maps.Copy(all, m.services.Sections())
 	all["machine"] = fmt.Sprintf("%s. The whole took %v, during which the host gave %.0f %% of the processors' time to others",
 		report.Machine(m.versions...), m.took.Round(time.Second), 100*m.stolen)
 	all["result"], all["goals"], all["decided"] = m.result(), report.Goals(m.goals()), m.howDecided()
@@ -159,5 +177,5 @@ func (m *measured) goals() []report.Goal {
 	goals := append(m.endToEnd.Goals(),
 		report.Goal{What: "allocations" + what, Bound: 3, Rounds: m.own.allocations},
 		report.Goal{What: "allocated bytes" + what, Bound: 700, Rounds: m.own.bytes})
-	return append(goals, m.libraries.Goals()...)
+	return slices.Concat(goals, m.libraries.Goals(), m.services.Goals())
 }

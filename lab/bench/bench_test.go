@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/libraries"
+	"github.com/shardlimit/caddy-shardlimit/lab/bench/service"
 )
 
 func TestReadOwnAllocations(t *testing.T) {
@@ -30,7 +31,7 @@ PASS
 
 // TestResultCountsTheVerdicts: what was not measured is not decided either.
 func TestResultCountsTheVerdicts(t *testing.T) {
-	m := &measured{rounds: 9, more: 24, endToEnd: new(endtoend.Result), libraries: new(libraries.Result)}
+	m := &measured{rounds: 9, more: 24, endToEnd: new(endtoend.Result), libraries: new(libraries.Result), services: new(service.Result)}
 	m.own.allocations, m.own.bytes = slices.Repeat([]float64{4}, 9), slices.Repeat([]float64{650}, 9)
 	want := fmt.Sprintf("**Result.** 1 of %d goals were reached, and 1 missed; the rounds do not decide %d. ", len(m.goals()), len(m.goals())-2)
 	if got := m.result(); !strings.HasPrefix(got, want) {

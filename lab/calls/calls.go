@@ -144,7 +144,7 @@ func (l *load) call(ctx context.Context, caller int, t *tally) {
 }
 
 // patient is a timeout that a busy machine does not exceed.
-const patient = 5 * time.Second
+const patient = time.Minute
 
 // usual are the options that the Redis store gives a ledger unless its config says
 // otherwise.

@@ -22,6 +22,7 @@ var crew = [...]int{regular: 4, greedy: 1, late: 1, bystander: 2}
 
 type crowd struct {
 	clients []*client
+	ask     asking
 	url     string
 	ctx     context.Context
 	end     context.CancelFunc
@@ -30,8 +31,8 @@ type crowd struct {
 
 // recruit assigns the roles: mine are clients of the shard with the fault, others those of
 // the other one. Greedy clients have the limit events.
-func recruit(url string, mine, others []string, events int64) (*crowd, error) {
-	t := &crowd{url: url}
+func recruit(ask asking, url string, mine, others []string, events int64) (*crowd, error) {
+	t := &crowd{ask: ask, url: url}
 	t.ctx, t.end = context.WithCancel(context.Background())
 	for i, n := range crew {
 		names, r := &mine, role(i)
@@ -55,7 +56,7 @@ func recruit(url string, mine, others []string, events int64) (*crowd, error) {
 
 func (t *crowd) start(isOne func(*client) bool) {
 	for _, c := range t.only(isOne) {
-		t.running.Go(func() { c.run(t.ctx, t.url, pace) })
+		t.running.Go(func() { c.run(t.ctx, t.ask, t.url, pace) })
 	}
 }
 
@@ -104,12 +105,12 @@ const plenty = 1_000_000
 
 // run sends a request every pace, or as soon as the previous one is answered. When ctx
 // ends, it waits for the request in flight.
-func (c *client) run(ctx context.Context, url string, pace time.Duration) {
+func (c *client) run(ctx context.Context, ask asking, url string, pace time.Duration) {
 	http := traffic.NewClient(1)
 	defer http.CloseIdleConnections()
 	next := time.Now()
 	for ctx.Err() == nil {
-		r := c.ask(http, url)
+		r := ask(c, http, url)
 		c.mu.Lock()
 		c.seen = append(c.seen, r)
 		c.mu.Unlock()
@@ -122,7 +123,11 @@ func (c *client) run(ctx context.Context, url string, pace time.Duration) {
 	}
 }
 
-func (c *client) ask(client *http.Client, url string) response {
+// asking asks once about a client.
+type asking func(c *client, client *http.Client, url string) response
+
+// request sends a request.
+func request(c *client, client *http.Client, url string) response {
 	x := traffic.Ask(client, url, map[string]string{"X-Client": c.name, "X-Events": strconv.FormatInt(c.events, 10)})
 	return response{
 		begun: x.Begun, ended: x.Ended, status: x.Status, limited: x.Header.Get("X-RateLimit-Limit") != "",
@@ -225,7 +230,7 @@ func (e *experiment) run(ctx context.Context) error {
 
 // bring begins and ends the fault, and starts the late clients in between.
 func (e *experiment) bring(ctx context.Context) error {
-	late := time.AfterFunc(e.during/4, func() { e.crowd.start(isLate) })
+	e.broken.late = time.AfterFunc(e.during/4, func() { e.crowd.start(isLate) })
 	e.broken.awaitRequests = func(ctx context.Context, then time.Time) error {
 		return traffic.Poll(ctx, time.Minute, func() error {
 			for _, c := range e.crowd.only(func(c *client) bool { return isConcerned(c) && isNotLate(c) }) {
@@ -239,7 +244,7 @@ func (e *experiment) bring(ctx context.Context) error {
 	e.begin = time.Now()
 	err := e.fault.bring(ctx, e.broken, e.during)
 	e.end = time.Now()
-	if late.Stop() { // the fault was shorter than e.during
+	if e.broken.late.Stop() { // the fault was shorter than e.during
 		e.crowd.start(isLate)
 	}
 	return err

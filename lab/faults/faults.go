@@ -88,18 +88,29 @@ const (
 	before = "before"
 )
 
+// called, in place of a value of charge, has clients ask by calls of rate_limit_service, which takes as before
+// does.
+const called = "service"
+
 // cell is one fault under one policy.
 type cell struct {
 	fault           *fault
 	onError, charge string
 }
 
+// takes reports whether requests take what they cost, in place of a check and a charge.
+func (c cell) takes() bool { return c.charge != after }
+
 func (c cell) String() string { return c.fault.name + ", " + c.onError + ", " + c.charge }
 func faults() []*fault        { return slices.Concat(processFaults, networkFaults, stateFaults, groupFaults) }
 
 func cells() (all []cell) {
 	for _, f := range faults() {
-		for _, charge := range []string{after, before} {
+		charges := []string{after, before}
+		if f.isCalled {
+			charges = append(charges, called)
+		}
+		for _, charge := range charges {
 			for _, onError := range []string{allow, deny, local} {
 				all = append(all, cell{f, onError, charge})
 			}
@@ -121,15 +132,19 @@ type settings struct {
 func (s settings) greedyEvents() int64 { return int64((s.before + s.during/4) / pace) }
 
 // run tries a cell, and up to two times more if promises were broken while the machine
-// stalled for so long that checks time out.
+// stalled for so long that checks time out, or before the fault, which only a stall does.
 func (c cell) run(ctx context.Context, set settings) (o *outcome, err error) {
 	for range 3 {
 		watching, stop := context.WithCancel(ctx)
 		stood := watchMachine(watching)
 		o, err = c.runOnce(ctx, set)
 		stop()
+		longest := <-stood
+		if ctx.Err() != nil || err == nil && len(o.unknown()) == 0 {
+			break
+		}
 		// A replica gets half of the timeout, and its answer needs some of that.
-		if longest := <-stood; ctx.Err() != nil || longest < set.checkTimeout/4 || err == nil && len(o.unknown()) == 0 {
+		if longest < set.checkTimeout/4 && (err != nil || !o.isWrongBefore()) {
 			break
 		}
 	}
@@ -178,7 +193,11 @@ func (c cell) runOnce(ctx context.Context, set settings) (_ *outcome, err error)
 	if err != nil {
 		return nil, err
 	}
-	if e.crowd, err = recruit("http://"+e.site.Addrs[0], mine, others, set.greedyEvents()); err != nil {
+	ask := request
+	if c.charge == called {
+		ask = call
+	}
+	if e.crowd, err = recruit(ask, "http://"+e.site.Addrs[0], mine, others, set.greedyEvents()); err != nil {
 		return nil, err
 	}
 	defer e.crowd.stop()
@@ -200,26 +219,29 @@ const (
 )
 
 func (c cell) config(set settings, broken, other *shard) site.Config {
+	charge := c.charge
+	if charge == called {
+		charge = before
+	}
+	limit := fmt.Sprintf(`zone %s {
+	key {header.X-Client}
+	events {header.X-Events} 1000000
+	window 1h
+	charge %s
+	on_error %s
+}
+`, zone, charge, c.onError)
+	route := "handle /survey {\nrate_limit {header.X-Client} 1000000 1h " + survey + "\nrespond ok\n}\n"
+	if c.charge == called {
+		route += "rate_limit_service {\ndomain " + zone + " {\ndescriptor x-client {\ndescriptor x-events zone " + zone + "\n}\n}\n" + limit + "}\n"
+	} else {
+		route += "handle {\nrate_limit {\n" + limit + "}\nrespond ok\n}\n"
+	}
 	return site.Config{
 		Log: "exclude http.log.error",
 		Stores: fmt.Sprintf("store redis {\n%s%scheck_timeout %s\n}",
 			broken.Text(faulty), other.Text(sound), set.checkTimeout),
-		Routes: []string{fmt.Sprintf(`handle /survey {
-	rate_limit {header.X-Client} 1000000 1h `+survey+`
-	respond "ok"
-}
-handle {
-	rate_limit {
-		zone `+zone+` {
-			key {header.X-Client}
-			events {header.X-Events} 1000000
-			window 1h
-			charge %s
-			on_error %s
-		}
-	}
-	respond "ok"
-}`, c.charge, c.onError)},
+		Routes: []string{route},
 	}
 }
 
@@ -263,7 +285,9 @@ func (e *experiment) survey(ctx context.Context) (mine, others []string, err err
 // metrics are Caddy's counters.
 type metrics struct {
 	storeErrors int64                       // checks and takes without an answer
-	undelivered map[string]map[string]int64 // charges, by shard and outcome
+	undelivered map[string]map[string]int64 // operations, by shard and outcome
+	// lostRefunds are those of the outcome "lost" that are refunds. Refunds are not tried again.
+	lostRefunds int64
 }
 
 func metricsIn(all caddyproc.Metrics) metrics {
@@ -273,7 +297,11 @@ func metricsIn(all caddyproc.Metrics) metrics {
 	}
 	for key, n := range all {
 		if caddyproc.Has(key, "caddy_rate_limit_undelivered_total") {
-			m.undelivered[caddyproc.Label(key, "shard")][caddyproc.Label(key, "outcome")] += int64(n)
+			shard, outcome := caddyproc.Label(key, "shard"), caddyproc.Label(key, "outcome")
+			m.undelivered[shard][outcome] += int64(n)
+			if shard == faulty && outcome == "lost" && caddyproc.Label(key, "operation") == "refund" {
+				m.lostRefunds += int64(n)
+			}
 		}
 	}
 	return m

@@ -26,6 +26,7 @@ type fault struct {
 	// those that check open windows, and of the primary, which takes and opens windows.
 	checks, primary reach
 	loses           loss // the writes that Redis itself loses
+	isCalled        bool // set if it is tried by calls of rate_limit_service as well
 }
 
 type bringer func(ctx context.Context, s *shard, lasting time.Duration) error
@@ -55,9 +56,11 @@ func (f *fault) isUnnoticed() bool {
 
 func lasts(begin, end step) bringer {
 	return func(ctx context.Context, s *shard, lasting time.Duration) error {
+		s.late.Stop() // a snapshot that has to fail takes its time
 		if err := begin(ctx, s); err != nil {
 			return err
 		}
+		s.late.Reset(lasting / 4)
 		start := time.Now()
 		if err := traffic.Pause(ctx, lasting); err != nil {
 			return err
@@ -85,12 +88,12 @@ func repeats(every time.Duration, do step) bringer {
 
 // processFaults are the faults of a server's process.
 var processFaults = []*fault{
-	{name: restart, launch: static(2), bring: stops(primary), primary: away},
+	{name: restart, launch: static(2), bring: stops(primary), primary: away, isCalled: true},
 	{name: "one of two replicas killed", launch: static(2), bring: stops(firstReplica)},
 	{name: "all replicas killed", launch: static(2), bring: stops(replicas)},
 	{name: "whole shard killed", launch: static(2), bring: stops(all), checks: away, primary: away},
 	{
-		name: "primary stopped (SIGSTOP)", launch: static(2), primary: away,
+		name: "primary stopped (SIGSTOP)", launch: static(2), primary: away, isCalled: true,
 		bring: lasts(each(primary, (*redistest.Server).Pause), each(primary, (*redistest.Server).Resume)),
 	},
 	{
@@ -123,7 +126,7 @@ func (s *shard) renew(until time.Time) error {
 
 // networkFaults are the faults of the network between Caddy and all servers.
 var networkFaults = []*fault{
-	{name: "network cut", launch: proxied, checks: away, primary: away, bring: onProxies((*redistest.Proxy).Down, (*redistest.Proxy).Up)},
+	{name: "network cut", launch: proxied, checks: away, primary: away, isCalled: true, bring: onProxies((*redistest.Proxy).Down, (*redistest.Proxy).Up)},
 	{
 		name: "replies delayed by 200 ms", launch: proxied, checks: partly, primary: partly,
 		bring: onProxies(func(p *redistest.Proxy) error { return p.Delay(200 * time.Millisecond) }, (*redistest.Proxy).Pass),
@@ -186,7 +189,7 @@ var stateFaults = []*fault{
 		}),
 	},
 	{
-		name: "FLUSHALL", launch: static(2), loses: everything,
+		name: "FLUSHALL", launch: static(2), loses: everything, isCalled: true,
 		bring: lasts(onPrimary("FLUSHALL"), func(context.Context, *shard) error { return nil }),
 	},
 	{
@@ -367,6 +370,8 @@ type shard struct {
 	// awaitRequests waits until each client that the fault concerns has had a request since then. On
 	// a slow machine, none may have come while the fault lasted.
 	awaitRequests func(ctx context.Context, then time.Time) error
+	// late starts the late clients, which have their first requests during the fault.
+	late *time.Timer
 }
 
 func (s *shard) clients(ctx context.Context, zone string) ([]string, error) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 )
 
 // patient are settings whose timeouts a busy machine keeps, so that what happens
@@ -19,24 +20,31 @@ var patient = settings{
 
 var turn = flag.Int("faults.turn", 0, "the policy, from 0 to 5, under which TestFaults tries the first fault")
 
-// TestFaults tries every fault once, with policies in turn; make faults tries all.
+// TestFaults tries every fault once, with policies in turn, and by calls those that are tried so; make faults
+// tries all.
 func TestFaults(t *testing.T) {
 	set := patient
 	set.caddy = buildCaddy(t)
-	all := cells()
-	policies := len(all) / len(faults())
-	for i := range faults() {
-		c := all[i*policies+(i+*turn)%policies]
-		t.Run(c.String(), func(t *testing.T) {
-			t.Parallel() // it spends its time waiting
-			o, err := c.run(t.Context(), set)
-			redistest.Must(t, err)
-			if unknown := o.unknown(); len(unknown) > 0 {
-				t.Error(o)
-			} else {
-				t.Log(o)
+	for i, f := range faults() {
+		mine := func(isCalled bool) []cell {
+			return traffic.Those(cells(), func(c cell) bool { return c.fault == f && (c.charge == called) == isCalled })
+		}
+		for _, some := range [][]cell{mine(false), mine(true)} {
+			if len(some) == 0 {
+				continue
 			}
-		})
+			c := some[(i+*turn)%len(some)]
+			t.Run(c.String(), func(t *testing.T) {
+				t.Parallel() // it spends its time waiting
+				o, err := c.run(t.Context(), set)
+				redistest.Must(t, err)
+				if unknown := o.unknown(); len(unknown) > 0 {
+					t.Error(o)
+				} else {
+					t.Log(o)
+				}
+			})
+		}
 	}
 }
 

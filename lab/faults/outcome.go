@@ -45,8 +45,8 @@ func (e *experiment) conclude() *outcome {
 
 func (o *outcome) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "%s: %s; %s; %s. Counted beyond what was served: %d; failed charges: %v",
-		o.cell, o.statuses(earlier), o.statuses(meanwhile), o.statuses(afterwards), -o.missing(), o.metrics.undelivered[faulty])
+	fmt.Fprintf(&b, "%s: %s; %s; %s. Counted beyond what was served: %d; failed charges and refunds: %v, lost refunds: %d",
+		o.cell, o.statuses(earlier), o.statuses(meanwhile), o.statuses(afterwards), -o.missing(), o.metrics.undelivered[faulty], o.metrics.lostRefunds)
 	breaches := o.breaches()
 	for _, broken := range breaches {
 		kind := "WRONG"
@@ -143,7 +143,7 @@ func (o *outcome) decides(c *client) reach {
 	switch {
 	case c.role == bystander:
 		return there
-	case o.charge == before || c.role == late:
+	case o.takes() || c.role == late:
 		return o.fault.primary // which takes from windows and opens them
 	default:
 		return o.fault.checks
@@ -165,6 +165,15 @@ func (o *outcome) wrongResponses() (all []string) {
 		}
 	}
 	return all
+}
+
+// isWrongBefore reports whether on_error decided a request before the fault.
+func (o *outcome) isWrongBefore() bool {
+	return slices.ContainsFunc(o.clients, func(c *client) bool {
+		return slices.ContainsFunc(c.responses(), func(r response) bool {
+			return o.phaseOf(&r) == earlier && !o.mayBe(c, &r, earlier)
+		})
+	})
 }
 
 func (o *outcome) mayBe(c *client, r *response, p phase) bool {
@@ -230,7 +239,7 @@ func (o *outcome) wrongAdmissions() (all []string) {
 		switch {
 		case o.onError == allow:
 			most += c.count((*response).isUnchecked)
-		case o.onError == local && o.charge == before:
+		case o.onError == local && o.takes():
 			most += c.events // of takes without a reply, which no metric counts
 		}
 		if n := c.served(); n > most {
@@ -256,8 +265,8 @@ func (o *outcome) wrongOthers() (all []string) {
 // failure though nobody should notice the fault.
 func (o *outcome) wrongLosses() (all []string) {
 	of := o.metrics.undelivered[faulty]
-	if of["lost"] > 0 || of["expired"] > 0 {
-		all = append(all, fmt.Sprintf("%d charges are lost and %d expired, though their windows last", of["lost"], of["expired"]))
+	if lost := of["lost"] - o.metrics.lostRefunds; lost > 0 || of["expired"] > 0 {
+		all = append(all, fmt.Sprintf("%d charges are lost and %d expired, though their windows last", lost, of["expired"]))
 	}
 	if strings.Contains(o.log, "charges were lost at exit") {
 		all = append(all, "charges were lost at exit")
@@ -314,7 +323,7 @@ func (o *outcome) wrongDoubles() (all []string) {
 // those whose take may have run though they were not served.
 func (o *outcome) mostCounted(c *client) int64 {
 	most := c.served()
-	if o.charge == after || o.decides(c) == there {
+	if !o.takes() || o.decides(c) == there {
 		return most
 	}
 	for _, p := range []phase{meanwhile, afterwards} {
@@ -345,7 +354,7 @@ const margin = time.Second
 // charges Caddy reports as failed, and those that Redis loses.
 func (o *outcome) mostMissing() int64 {
 	most := o.metrics.failed(faulty)
-	if o.charge == before {
+	if o.takes() {
 		most += o.metrics.storeErrors // a take without an answer may or may not count
 	}
 	switch o.fault.loses {
@@ -377,7 +386,7 @@ var deviations = []deviation{
 	{
 		promise: responses,
 		concerns: func(o *outcome) bool {
-			return o.charge == after && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int64(2*time.Second/pace)
+			return !o.takes() && slices.Contains(successions, o.fault.name) && o.mostStrays() <= int64(2*time.Second/pace)
 		},
 		text: "when a primary is restarted or replaced, replicas that do not follow it yet are left out as if they were another's, and Sentinel closes connections; for up to two seconds `on_error` then decides requests about open windows, although there are replicas.",
 	},

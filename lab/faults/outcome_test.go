@@ -58,6 +58,8 @@ var (
 func TestPromisesThatAreKept(t *testing.T) {
 	quiet := observed(unnoticed, allow, after, 5, 5, fine, fine, fine, fine, fine, full, full)
 	quiet.metrics.storeErrors = 0
+	refunds := observed(total, local, before, 4, 4, fine, fine, fine, alone, refused, refused, full)
+	refunds.metrics.undelivered[faulty]["lost"], refunds.metrics.lostRefunds = 1, 1
 	forgotten := observed(forgetful, allow, after, 5, 2, fine, fine, fine, unchecked, fine, fine, fine)
 	forgotten.buckets["mine"] = shards.Bucket{Count: 2, Reset: "9"}
 	for name, o := range map[string]*outcome{
@@ -68,6 +70,7 @@ func TestPromisesThatAreKept(t *testing.T) {
 		"deny, before":  observed(total, deny, before, 4, 4, fine, fine, fine, denied, denied, denied, full),
 		"local, after":  observed(total, local, after, 4, 4, fine, fine, fine, alone, refused, refused, full),
 		"forgotten":     forgotten,
+		"lost refund":   refunds,
 	} {
 		if all := o.breaches(); len(all) > 0 {
 			t.Errorf("%s: %v", name, all)
@@ -211,13 +214,31 @@ func TestMetrics(t *testing.T) {
 		`caddy_rate_limit_undelivered_total{operation="charge",outcome="uncertain",shard="faulty",store="default"} 3`,
 		`caddy_rate_limit_undelivered_total{operation="refund",outcome="uncertain",shard="faulty",store="default"} 1`,
 		`caddy_rate_limit_undelivered_total{operation="charge",outcome="lost",shard="sound",store="default"} 2`,
+		`caddy_rate_limit_undelivered_total{operation="refund",outcome="lost",shard="faulty",store="default"} 5`,
 		`caddy_rate_limit_store_errors_total{kind="timeout",store="default"} 1e+02`,
 		`# HELP caddy_rate_limit_store_errors_total Checks and takes that a store could not answer.`,
 		`go_goroutines 20`,
 	}, "\n"))
 	redistest.Must(t, err)
 	m := metricsIn(all)
-	if m.storeErrors != 100 || m.failed(faulty) != 4 || m.failed(sound) != 2 || m.undelivered[faulty]["uncertain"] != 4 {
+	if m.storeErrors != 100 || m.failed(faulty) != 9 || m.failed(sound) != 2 || m.lostRefunds != 5 || m.undelivered[faulty]["uncertain"] != 4 {
 		t.Errorf("%+v", m)
+	}
+}
+
+// TestWrongBefore requires that only on_error before the fault counts as the machine's.
+func TestWrongBefore(t *testing.T) {
+	for name, c := range map[string]struct {
+		want bool
+		seen []response
+	}{
+		"in time":          {false, []response{fine, fine, full, unchecked, unchecked, fine}},
+		"a late answer":    {true, []response{fine, unchecked, fine, unchecked, unchecked, fine}},
+		"after the fault":  {false, []response{fine, fine, fine, unchecked, fine, fine, unchecked}},
+		"refused, as ever": {false, []response{full, full, full, unchecked}},
+	} {
+		if o := observed(total, allow, after, 5, 5, c.seen...); o.isWrongBefore() != c.want {
+			t.Errorf("%s: wrong before the fault is %v", name, !c.want)
+		}
 	}
 }

@@ -46,15 +46,16 @@ func (w *Workshop) Close() error { return os.RemoveAll(w.Dir) }
 
 // Config is a Caddyfile without its addresses.
 type Config struct {
-	Log    string   // an option of the log
-	Stores string   // the block of the global option rate_limit
-	Routes []string // the block of each site
-	Stderr bool     // copies the log to stderr
+	Log     string   // an option of the log
+	Stores  string   // the block of the global option rate_limit
+	Servers string   // the block of the global option servers
+	Routes  []string // the block of each site
+	Stderr  bool     // copies the log to stderr
 }
 
 func (c *Config) text(admin string, addrs []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "{\nadmin %s\npersist_config off\ndefault_bind 127.0.0.1\nlog {\n%s\n}\nrate_limit {\n%s\n}\n}\n", admin, c.Log, c.Stores)
+	fmt.Fprintf(&b, "{\nadmin %s\npersist_config off\ndefault_bind 127.0.0.1\nlog {\n%s\n}\nservers {\n%s\n}\nrate_limit {\n%s\n}\n}\n", admin, c.Log, c.Servers, c.Stores)
 	for i, route := range c.Routes {
 		fmt.Fprintf(&b, "http://%s {\n%s\n}\n", addrs[i], route)
 	}

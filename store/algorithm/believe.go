@@ -58,12 +58,12 @@ func (b *SlidingWindow) Believe(r *store.Request, now int64) {
 
 // Believe implements [Bucket]. Costs above the capacity may take any time to drain, but
 // the busy time began at an instant that has passed, and no more has to drain than was
-// spent in it. Without a rate nothing counts.
+// spent in it. Without a rate nothing counts. The rest is less than a microsecond.
 func (b *GCRA) Believe(r *store.Request, now int64) {
 	if !Believes(b.Busy, now, 0) {
 		*b = GCRA{}
 	}
-	if b.Events == 0 || b.Span == 0 || !Believes(b.TAT, now, b.spentSpan()) {
+	if b.Rest >= b.Events || b.Span == 0 || !Believes(b.TAT, now, b.spentSpan()) {
 		*b = GCRA{penalty: b.penalty}
 	}
 	b.believe(r, now)

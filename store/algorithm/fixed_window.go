@@ -19,7 +19,7 @@ var fixedWindow = Traits{
 		return fixedWindowOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
-		penalty: 2,
+		penalty: 2, instants: []int{1, 2},
 		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
 			r.Cost = cost
 			b := fixedWindowOf(c)

@@ -32,7 +32,7 @@ var gcra = Traits{
 		return gcraOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
-		penalty: 6, busy: 3,
+		penalty: 6, busy: 3, instants: []int{0, 3, 6},
 		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
 			r.Cost = cost
 			b := gcraOf(c)

@@ -55,6 +55,20 @@ func (k *Known) Penalize(r *store.Request, now int64) {
 	}
 }
 
+// Move makes up for a clock, which says now, and is that far ahead of what was taken for it.
+func (k *Known) Move(limit *store.Limit, by, now int64) {
+	t := Of(limit.Algorithm)
+	for _, at := range t.copies.instants {
+		if k.Content[at] != 0 {
+			k.Content[at] += by
+		}
+	}
+	if window := limit.Window.Microseconds(); t.Clocked && k.Content[0] > now-window {
+		// The windows of both clocks overlap. The count is taken for that of the present one.
+		k.Content[0] = now - now%window
+	}
+}
+
 // KeepPenalty keeps the penalty of another copy: the reply to a charge lacks one that
 // is still on its way.
 func (k *Known) KeepPenalty(limit *store.Limit, other Known) {

@@ -19,7 +19,7 @@ var slidingWindow = Traits{
 		return slidingWindowOf(c).View(&r, now, spent)
 	},
 	copies: &copies{
-		penalty: 3,
+		penalty: 3, instants: []int{0, 3},
 		charge: func(c store.Content, r store.Request, cost, now int64) store.Content {
 			r.Cost = cost
 			b := slidingWindowOf(c)

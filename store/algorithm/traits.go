@@ -41,8 +41,10 @@ type copies struct {
 	// penalty is the place of the penalty in the content, or 0 without penalties.
 	penalty int
 	// busy, if it is not 0, is the place of the instant before which nothing drains.
-	busy   int
-	charge func(c store.Content, r store.Request, cost, now int64) store.Content
+	busy int
+	// instants are the places of all instants.
+	instants []int
+	charge   func(c store.Content, r store.Request, cost, now int64) store.Content
 	// believe is [Bucket.Believe].
 	believe func(c store.Content, r store.Request, now int64) store.Content
 	expiry  func(c store.Content, limit *store.Limit) int64

@@ -185,8 +185,19 @@ func (l *Ledger) endRefund(e *entry, cost int64) {
 	e.release(&m)
 }
 
+// Penalize implements [store.Store].
+func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
+	l.notePenalties(reqs)
+	l.writer().Remote.Penalize(ctx, reqs, states)
+}
+
 // PenalizeDetached is Penalize without waiting.
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
+	l.notePenalties(reqs)
+	l.writer().Remote.PenalizeDetached(reqs)
+}
+
+func (l *Ledger) notePenalties(reqs []store.Request) {
 	m := l.moment()
 	for i := range reqs {
 		if !algorithm.Of(reqs[i].Limit.Algorithm).Copies() {
@@ -196,7 +207,6 @@ func (l *Ledger) PenalizeDetached(reqs []store.Request) {
 		e.Penalize(&reqs[i], &m)
 		e.release(&m)
 	}
-	l.writer().Remote.PenalizeDetached(reqs)
 }
 
 // Figures are those of the registry.

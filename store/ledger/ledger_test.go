@@ -407,7 +407,7 @@ func TestLateAnswerLacksARefund(t *testing.T) {
 				if st := store.Answers(t.Context(), l.Take, []store.Request{request("", cost)})[0]; !st.Allowed {
 					t.Errorf("%s: %d refused after the refund: %+v", a, cost, st)
 				}
-				l.hearTake(&late, &refusal, asked)
+				l.hearTake(&late, &refusal, asked, 0)
 			}
 		})
 	}

@@ -100,6 +100,10 @@ type model struct {
 	wasAway, resets, ages atomic.Bool
 
 	last int64
+	// spent is what the primary had spent at the last note, and over, when that last became less, what
+	// it was before.
+	spent int64
+	over  moment
 }
 
 type moment struct {
@@ -144,6 +148,9 @@ func (m *model) used() int64 {
 	r := store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events}
 	return bucketIn(m.sim.primary, &r).View(&r, m.sim.now(), false).Used + m.sim.strays[keyOf(&r)]
 }
+
+// justOver is for how long a window that has ended may be known as open.
+const justOver = 5 * time.Millisecond
 
 func (m *model) run() {
 	var wg sync.WaitGroup
@@ -256,7 +263,11 @@ func (m *model) note() {
 		m.truth = m.truth[1:]
 	}
 	m.truth = append(m.truth, moment{now, m.last})
-	m.last = m.used() + m.unlanded
+	used := m.used()
+	if used < m.spent {
+		m.over = moment{now, m.spent}
+	}
+	m.spent, m.last = used, used+m.unlanded
 	m.truth = append(m.truth, moment{now, m.last})
 }
 
@@ -329,7 +340,11 @@ func (m *model) isJustified(st *store.State) {
 	r := store.Request{Limit: &m.limit, ClientKey: "client", Events: m.events}
 	// A window that has just ended may be known as open.
 	b := bucketIn(m.sim.primary, &r)
-	most := max(b.View(&r, m.sim.now()-(5*time.Millisecond).Microseconds(), false).Used, m.used()) + m.unlanded + m.ghosts
+	most := max(b.View(&r, m.sim.now()-justOver.Microseconds(), false).Used, m.used()) + m.unlanded + m.ghosts
+	if time.Since(m.over.at) <= justOver {
+		// What has landed in the next one since is added to it.
+		most += m.over.used
+	}
 	for _, was := range m.truth {
 		if time.Since(was.at) <= lookback {
 			most = max(most, was.used+m.ghosts)

@@ -16,6 +16,7 @@ import (
 func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.State) {
 	clear(states)
 	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: states}}
+	t.marks = t.roomMarks[:0]
 	if !t.refuseKnown() {
 		t.run()
 	}
@@ -38,6 +39,9 @@ type taking struct {
 	call
 	// moves is set if a charge is in flight to another owner of some bucket.
 	moves bool
+	// marks are those of the takes in flight.
+	marks     []int64
+	roomMarks [2]int64
 	// stands is set if a refusal stands because its take could not be repeated.
 	stands bool
 }
@@ -137,20 +141,39 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 		}
 		reqs = append(reqs, batches...)
 	}
-	for n, st := range t.ask(reqs) {
-		t.ledger.hearTake(&reqs[n], &st, asked)
-		if n < len(own) {
-			if loans != nil {
-				t.ledger.repay(&reqs[n], loans[n], &st)
+	answers, unclear := t.ask(reqs), []int(nil)
+	answered := func(n int) {
+		st := &answers[n]
+		if n >= len(own) {
+			if i := fetches[n-len(own)]; t.fetched(i, &reqs[n], st) == core.Take {
+				again = append(again, i)
 			}
-			if core.Stands(&t.states[own[n]], &st) {
-				t.stands = true
-			} else {
-				t.states[own[n]] = st
-			}
-		} else if i := fetches[n-len(own)]; t.fetched(i, &reqs[n], &st) == core.Take {
-			again = append(again, i)
+			return
 		}
+		if loans != nil {
+			t.ledger.repay(&reqs[n], loans[n], st)
+		}
+		if core.Stands(&t.states[own[n]], st) {
+			t.stands = true
+		} else {
+			t.states[own[n]] = *st
+		}
+	}
+	for n := range answers {
+		if t.ledger.hearTake(&reqs[n], &answers[n], asked, t.marks[n]) == core.AwaitCharge {
+			unclear = append(unclear, n)
+			continue
+		}
+		answered(n)
+	}
+	if len(unclear) == 0 {
+		return again
+	}
+	// Nobody waits for the charges of others' buckets.
+	until := t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	for _, n := range unclear {
+		t.ledger.judgeTake(&reqs[n], &answers[n], t.marks[n], until)
+		answered(n)
 	}
 	return again
 }
@@ -158,13 +181,17 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 // ask takes from the store.
 func (t *taking) ask(reqs []store.Request) []store.State {
 	m := t.ledger.moment()
+	if t.marks = t.marks[:0]; cap(t.marks) < len(reqs) {
+		t.marks = make([]int64, 0, len(reqs))
+	}
 	for i := range reqs {
-		if isLease(&reqs[i]) {
-			continue
+		mark := int64(0)
+		if !isLease(&reqs[i]) {
+			e := t.ledger.enter(&reqs[i], &m)
+			mark = e.TakeSent(&reqs[i])
+			e.release(&m)
 		}
-		e := t.ledger.enter(&reqs[i], &m)
-		e.TakeSent(&reqs[i])
-		e.release(&m)
+		t.marks = append(t.marks, mark)
 	}
 	if failed := t.ledger.awaitMoves(t.moves, reqs); failed != nil {
 		return failed
@@ -176,15 +203,30 @@ func (t *taking) ask(reqs []store.Request) []store.State {
 // by itself.
 func isLease(r *store.Request) bool { return algorithm.Of(r.Limit.Algorithm).Lease }
 
-func (l *Ledger) hearTake(r *store.Request, st *store.State, asked int64) {
+// hearTake takes in the answer to a take, and returns what there is to do.
+func (l *Ledger) hearTake(r *store.Request, st *store.State, asked, mark int64) core.Do {
 	if isLease(r) {
-		return
+		return core.Nothing
 	}
 	m := l.moment()
 	e := l.enter(r, &m)
-	refund := e.TakeAnswered(r, st, asked, &m)
+	do, refund := e.TakeAnswered(r, st, asked, mark, &m)
 	e.release(&m)
 	l.refundOne(refund)
+	return do
+}
+
+// judgeTake waits for charges in flight that decide about a take.
+func (l *Ledger) judgeTake(r *store.Request, st *store.State, mark int64, until time.Time) {
+	for do := core.AwaitCharge; do == core.AwaitCharge; {
+		inTime := l.awaitCharge(r, until)
+		m := l.moment()
+		e := l.enter(r, &m)
+		var refund store.Request
+		do, refund = e.JudgeTake(r, st, mark, inTime, &m)
+		e.release(&m)
+		l.refundOne(refund)
+	}
 }
 
 // borrow takes as much of a request's cost out of its batch as that has.

@@ -44,8 +44,9 @@ const (
 type Buckets struct {
 	seed   maphash.Seed
 	limits identity.Limits
-	// overrides are kept as long as buckets.
+	// overrides and records are kept as long as buckets.
 	overrides overrides
+	records   records
 	clock     wallClock
 
 	// count is the number of places in use. A bucket takes its place before it is

@@ -2,6 +2,8 @@ package memory_test
 
 import (
 	"context"
+	"errors"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -171,4 +173,44 @@ func (f *fixture) wantOnly(limit *store.Limit, clients []string, have ...string)
 
 func limit(zone string, window time.Duration) *store.Limit {
 	return &store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: window}
+}
+
+func TestRecords(t *testing.T) {
+	storetest.RunRecords(t, func(_ *testing.T, clock *storetest.Clock) store.Records {
+		return memory.New(memory.NewBuckets(), memory.Options{Now: clock.Now})
+	})
+}
+
+// TestRecordsAreBounded by their bytes, and have room again once some are gone.
+func TestRecordsAreBounded(t *testing.T) {
+	s := memory.New(memory.NewBuckets(), memory.Options{})
+	put := func(id int, version, value string) (store.Record, error) {
+		return s.PutRecord(t.Context(), store.Record{ID: strconv.Itoa(id), Version: version, Value: value})
+	}
+	large := strings.Repeat("x", store.MaxRecord)
+	var last store.Record
+	n := 0
+	for ; n < store.MaxRecords/store.MaxRecord; n++ {
+		r, err := put(n, "", large)
+		if err != nil {
+			break
+		}
+		last = r
+	}
+	if least := store.MaxRecords / (store.MaxRecord + 200); n < least {
+		t.Errorf("there is room for %d, want %d", n, least)
+	}
+	if _, err := put(n, "", large); !errors.Is(err, store.ErrRecordsFull) || !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("one more: %v", err)
+	}
+	last, err := put(n-1, last.Version, large[1:])
+	if err != nil {
+		t.Errorf("a change: %v", err)
+	}
+	if _, err := put(n-1, last.Version, ""); err != nil {
+		t.Errorf("a removal: %v", err)
+	}
+	if _, err := put(n, "", large); err != nil {
+		t.Errorf("one more after that: %v", err)
+	}
 }

@@ -3,6 +3,8 @@ package memory
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -10,57 +12,98 @@ import (
 
 // overrides are those of all views. The zero value is empty.
 type overrides struct {
-	mu  sync.Mutex
-	all map[store.OverrideID]store.Override
+	mu      sync.Mutex
+	current *store.OverrideSet
+	version int64
+	audit   []store.Audited
 }
 
-// live removes those that have ended, and returns the others. mu is held.
-func (o *overrides) live(now int64) map[store.OverrideID]store.Override {
-	for id, override := range o.all {
-		if override.Until <= now {
-			delete(o.all, id)
-		}
-	}
-	return o.all
-}
-
-// SetOverride implements [store.Operable].
-func (s *Store) SetOverride(_ context.Context, o store.Override) error {
+// ChangeOverrides implements [store.Operable].
+func (s *Store) ChangeOverrides(_ context.Context, changes []store.OverrideChange) []store.OverrideOutcome {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	id := o.ID()
-	all := kept.live(s.now().UnixMicro())
-	if _, ok := all[id]; !ok && len(all) >= store.MaxOverrides {
+	now := s.now().UnixMicro()
+	all := map[store.OverrideID]*store.Override{}
+	kept.current.All(func(o *store.Override) bool {
+		if o.Until > now {
+			all[o.ID()] = o
+		}
+		return true
+	})
+	outcomes := make([]store.OverrideOutcome, len(changes))
+	for i := range changes {
+		outcomes[i] = kept.change(all, changes[i], now)
+	}
+	kept.current = store.NewOverrideSet(all, nil)
+	return outcomes
+}
+
+// change makes a change in all. mu is held.
+func (o *overrides) change(all map[store.OverrideID]*store.Override, c store.OverrideChange, now int64) store.OverrideOutcome {
+	id := c.ID()
+	before, after := all[id], (*store.Override)(nil)
+	if err := refusal(before, &c, len(all)); err != nil {
+		return store.OverrideOutcome{Before: before, Err: err}
+	}
+	switch {
+	case !c.Removes:
+		o.version++
+		after = &c.Override
+		after.Version = strconv.FormatInt(o.version, 10)
+		all[id] = after
+	case before == nil:
+		return store.OverrideOutcome{}
+	default:
+		delete(all, id)
+	}
+	o.audit = append(o.audit, store.Audited{At: now, By: c.By, Reason: c.Reason, ID: id, Before: before, After: after})
+	if surplus := len(o.audit) - store.MaxAudited; surplus > 0 {
+		o.audit = slices.Delete(o.audit, 0, surplus)
+	}
+	outcome := store.OverrideOutcome{Before: before}
+	if after != nil {
+		outcome.Version = after.Version
+	}
+	return outcome
+}
+
+// refusal returns why a change of what is there cannot be made, where so many overrides are, or nil.
+func refusal(before *store.Override, c *store.OverrideChange, count int) error {
+	version := ""
+	if before != nil {
+		version = before.Version
+	}
+	switch {
+	case c.Expected != store.AnyVersion && c.Expected != version:
+		return store.ErrChanged
+	case !c.Removes && before == nil && count >= store.MaxOverrides:
 		return fmt.Errorf("there are %d overrides, which is the most: remove some", store.MaxOverrides)
 	}
-	if kept.all == nil {
-		kept.all = map[store.OverrideID]store.Override{}
-	}
-	kept.all[id] = o
 	return nil
 }
 
-// RemoveOverride implements [store.Operable].
-func (s *Store) RemoveOverride(_ context.Context, kind store.OverrideKind, zone, clientKey string) (bool, error) {
+// Overrides implements [store.Operable].
+func (s *Store) Overrides(context.Context) (*store.OverrideSet, error) {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	id := store.OverrideID{Kind: kind, Zone: zone, ClientKey: clientKey}
-	_, removed := kept.live(s.now().UnixMicro())[id]
-	delete(kept.all, id)
-	return removed, nil
+	return kept.current, nil
 }
 
-// Overrides implements [store.Operable].
-func (s *Store) Overrides(context.Context) (all []store.Override, err error) {
+// Audit implements [store.Operable].
+func (s *Store) Audit(context.Context) ([]store.Audited, error) {
 	kept := &s.buckets.overrides
 	kept.mu.Lock()
 	defer kept.mu.Unlock()
-	for _, o := range kept.live(s.now().UnixMicro()) {
-		all = append(all, o)
-	}
+	all := slices.Clone(kept.audit)
+	slices.Reverse(all)
 	return all, nil
+}
+
+// Announce implements [store.Operable]: no other process counts here.
+func (*Store) Announce(context.Context, store.Presence, []store.Met) ([]store.Met, error) {
+	return nil, nil
 }
 
 // KeptKey implements [store.Operable].

@@ -385,6 +385,38 @@ func TestUnknownServers(t *testing.T) {
 	}
 }
 
+// TestSilentNodesDoNotHideTheOthers: nodes that do not answer are asked at the same time, and last the
+// next time.
+func TestSilentNodesDoNotHideTheOthers(t *testing.T) {
+	t.Parallel()
+	const silent, timeout = 12, 500 * time.Millisecond
+	var addrs []string
+	for range silent {
+		// Connections are accepted, and not read.
+		ln, err := net.Listen("tcp", "127.0.0.1:0")
+		must(t, err)
+		t.Cleanup(func() { _ = ln.Close() })
+		addrs = append(addrs, ln.Addr().String())
+	}
+	cluster := redistest.StartCluster(t, 1, 0)
+	finder := wire.NewCluster(&newShard(t, ShardOptions{Cluster: append(addrs, cluster.Addrs()[0])}).Options, timeout)
+	t.Cleanup(finder.Close)
+	find := func() ([]wire.Roles, error) {
+		ctx, cancel := context.WithTimeout(t.Context(), silent*timeout)
+		defer cancel()
+		return finder.Find(ctx)
+	}
+	found, err := find()
+	// On a busy machine the node may answer too late as well.
+	for tries := 1; err != nil && tries < 5; tries++ {
+		found, err = find()
+	}
+	must(t, err)
+	if len(found) != 1 || found[0].Primary != cluster.Addrs()[0] {
+		t.Errorf("found %+v", found)
+	}
+}
+
 // TestUnknownServersAreAwaitedOnce for all requests of a call.
 func TestUnknownServersAreAwaitedOnce(t *testing.T) {
 	t.Parallel()

@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"math"
+	"net"
 	"os"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -64,6 +66,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	server := redistest.Start(t)
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
+	waitUntilUp(t, s)
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
 	reported := make(chan error, 1)
 	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
@@ -425,16 +428,18 @@ func TestSenselessRepliesAreErrors(t *testing.T) {
 	r := plainRequest(1)
 	r.Until = openWindow(t, s, r)
 	for range 3 {
-		hearTime(t, s, "heard")
-		for what, st := range map[string]store.State{
-			"check": store.Answers(t.Context(), s.Check, []store.Request{r})[0], "charge": reported(t, s, r)[0],
-		} {
+		for what, st := range inTime(t, func(int) map[string]store.State {
+			hearTime(t, s, "heard")
+			return map[string]store.State{
+				"check": store.Answers(t.Context(), s.Check, []store.Request{r})[0], "charge": reported(t, s, r)[0],
+			}
+		}) {
 			if st.Err == nil {
 				t.Errorf("the %s got %+v, want an error", what, st)
 			}
 		}
 	}
-	if _, err := s.Overrides(t.Context()); err == nil {
+	if _, err := listed(t, s); err == nil {
 		t.Error("the overrides are read")
 	}
 }
@@ -466,4 +471,71 @@ func TestPanicsAreErrors(t *testing.T) {
 		t.Error("its connections are used again")
 	}
 	hearTime(t, s, "after")
+}
+
+// panickingConn panics at each reply while panics is set.
+type panickingConn struct {
+	net.Conn
+	panics *atomic.Bool
+}
+
+func (c panickingConn) Read(b []byte) (int, error) {
+	n, err := c.Conn.Read(b)
+	if c.panics.Load() {
+		panic("broken on purpose")
+	}
+	return n, err
+}
+
+// TestPanicsInTheBackground are told, end no loop, and replace the connections: searches, pings and
+// examinations go on.
+func TestPanicsInTheBackground(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	for name, opts := range map[string]ShardOptions{
+		"Primary":  {Primary: server.Addr()},
+		"Sentinel": {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{server.Addr()}}},
+		"Cluster":  {Cluster: []string{server.Addr()}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var dials atomic.Int64
+			var panics atomic.Bool
+			panics.Store(true)
+			opts.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+				dials.Add(1)
+				conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+				return panickingConn{conn, &panics}, err
+			}
+			shard := newShard(t, opts)
+			told := make(chan error, 1)
+			shard.Listen(func(e wire.Event) {
+				if errors.Is(e.Err, contain.ErrPanic) {
+					select {
+					case told <- e.Err:
+					default:
+					}
+				}
+			})
+			s := newStore(t, shard, nil)
+			if shard.Finds() {
+				go shard.Await(t.Context())
+			} else {
+				s.Warm(t.Context())
+			}
+			if err := <-told; !strings.Contains(err.Error(), "broken on purpose") {
+				t.Errorf("told is %v", err)
+			}
+			before := dials.Load()
+			eventually(t, "it goes on with new connections", func() error {
+				if n := dials.Load(); n < before+3 {
+					return fmt.Errorf("%d connections, and %d before", n, before)
+				}
+				return nil
+			})
+			if panics.Store(false); !shard.Finds() {
+				eventually(t, "it answers", func() error { return store.Answers(t.Context(), s.Take, oneOf("after"))[0].Err })
+			}
+		})
+	}
 }

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -112,12 +114,13 @@ func TestLaggingReplicaIsLeftOut(t *testing.T) {
 	}
 	must(t, behind.ResumeReplication())
 	j.await(t, wire.ReplicaCaughtUp, behind.Addr())
-	for range 50 {
+	eventually(t, "the replica is asked again", func() error {
 		call()
-	}
-	if n := calls(t, behind, "hmget"); n == asked {
-		t.Error("the replica is not asked although it has caught up")
-	}
+		if calls(t, behind, "hmget") == asked {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 }
 
 // TestReplicaOfAnotherPrimaryIsLeftOut, because it does not have the buckets.
@@ -351,17 +354,27 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 // on_error decides, and the log, check and status name the remedy.
 func TestServersOfTheWrongKind(t *testing.T) {
 	t.Parallel()
-	primary := redistest.Start(t)
-	for name, addr := range map[string]string{
-		"cluster":  redistest.StartCluster(t, 1, 0).Addrs()[0],
-		"sentinel": redistest.StartSentinels(t, "main", primary, 1, redistest.SentinelOptions{}).Nodes[0].Addr(),
+	cluster := redistest.StartCluster(t, 2, 0)
+	node := cluster.Nodes[0].Addr()
+	hides := func(reply string) ShardOptions {
+		return ShardOptions{Primary: redistest.StartFilter(t, node, redistest.Refusing(reply, "info", "cluster")).Addr()}
+	}
+	for name, c := range map[string]struct {
+		opts   ShardOptions
+		remedy string
+	}{
+		"a cluster's node":                        {ShardOptions{Primary: node}, "write cluster"},
+		"a cluster's node without the right INFO": {hides("-NOPERM this user has no permissions to run the 'info' command"), "write cluster"},
+		"a cluster's node that hides INFO":        {hides("-ERR unknown command 'info'"), "write cluster"},
+		"a cluster's node that a sentinel names":  {sentinelOptions(redistest.StartSentinels(t, masterName, cluster.Nodes[1], 1, redistest.SentinelOptions{})), "write cluster"},
+		"a sentinel":                              {ShardOptions{Primary: redistest.StartSentinels(t, "main", redistest.Start(t), 1, redistest.SentinelOptions{}).Nodes[0].Addr()}, "write sentinel"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			shard := newShard(t, ShardOptions{Primary: addr})
+			shard := newShard(t, c.opts)
 			j := keepJournal(shard)
 			s := newStore(t, shard, nil)
-			_ = store.Answers(t.Context(), s.Check, oneOf("k"))
-			j.awaitProblem(t, addr, "write "+name)
+			_ = store.Answers(t.Context(), s.Take, oneOf("k"))
+			j.awaitProblem(t, shard.Servers()[0].Primary, c.remedy)
 			eventually(t, "no calls are made", func() error {
 				if err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err; !errors.Is(err, wire.ErrUnfit) || !errors.Is(err, store.ErrNotExecuted) || wire.KindOf(err) != wire.KindMisconf {
 					return fmt.Errorf("error is %w", err)
@@ -369,13 +382,54 @@ func TestServersOfTheWrongKind(t *testing.T) {
 				return nil
 			})
 			server := s.Shards()[0].Servers[0]
-			if server.State != store.ServerLeftOut || !strings.Contains(strings.Join(server.Faults, " "), "write "+name) || server.Lanes[0].Breaker != store.BreakerUnfit {
+			if server.State != store.ServerLeftOut || !strings.Contains(strings.Join(server.Faults, " "), c.remedy) || server.Lanes[0].Breaker != store.BreakerUnfit {
 				t.Errorf("the server's figures are %+v", server)
 			}
-			d := s.Diagnose(t.Context())
-			if !strings.Contains(fmt.Sprintf("%+v", d.Findings), "write "+name) {
+			isNamed := func(f store.Finding) bool {
+				return f.Severity == store.SeverityError && strings.Contains(f.Remedy, c.remedy)
+			}
+			if d := s.Diagnose(t.Context()); !slices.ContainsFunc(d.Findings, isNamed) {
 				t.Errorf("the findings are %+v", d.Findings)
 			}
 		})
 	}
+}
+
+// TestServerWithoutTime counts nothing, because scripts lack TIME, and is reported.
+func TestServerWithoutTime(t *testing.T) {
+	t.Parallel()
+	programs, err := redistest.Family()
+	must(t, err)
+	for _, program := range programs {
+		t.Run(filepath.Base(program), func(t *testing.T) {
+			server := redistest.Start(t, redistest.Program(program), redistest.Args("--rename-command", "TIME", "")).Addr()
+			shard := newShard(t, ShardOptions{Primary: server})
+			j := keepJournal(shard)
+			s := newStore(t, shard, nil)
+			if err := store.Answers(t.Context(), s.Take, oneOf("k"))[0].Err; !errors.Is(err, store.ErrFinal) {
+				t.Errorf("error is %v", err)
+			}
+			j.awaitProblem(t, server, "command TIME", "rename-command")
+		})
+	}
+}
+
+// TestOnlyNodeOfACluster has all slots, so that it serves as a primary; the log says what to write before
+// it gets company.
+func TestOnlyNodeOfACluster(t *testing.T) {
+	t.Parallel()
+	node := redistest.StartCluster(t, 1, 0).Nodes[0]
+	shard := newShard(t, ShardOptions{Primary: node.Addr()})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
+	j.awaitProblem(t, node.Addr(), "write cluster")
+	awaitExaminations(t, node, 2)
+	eventually(t, "the node serves", func() error {
+		err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err
+		if server := s.Shards()[0].Servers[0]; err == nil && server.State != store.ServerUp {
+			err = fmt.Errorf("the server's figures are %+v", server)
+		}
+		return err
+	})
 }

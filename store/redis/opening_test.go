@@ -8,6 +8,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // openings is a store that opens windows without scripts once it has heard the primary's time.
@@ -107,6 +108,68 @@ func TestWindowsOpenWithoutScripts(t *testing.T) {
 				t.Errorf("another store sees %+v, not %+v", st, got.st)
 			}
 		})
+	}
+}
+
+// TestOpeningLeavesForeignDataAsItIs: with its fields, and without an expiry, or with its own. The
+// script says what is wrong.
+func TestOpeningLeavesForeignDataAsItIs(t *testing.T) {
+	t.Parallel()
+	o := newOpenings(t)
+	client := o.server.Client()
+	for name, put := range intruders {
+		for _, lives := range []time.Duration{0, time.Minute} {
+			before, own := "", ""
+			got := o.check(t, func(key string, _ time.Time) {
+				own = key
+				must(t, client.Del(t.Context(), key).Err())
+				must(t, put(t.Context(), client, key))
+				if lives > 0 {
+					must(t, client.PExpire(t.Context(), key, lives).Err())
+				}
+				before = client.Dump(t.Context(), key).Val()
+			})
+			if wire.KindOf(got.st.Err) != wire.KindForeignData || got.scripts != 1 {
+				t.Errorf("%s: %+v by %d scripts", name, got.st, got.scripts)
+			}
+			if client.Dump(t.Context(), own).Val() != before {
+				t.Errorf("%s has changed", name)
+			}
+			if ttl := client.PTTL(t.Context(), own).Val(); ttl > lives || (ttl > 0) != (lives > 0) {
+				t.Errorf("%s expires in %v, was to in %v", name, ttl, lives)
+			}
+			if n := inTime(t, func(int) int64 {
+				hearTime(t, o.Store, "heard")
+				return scripts(t, o.server, func() {
+					r := plainRequest(1)
+					r.Limit.Window, r.ClientKey = time.Hour, fmt.Sprint(name, lives, time.Now().UnixNano())
+					must(t, store.Answers(t.Context(), o.Check, []store.Request{r})[0].Err)
+				})
+			}); n != 0 {
+				t.Errorf("after %s an opening takes %d scripts", name, n)
+			}
+		}
+	}
+}
+
+// TestOpeningThatIsRefusedBoundsNothing: a full server adds no field, and does set an expiry.
+func TestOpeningThatIsRefusedBoundsNothing(t *testing.T) {
+	t.Parallel()
+	o := newOpenings(t)
+	client := o.server.Client()
+	own := ""
+	got := inTime(t, func(n int) store.State {
+		r := plainRequest(1)
+		r.Limit.Window, r.ClientKey = time.Hour, fmt.Sprint(t.Name(), n)
+		own = o.asker.Keys.Key(r.Limit, r.ClientKey)
+		must(t, client.HSet(t.Context(), own, "name", "x").Err())
+		hearTime(t, o.Store, "heard")
+		must(t, client.ConfigSet(t.Context(), "maxmemory", "1").Err())
+		defer func() { must(t, client.ConfigSet(t.Context(), "maxmemory", "0").Err()) }()
+		return store.Answers(t.Context(), o.Check, []store.Request{r})[0]
+	})
+	if ttl := client.PTTL(t.Context(), own).Val(); got.Err == nil || ttl > 0 {
+		t.Errorf("%+v, and the data expires in %v", got, ttl)
 	}
 }
 

@@ -149,7 +149,7 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	key := func(i int) string { return s.asker.Keys.Key(hourly, fmt.Sprint("client", i)) }
 	must(t, server.Client().Set(t.Context(), key(3), "foreign", 0).Err())
-	must(t, server.Client().HSet(t.Context(), key(5), "c", "many", "r", "soon").Err())
+	must(t, server.Client().HSet(t.Context(), key(5), "c", "0x1", "r", time.Now().Add(time.Minute).UnixMicro()).Err())
 	for round := range int64(5) {
 		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 			switch {
@@ -158,7 +158,7 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 					t.Errorf("foreign bucket: %+v", st)
 				}
 			case i == 5:
-				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), "user_script") {
+				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), "not an integer") {
 					t.Errorf("spoilt bucket: %+v", st)
 				}
 			case st.Err != nil || st.Used != round+1:

@@ -312,7 +312,7 @@ func TestRefusedMendIsUncertain(t *testing.T) {
 // the script, at the node that has its bucket.
 func TestPlainChargeFollowsItsSlot(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 2, 0, redistest.Args("--user", "limiter", "on", ">secret", "~*", "+@all"))
+	c := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout), redistest.Args("--user", "limiter", "on", ">secret", "~*", "+@all"))
 	shard := newShard(t, ShardOptions{Cluster: c.Addrs()[:1], Credentials: login("limiter", "secret")})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)

@@ -129,18 +129,39 @@ func (m *migration) dump() {
 		expiry, content := reply[:min(8, len(reply))], reply[min(8, len(reply)):]
 		at, err := wire.Unpack(nil, expiry)
 		switch {
-		case err != nil || len(at) != 1, at[0] > time.Now().Add(store.MaxWindow).UnixMilli():
+		case err != nil || len(at) != 1:
 			m.end(wire.ErrReply)
-		case content == "" || at[0] < 0:
+		case content == "":
 			m.end(nil)
 		default:
-			m.restore(at[0], content, true)
+			m.restore(m.lifeOf(at[0]), content, true)
 		}
 	})
 }
 
+// life is when a copy expires, in milliseconds since 1970, and what reset a count without a window
+// gets, or 0: its own copy would be no orphan.
+type life struct{ expiry, reset int64 }
+
+// lifeOf returns the life of the copy of a bucket that expires at an instant, less than 0 for one
+// that never does: a plain opening, or a plain charge, was cut short.
+func (m *migration) lifeOf(expiry int64) life {
+	now := time.Now()
+	if expiry >= 0 {
+		return life{expiry: min(expiry, now.Add(store.MaxWindow).UnixMilli())}
+	}
+	// A sliding window counts in the next one.
+	l := life{expiry: now.Add(2*m.limit.Window + algorithm.Grace).UnixMilli()}
+	if algorithm.Of(m.limit.Algorithm).Windowed {
+		opened := algorithm.New(&m.limit)
+		opened.Charge(&store.Request{Limit: &m.limit}, now.UnixMicro())
+		l.reset = opened.Expiry(&m.limit)
+	}
+	return l
+}
+
 // restore makes the bucket, unless marked is set and the mark forbids it.
-func (m *migration) restore(expiry int64, content string, marked bool) {
+func (m *migration) restore(l life, content string, marked bool) {
 	keys := []any{m.target}
 	if marked {
 		keys = append(keys, m.store.asker.Keys.In(m.now.Shard).Mark(m.target))
@@ -149,10 +170,10 @@ func (m *migration) restore(expiry int64, content string, marked bool) {
 	if ask.EndsEarly(m.limit.Algorithm) {
 		marks = 1
 	}
-	m.ask(m.now, wire.NewEval(scriptRestore, false, keys, wire.AppendPacked(nil, expiry, marks), ask.TypeOf(m.limit.Algorithm), content), func(_ string, err error) {
+	m.ask(m.now, wire.NewEval(scriptRestore, false, keys, wire.AppendPacked(nil, l.expiry, marks, l.reset), ask.TypeOf(m.limit.Algorithm), content), func(_ string, err error) {
 		if marked && wire.Says(err, wire.OneKey) {
 			// A node of a Redis Cluster that imports the slot takes one key at a time.
-			m.restore(expiry, content, false)
+			m.restore(l, content, false)
 			return
 		}
 		m.end(err)
@@ -169,7 +190,10 @@ func (m *migration) ask(shard *Shard, cmd *wire.Command, then func(reply string,
 		then("", at.Checks.Down())
 		return
 	}
-	c := wire.NewCall(time.Now().Add(m.store.opts.CheckTimeout), m.store.opts.CheckTimeout)
+	// Requests stop waiting sooner. But a long log takes a server longer than they wait, and a reply
+	// that nobody awaits would have each of them begin anew.
+	patience := max(m.store.opts.CheckTimeout, wire.ReplyTimeout)
+	c := wire.NewCall(time.Now().Add(patience), patience)
 	c.Cmds = append(c.Cmds, cmd)
 	c.Detached = func(c *wire.Call) {
 		err := cmd.Outcome

@@ -271,11 +271,12 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 
 // TestDetachedCallsThatAwaitMigrationsAreBounded: others are given up at once.
 func TestDetachedCallsThatAwaitMigrationsAreBounded(t *testing.T) {
+	t.Parallel() // it spends its time waiting
 	r := newResharding(t)
 	before := r.store(r.members[:2], nil)
 	lost := make(chan error, 2)
 	after := New(Options{
-		Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: 300 * time.Millisecond,
+		Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: 2 * time.Second,
 		OnUndelivered: func(_ string, op algorithm.Operation, err error) {
 			if op != algorithm.Refund {
 				t.Errorf("the operation is %v", op)
@@ -619,11 +620,11 @@ func TestResetIsNotUndone(t *testing.T) {
 		expiry, err := source.PExpireTime(t.Context(), key).Result()
 		must(t, err)
 
-		must(t, after.Reset(t.Context(), req))
+		resets(t, after, req)
 		other := r.store(r.members, r.members[:2])
 		late, _ := other.opts.Migrations.join(key)
 		late.store, late.now, late.clientKey, late.limit = other, r.members[2].Shard, client, *req.Limit
-		late.restore(expiry.Milliseconds(), dumped[8:], true)
+		late.restore(life{expiry: expiry.Milliseconds()}, dumped[8:], true)
 		must(t, late.wait(t.Context()))
 		for _, s := range []*Store{after, other, r.store(r.members, r.members[:2])} {
 			used(t, fmt.Sprint(algorithm, ": after the reset"), store.Answers(t.Context(), s.Check, reqs)[0], 0)
@@ -653,4 +654,87 @@ func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	_, err = c.BeginMigration(t.Context(), slot, from, to)
 	must(t, err)
 	used(t, "check", store.Answers(t.Context(), after.Check, []store.Request{req})[0], 1)
+}
+
+// TestBucketWithoutExpiryMigrates: a plain opening or charge that was cut short leaves one. The copy
+// expires.
+func TestBucketWithoutExpiryMigrates(t *testing.T) {
+	t.Parallel()
+	r := newResharding(t)
+	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
+	client := moving(before, after, 1)[0]
+	previous, owner := r.servers[before.Owner(client)].Client(), r.servers["c"].Client()
+	for n, limit := range storetest.Limits {
+		if algorithm.Of(limit.Algorithm).Lease {
+			continue
+		}
+		limit.Zone, limit.Window = fmt.Sprint("persistent", n), endless
+		req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Cost: 7, ID: "first"}
+		was := store.Answers(t.Context(), before.Charge, []store.Request{req})[0]
+		must(t, was.Err)
+		key := before.asker.Keys.Key(&limit, client)
+		must(t, previous.Persist(t.Context(), key).Err())
+		isOrphan := limit.Align
+		if isOrphan {
+			must(t, previous.HDel(t.Context(), key, "r").Err())
+		}
+		req.Cost, req.ID = 1, "second"
+		st := store.Answers(t.Context(), after.Take, []store.Request{req})[0]
+		used(t, fmt.Sprint(limit), st, 8)
+		if algorithm.Of(limit.Algorithm).Windowed && st.Reset != was.Reset {
+			t.Errorf("%v: the window ends at %d, not at %d", limit, st.Reset, was.Reset)
+		}
+		if ttl := owner.PTTL(t.Context(), key).Val(); ttl <= 0 || ttl > 2*limit.Window+time.Minute {
+			t.Errorf("%v: the copy expires in %v", limit, ttl)
+		}
+	}
+	// One of another program does not become a bucket, or expire where it is.
+	limit := store.Limit{Zone: "foreign", Algorithm: store.FixedWindow, Window: time.Hour}
+	req := store.Request{Limit: &limit, ClientKey: client, Events: 10, Cost: 1}
+	key := before.asker.Keys.Key(&limit, client)
+	must(t, previous.HSet(t.Context(), key, "name", "x").Err())
+	if st := store.Answers(t.Context(), after.Take, []store.Request{req})[0]; st.Err == nil {
+		t.Errorf("a take of foreign data: %+v", st)
+	}
+	if ttl := previous.PTTL(t.Context(), key).Val(); ttl > 0 {
+		t.Errorf("it expires in %v", ttl)
+	}
+}
+
+// TestLongLogMigrates, dumped once, although no request waits as long as that takes: the first ones
+// follow on_error, later ones join the migration, or find the copy.
+func TestLongLogMigrates(t *testing.T) {
+	t.Parallel()
+	const members = 40_000
+	r := newResharding(t)
+	before, after := r.store(r.members[:1], nil), r.store(r.members[2:], r.members[:1])
+	after.opts.CheckTimeout = time.Millisecond
+	limit := &store.Limit{Zone: "long", Algorithm: store.SlidingLog, Window: endless}
+	previous, owner := r.servers["a"].Client(), r.servers["c"].Client()
+	req := store.Request{Limit: limit, ClientKey: "k", Events: members, Cost: 1, ID: "first"}
+	must(t, store.Answers(t.Context(), before.Charge, []store.Request{req})[0].Err)
+	key, now := before.asker.Keys.Key(limit, "k"), time.Now().UnixMicro()
+	for n := 1; n < members; n += 1000 {
+		var some []goredis.Z
+		for i := n; i < min(n+1000, members); i++ {
+			some = append(some, goredis.Z{Score: float64(now - int64(i)), Member: fmt.Sprintf("%022d", i)})
+		}
+		must(t, previous.ZAdd(t.Context(), key, some...).Err())
+	}
+	req.ID = "later"
+	eventually(t, "the log is at its new owner", func() error {
+		if st := store.Answers(t.Context(), after.Peek, []store.Request{req})[0]; st.Err != nil {
+			return st.Err
+		}
+		return nil
+	})
+	eventually(t, "all members are there", func() error {
+		if n := owner.ZCard(t.Context(), key).Val(); n != members {
+			return fmt.Errorf("%d are", n)
+		}
+		return nil
+	})
+	if n := calls(t, r.servers["a"], "pexpiretime"); n != 1 {
+		t.Errorf("it was dumped %d times", n)
+	}
 }

@@ -83,6 +83,8 @@ type Store struct {
 	asker    *ask.Asker
 	// static is set if the servers of all shards are given.
 	static bool
+	// opened is when the store was opened.
+	opened time.Time
 	// awaiting counts the detached calls that wait for buckets to migrate.
 	awaiting atomic.Int64
 }
@@ -107,6 +109,7 @@ func New(opts Options) *Store {
 	}
 	s := &Store{
 		sharder: newRendezvous(opts.Members),
+		opened:  opts.Now(),
 		asker: &ask.Asker{
 			Keys:          ask.Keys{Prefix: opts.KeyPrefix, Secret: opts.KeySecret},
 			CheckTimeout:  opts.CheckTimeout,

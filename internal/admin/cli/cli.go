@@ -1,6 +1,6 @@
 // Package cli implements `caddy rate-limit`: commands that call the admin API of a
 // running Caddy and print its answers, for people or, with --json, for scripts, and the
-// command check, which needs no running Caddy. [Add] adds the commands to a program, which
+// commands check and replay, which need no running Caddy. [Add] adds the commands to a program, which
 // is a [Host].
 //
 // It imports the types of the answers and the page of the command ui, and no part
@@ -61,6 +61,11 @@ type Host struct {
 	// Check checks the stores of a config until ctx ends, and does not run it. The
 	// config is the file or, if that is empty, the one that a command's flags select.
 	Check func(ctx context.Context, cmd *cobra.Command, file string) (adminapi.Check, error)
+	// Schema returns the JSON schema of configs.
+	Schema func() any
+	// Replay replays logs through the limits of the config that a command's flags select, and does
+	// not run it.
+	Replay func(ctx context.Context, cmd *cobra.Command, asked Replayed) (adminapi.Replay, error)
 	// Exit returns the error that makes the program exit with a code if a RunE of
 	// cobra returns it; nil for 0.
 	Exit func(cmd *cobra.Command, code int) error
@@ -68,12 +73,19 @@ type Host struct {
 
 // Add adds the commands to cmd.
 func Add(cmd *cobra.Command, host Host) {
-	cmd.PersistentFlags().Bool("json", false, "Print JSON: what the admin API answers, or what check found")
+	cmd.PersistentFlags().Bool("json", false, "Print JSON: what the admin API answers, or what check or replay found")
 	cmd.AddCommand(statusCommand(host), getCommand(host), resetCommand(host), blockCommand(host), unblockCommand(host), grantCommand(host),
-		blocksCommand(host), simulateCommand(host), topCommand(host), uiCommand(host), checkCommand(host))
+		blocksCommand(host), ungrantCommand(host), setCommand(host), unsetCommand(host), rulesCommand(host), auditCommand(host),
+		findCommand(host), nearCommand(host), simulateCommand(host), topCommand(host), uiCommand(host), checkCommand(host), schemaCommand(host), replayCommand(host), convertCommand(host))
+	explain(cmd)
+	host.complete(cmd)
 	cmd.RunE = func(cmd *cobra.Command, args []string) error {
 		if len(args) > 0 {
-			return fmt.Errorf("unknown command %q; there is block, blocks, check, get, grant, reset, simulate, status, top, ui, unblock", args[0])
+			var known []string
+			for _, c := range cmd.Commands() {
+				known = append(known, c.Name())
+			}
+			return fmt.Errorf("unknown command %q; there is %s", args[0], strings.Join(known, ", "))
 		}
 		return cmd.Help()
 	}
@@ -86,7 +98,7 @@ func between(least, most int) cobra.PositionalArgs {
 		if len(args) >= least && (most < 0 || len(args) <= most) {
 			return nil
 		}
-		return fmt.Errorf("%d arguments: write %s; %s --help says more", len(args), cmd.UseLine(), cmd.CommandPath())
+		return fmt.Errorf("%s: write %s; %s --help says more", counted(len(args), "argument"), cmd.UseLine(), cmd.CommandPath())
 	}
 }
 
@@ -201,6 +213,27 @@ pages.
 		}
 		fmt.Fprintf(s.out, "http://%s/\n", listener.Addr())
 		return 0, ui.Serve(s.ctx, listener, ui.Handler(s.api, listener.Addr().(*net.TCPAddr)))
+	})
+	return cmd
+}
+
+func schemaCommand(host Host) *cobra.Command {
+	cmd := &cobra.Command{
+		Use:   "schema",
+		Short: "Prints a JSON schema of Caddy configs with rate_limit, for editors",
+		Long: `
+Prints a JSON schema (draft 2020-12) of Caddy's config in JSON: of the app
+rate_limit, its stores, and the handlers rate_limit. An editor that knows it
+completes and checks their fields. It accepts all else, and needs no running Caddy.
+`,
+		Example: "  $ caddy rate-limit schema > rate_limit.schema.json",
+		Args:    between(0, 0),
+	}
+	cmd.RunE = host.runWith(nil, func(s *session, _ []string) (int, error) {
+		out := json.NewEncoder(s.out)
+		out.SetEscapeHTML(false)
+		out.SetIndent("", "  ")
+		return 0, out.Encode(host.Schema())
 	})
 	return cmd
 }

@@ -9,20 +9,56 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func blockCommand(host Host) *cobra.Command {
-	return beginCommand(host, "blocks", "for", &cobra.Command{
+	cmd := beginCommand(host, "blocks", "for", &cobra.Command{
 		Use:   "block <zone> [<value>...] <duration>",
 		Short: "Refuses all requests of a client for some time",
 		Long: `
 Refuses all requests of a client in a zone for some time, in this Caddy at once
 and in others that count in the same store within a second (ledger_trust). The
 store keeps the block, so that a restart of Caddy does not end it. A block of the
-same client replaces the one before. The first arguments are those of get.
+same client replaces the one before. The first arguments are those of get; with
+--all-zones, the client's name alone, as find has it.
 `,
-		Example: "  $ caddy rate-limit block api 203.0.113.7 1h --reason 'scraper'",
+		Example: "  $ caddy rate-limit block api 203.0.113.7 1h --reason 'scraper'\n  $ caddy rate-limit block --all-zones 203.0.113.7 1h",
 	})
+	return everywhere(host, cmd, http.MethodPost, "blocks", 2)
+}
+
+// everywhere gives a command of a list the flag --all-zones, with which it has so many arguments.
+func everywhere(host Host, cmd *cobra.Command, method, list string, arguments int) *cobra.Command {
+	all, inOne, args := cmd.Flags().Bool("all-zones", false, "In all zones whose key can yield the client's name"), cmd.RunE, cmd.Args
+	cmd.Args = func(cmd *cobra.Command, words []string) error {
+		if *all {
+			return between(arguments, arguments)(cmd, words)
+		}
+		return args(cmd, words)
+	}
+	cmd.RunE = func(cmd *cobra.Command, words []string) error {
+		if !*all {
+			return inOne(cmd, words)
+		}
+		return host.run(func(s *session, words []string) (int, error) {
+			reason, _ := cmd.Flags().GetString("reason")
+			query := url.Values{"name": words[:1], "by": {operator()}}
+			if arguments > 1 {
+				query.Set("for", words[1])
+			}
+			if reason != "" {
+				query.Set("reason", reason)
+			}
+			var done adminapi.Overrides
+			if err := s.call(method, root+list+"?"+query.Encode(), nil, &done); err != nil {
+				return 0, err
+			}
+			s.showChanges(method, &done)
+			return s.tellErrors(done.Errors), nil
+		})(cmd, words)
+	}
+	return cmd
 }
 
 func grantCommand(host Host) *cobra.Command {
@@ -52,17 +88,32 @@ func beginCommand(host Host, list, parameter string, cmd *cobra.Command) *cobra.
 }
 
 func unblockCommand(host Host) *cobra.Command {
-	cmd := &cobra.Command{
+	cmd := endCommand(host, "blocks", &cobra.Command{
 		Use:     "unblock <zone> [<value>...]",
 		Short:   "Ends the block of a client",
-		Long:    "\nEnds the block of a client. It exits with status 3 if there is none. The arguments\nare those of get. A client key that blocks shows is for --client-key; if the config\nhas no such zone any more, with --store.\n",
+		Long:    "\nEnds the block of a client. It exits with status 3 if there is none. The arguments\nare those of get; with --all-zones, the client's name alone. A client key that rules\nshows is for --client-key; if the config has no such zone any more, with --store.\n",
 		Example: "  $ caddy rate-limit unblock api 203.0.113.7",
-		Args:    between(1, -1),
-	}
+	})
+	return everywhere(host, cmd, http.MethodDelete, "blocks", 1)
+}
+
+func ungrantCommand(host Host) *cobra.Command {
+	cmd := endCommand(host, "grants", &cobra.Command{
+		Use:     "ungrant <zone> [<value>...]",
+		Short:   "Ends the grant of a client",
+		Long:    "\nEnds the grant of a client. It exits with status 3 if there is none. The arguments\nare those of get; with --all-zones, the client's name alone.\n",
+		Example: "  $ caddy rate-limit ungrant api 203.0.113.7",
+	})
+	return everywhere(host, cmd, http.MethodDelete, "grants", 1)
+}
+
+// endCommand completes cmd, which ends an override of a list.
+func endCommand(host Host, list string, cmd *cobra.Command) *cobra.Command {
+	cmd.Args = between(1, -1)
 	var flags overrideFlags
-	flags.bucketFlags.add(cmd)
+	flags.add(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		return 0, flags.change(s, http.MethodDelete, "blocks", args, url.Values{})
+		return 0, flags.change(s, http.MethodDelete, list, args, url.Values{})
 	})
 	return cmd
 }
@@ -71,35 +122,11 @@ func blocksCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "blocks",
 		Short: "Lists the clients that are blocked, or were granted events",
-		Long:  "\nLists the blocks and grants that are in force in the stores of the running config.\n",
+		Long:  "\nLists the blocks and grants that are in force in the stores of the running config:\nrules --kind block,grant.\n",
 		Args:  between(0, 0),
 	}
 	cmd.RunE = host.run(func(s *session, _ []string) (int, error) {
-		var all adminapi.Overrides
-		if err := s.call(http.MethodGet, root+"overrides", nil, &all); err != nil {
-			return 0, err
-		}
-		code := 0
-		if len(all.Errors) > 0 {
-			code = exitShard
-		}
-		if s.raw {
-			return code, nil
-		}
-		now := time.Now()
-		t := newTable(s.out, "ZONE", "STORE", "KIND", "CLIENT", "EVENTS", "ENDS", "BY", "REASON")
-		for _, o := range all.Overrides {
-			events := ""
-			if o.Events > 0 {
-				events = "+" + number(o.Events)
-			}
-			t.row(o.Zone, o.Store, string(o.Kind), clientText(&o.Client), events, until(o.Until, now), o.By, o.Reason)
-		}
-		t.end()
-		for _, text := range all.Errors {
-			fmt.Fprintln(s.out, "not all are known of store", shown(text))
-		}
-		return code, nil
+		return listRules(s, url.Values{"kind": {"block,grant"}})
 	})
 	return cmd
 }
@@ -113,7 +140,7 @@ type overrideFlags struct {
 
 func (f *overrideFlags) add(cmd *cobra.Command) {
 	f.bucketFlags.add(cmd)
-	cmd.Flags().StringVar(&f.reason, "reason", "", "Why; it is shown by blocks and in the log")
+	cmd.Flags().StringVar(&f.reason, "reason", "", "Why; it is shown by rules and audit, and in the log")
 }
 
 // change begins or ends an override, with more parameters.
@@ -121,31 +148,64 @@ func (f *overrideFlags) change(s *session, method, what string, args []string, q
 	if f.reason != "" {
 		query.Set("reason", f.reason)
 	}
+	query.Set("by", operator())
 	var all adminapi.Overrides
-	if err := s.call(method, f.pathOf(what, args, query), nil, &all); err != nil || s.raw {
+	if err := s.call(method, f.pathOf(what, args, query), nil, &all); err != nil {
 		return err
 	}
+	s.showChanges(method, &all)
+	return nil
+}
+
+// showChanges says what was set or removed.
+func (s *session) showChanges(method string, all *adminapi.Overrides) {
+	if s.raw {
+		return
+	}
 	now := time.Now()
-	for _, o := range all.Overrides {
+	for i := range all.Overrides {
+		o := &all.Overrides[i]
 		text := "no " + string(o.Kind) + " any more"
-		if method == http.MethodPost {
-			text = overrideText(&o, now)
+		if o.Kind == store.OverrideZone {
+			text = "as in the config"
+		}
+		if o.ReplacedDamaged {
+			text += ", which was damaged"
+		}
+		if method == http.MethodPost || o.Since > 0 {
+			text = overrideText(o, now)
+			if o.ReplacedDamaged {
+				text += ", in place of one that was damaged"
+			}
 			if o.ReplacedUntil > 0 {
 				text += ", in place of one that would end " + until(o.ReplacedUntil, now)
 			}
 		}
-		fmt.Fprintf(s.out, "%s: %s in zone %s of store %s\n", text, shown(clientText(&o.Client)), shown(o.Zone), shown(o.Store))
+		client := ""
+		if o.Kind != store.OverrideZone {
+			client = shown(clientText(&o.Client)) + " in "
+		}
+		fmt.Fprintf(s.out, "%s: %szone %s of store %s\n", text, client, shown(o.Zone), shown(o.Store))
+		if o.Warning != "" {
+			fmt.Fprintln(s.out, "  warning:", shown(o.Warning))
+		}
 	}
-	return nil
 }
 
 // overrideText says what an override does, and until when.
 func overrideText(o *adminapi.Override, now time.Time) string {
 	text := string(o.Kind)
-	if o.Events > 0 {
+	switch o.Kind {
+	case store.OverrideGrant:
 		text += " of " + number(o.Events)
+	case store.OverrideZone:
+		text = settingText(o)
+	case store.OverrideLimit:
+		text += " of " + settingText(o)
 	}
-	text += ", ends " + until(o.Until, now)
+	if o.Until > 0 {
+		text += ", ends " + until(o.Until, now)
+	}
 	if o.Reason != "" {
 		text += " (" + shown(o.Reason) + ")"
 	}

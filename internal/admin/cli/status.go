@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/url"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -16,6 +17,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func statusCommand(host Host) *cobra.Command {
@@ -38,29 +40,124 @@ func showStatus(s *session) error {
 	if err := s.call(http.MethodGet, root, nil, &st); err != nil || s.raw {
 		return err
 	}
-	for _, p := range st.Problems {
-		fmt.Fprintf(s.out, "problem of store %s: %s\n", shown(p.Store), shown(p.Text))
+	for i := range st.Problems {
+		fmt.Fprintln(s.out, problemText(&st.Problems[i]))
 	}
 	if len(st.Problems) > 0 {
 		fmt.Fprintln(s.out)
+	}
+	if len(st.Instances) > 1 {
+		showInstances(s.out, st.Instances)
 	}
 	now := time.Now()
 	t := newTable(s.out, "ZONE", "STORE", "ALGORITHM", "EVENTS", "WINDOW", "ENFORCED", "ALLOWED", "REFUSED", "WOULD REFUSE", "ERRORS", "LAST REFUSAL")
 	for _, z := range st.Zones {
 		d := z.Decisions
 		name := z.Store
+		events, enforced, moved := effective(&z)
 		if z.Rollout != nil {
-			name += ", " + strconv.FormatFloat(z.Rollout.Percent, 'g', 6, 64) + "% " + z.Rollout.Store
+			name += ", " + moved + " " + z.Rollout.Store
 		}
-		t.row(z.Name, name, z.Algorithm, z.Events, cmp.Or(z.Calendar, seconds(z.Window)), strconv.FormatFloat(z.Enforce, 'g', 6, 64)+"%",
+		t.row(z.Name, name, z.Algorithm, events, cmp.Or(z.Calendar, seconds(z.Window)), enforced,
 			number(d["allowed"]), number(d["refused"]+d["blocked"]), number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]), ago(z.LastRefused, now))
 	}
 	t.end()
+	showShares(s.out, st.Zones)
 	for i := range st.Stores {
 		fmt.Fprintln(s.out)
 		showStore(s.out, &st.Stores[i])
 	}
 	return nil
+}
+
+// problemText says what is wrong and, of several Caddys, where.
+func problemText(p *adminapi.Problem) string {
+	text := "problem"
+	if p.Store != "" {
+		text += " of store " + shown(p.Store)
+	}
+	text += ": " + shown(p.Text)
+	if len(p.Addresses) > 0 {
+		text += " (" + shown(strings.Join(p.Addresses, ", ")) + ")"
+	}
+	return text
+}
+
+// showInstances lists several Caddys, and why some are not part of the rest.
+func showInstances(out io.Writer, all []adminapi.Instance) {
+	t := newTable(out, "CADDY", "NAME", "VERSION", "UP FOR")
+	for _, i := range all {
+		if i.Error != "" {
+			t.row(i.Address, "does not answer: "+i.Error)
+		} else {
+			t.row(i.Address, i.Name, i.Version, seconds(i.Uptime))
+		}
+	}
+	t.end()
+	fmt.Fprintln(out)
+}
+
+// showShares lists the part of each of several Caddys in the decisions of the zones.
+func showShares(out io.Writer, zones []adminapi.Zone) {
+	if !slices.ContainsFunc(zones, func(z adminapi.Zone) bool { return len(z.Shares) > 0 }) {
+		return
+	}
+	fmt.Fprintln(out)
+	t := newTable(out, "ZONE", "CADDY", "SHARE", "ALLOWED", "REFUSED", "WOULD REFUSE", "ERRORS")
+	sum := func(decisions map[string]int64) (n int64) {
+		for _, m := range decisions {
+			n += m
+		}
+		return n
+	}
+	for _, z := range zones {
+		for _, s := range z.Shares {
+			d := s.Decisions
+			t.row(z.Name, s.Address, shareText(sum(d), sum(z.Decisions)), number(d["allowed"]), number(d["refused"]+d["blocked"]),
+				number(d["would_refuse"]), number(d["error_allowed"]+d["error_refused"]))
+		}
+	}
+	t.end()
+}
+
+// shareText is a part in percent.
+func shareText(part, all int64) string {
+	if all == 0 {
+		return "-"
+	}
+	return strconv.FormatFloat(float64(part)/float64(all)*100, 'f', 0, 64) + "%"
+}
+
+// showUnanswered names the Caddys of several that are not part of a list, and why.
+func (s *session) showUnanswered(errs []string) {
+	for _, text := range errs {
+		fmt.Fprintln(s.out, "no answer of", shown(text))
+	}
+}
+
+// effective returns what holds of a zone: what was set, and in parentheses what the config says.
+func effective(z *adminapi.Zone) (events, enforced, moved string) {
+	events, enforced = z.Events, percentText(z.Enforce)
+	if z.Rollout != nil {
+		moved = percentText(z.Rollout.Percent)
+	}
+	if z.Rule == nil {
+		return events, enforced, moved
+	}
+	set := func(now string, config *string) { *config = now + " (set; config " + *config + ")" }
+	switch n := z.Rule.Events; {
+	case n == store.Unlimited:
+		set("unlimited", &events)
+	case n > 0:
+		set(number(n), &events)
+	}
+	if z.Rule.Enforce != nil {
+		set(percentText(*z.Rule.Enforce), &enforced)
+	}
+	if z.Rule.Rollout != nil {
+		set(percentText(*z.Rule.Rollout), &moved)
+	}
+	return events, enforced, moved
 }
 
 func showStore(out io.Writer, st *adminapi.Store) {
@@ -116,8 +213,9 @@ func topCommand(host Host) *cobra.Command {
 		Short: "Shows the clients that were refused most in the last minutes",
 		Long: `
 Shows the clients that were refused most in the last minutes, in one zone or in
-all, and refreshes that each second until Ctrl-C. Into a file or a pipe, and with
---json, it shows them once; --count says how often.
+all, and refreshes that each second until Ctrl-C, as many as the terminal has room
+for. Into a file or a pipe, and with --json, it shows them all once; --count says how
+often.
 `,
 		Args: between(0, 1),
 	}
@@ -125,19 +223,25 @@ all, and refreshes that each second until Ctrl-C. Into a file or a pipe, and wit
 	n := cmd.Flags().IntP("number", "n", 20, "How many clients of each zone")
 	l.addFlags(cmd)
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
-		query := url.Values{"n": {strconv.Itoa(*n)}}
-		if len(args) > 0 {
-			query.Set("zone", args[0])
-		}
+		query := zoneQuery(args)
+		query.Set("n", strconv.Itoa(*n))
 		return 0, l.show(s, s.raw || !isTerminal(s.out), func(s *session) error { return showTop(s, query) })
 	})
 	return cmd
 }
 
+// zoneQuery is the parameters of a call about the zone that is the first argument, or about all.
+func zoneQuery(args []string) url.Values {
+	if len(args) == 0 {
+		return url.Values{}
+	}
+	return url.Values{"zone": args[:1]}
+}
+
 func showTop(s *session, query url.Values) error {
 	var got struct {
 		adminapi.Top
-		adminapi.Tops
+		Zones []adminapi.Top
 	}
 	if err := s.call(http.MethodGet, root+"top?"+query.Encode(), nil, &got); err != nil || s.raw {
 		return err
@@ -146,17 +250,45 @@ func showTop(s *session, query url.Values) error {
 	if query.Has("zone") {
 		zones = []adminapi.Top{got.Top}
 	}
-	t := newTable(s.out, "ZONE", "REFUSED", "LAST REFUSAL", "STORE", "CLIENT")
-	covered, now := 0.0, time.Now()
+	type refused struct {
+		zone string
+		*adminapi.RefusedClient
+	}
+	var all []refused
+	covered, now, isFleet := 0.0, time.Now(), false
 	for _, z := range zones {
 		covered = max(covered, z.Since)
-		for _, client := range z.Refused {
-			t.row(z.Zone, number(client.Count), ago(client.LastRefused, now), client.Store, clientText(&client.Client))
+		for i := range z.Refused {
+			all = append(all, refused{z.Zone, &z.Refused[i]})
+			isFleet = isFleet || len(z.Refused[i].Shares) > 0
 		}
 	}
+	slices.SortStableFunc(all, func(a, b refused) int { return cmp.Compare(b.Count, a.Count) })
+	fmt.Fprintf(s.out, "refused most in the last %s\n", cmp.Or(seconds(covered), "moment"))
+	s.showUnanswered(got.Errors)
+	header := []string{"ZONE", "REFUSED", "LAST REFUSAL", "STORE", "CLIENT"}
+	if isFleet {
+		header = append(header, "BY")
+	}
+	t := newTable(s.out, header...)
+	for _, c := range all {
+		row := []string{c.zone, number(c.Count), ago(c.LastRefused, now), c.Store, clientText(&c.Client)}
+		if isFleet {
+			row = append(row, sharesText(c.RefusedClient))
+		}
+		t.row(row...)
+	}
 	t.end()
-	_, err := fmt.Fprintf(s.out, "in the last %s\n", cmp.Or(seconds(covered), "moment"))
-	return err
+	return nil
+}
+
+// sharesText is the part of each of several Caddys in the refusals of a client.
+func sharesText(c *adminapi.RefusedClient) string {
+	var parts []string
+	for _, s := range c.Shares {
+		parts = append(parts, s.Address+" "+shareText(s.Count, c.Count))
+	}
+	return strings.Join(parts, ", ")
 }
 
 // live says how often and how many times a view is shown.
@@ -204,6 +336,9 @@ func (l live) show(s *session, once bool, view func(out *session) error) error {
 		switch {
 		case again:
 			fmt.Fprint(s.out, "\x1b[H\x1b[2J")
+			shot := fit(page.String(), sizeOf(s.out))
+			page.Reset()
+			page.WriteString(shot)
 		case n > 1 && !s.raw:
 			fmt.Fprintln(s.out)
 		}
@@ -219,6 +354,31 @@ func (l live) show(s *session, once bool, view func(out *session) error) error {
 		case <-ticks.C:
 		}
 	}
+}
+
+// size is that of a terminal; 0 is no bound.
+type size struct{ width, height int }
+
+func sizeOf(out io.Writer) (s size) {
+	if f, ok := out.(*os.File); ok {
+		s.width, s.height, _ = term.GetSize(int(f.Fd())) // 0 if it is not known
+	}
+	return s
+}
+
+// fit cuts a page so that a terminal shows it from its first line on. The last line is for the cursor.
+func fit(page string, of size) string {
+	lines := strings.Split(strings.TrimSuffix(page, "\n"), "\n")
+	if most := max(of.height-1, 2); of.height > 0 && len(lines) > most {
+		more := len(lines) - most + 1
+		lines = append(lines[:most-1], fmt.Sprintf("and %s", counted(more, "more line")))
+	}
+	for i, line := range lines {
+		if text := []rune(line); of.width > 0 && len(text) > of.width {
+			lines[i] = string(text[:of.width-1]) + "…"
+		}
+	}
+	return strings.Join(lines, "\n") + "\n"
 }
 
 func isTerminal(out io.Writer) bool {

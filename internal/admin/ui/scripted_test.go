@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net"
 	"net/http"
 	"net/url"
@@ -34,11 +35,23 @@ type scripted struct {
 // startScripted serves the page with an API that has one zone and nothing else.
 func startScripted(t *testing.T) (api *scripted, page string) {
 	t.Helper()
-	api = &scripted{answers: map[string]func() (int, any){}, asked: map[string]int{}}
+	api = newScripted()
+	return api, servePage(t, api)
+}
+
+func newScripted() *scripted {
+	api := &scripted{answers: map[string]func() (int, any){}, asked: map[string]int{}}
 	api.answer("GET ", adminapi.Status{Problems: []adminapi.Problem{}, Zones: []adminapi.Zone{scriptedZone("default", nil)}, Stores: []adminapi.Store{}})
-	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{}})
-	api.answer("GET near?n=10", adminapi.Nears{Zones: []adminapi.Near{}})
+	api.answer("GET top?n=100", adminapi.Tops{Zones: []adminapi.Top{}})
+	api.answer("GET near?n=100", adminapi.Nears{Zones: []adminapi.Near{}})
 	api.answer("GET overrides", adminapi.Overrides{Overrides: []adminapi.Override{}})
+	api.answer("GET history?range=1h&zone=api", scriptedHistory("1h", nil))
+	return api
+}
+
+// servePage serves the page, and returns its URL.
+func servePage(t *testing.T, api ui.API) string {
+	t.Helper()
 	l, err := ui.Listen(t.Context(), "127.0.0.1:0")
 	must(t, err)
 	ctx, cancel := context.WithCancel(context.Background())
@@ -48,7 +61,7 @@ func startScripted(t *testing.T) (api *scripted, page string) {
 		cancel()
 		must(t, <-ended)
 	})
-	return api, "http://" + l.Addr().String() + "/"
+	return "http://" + l.Addr().String() + "/"
 }
 
 func (s *scripted) answer(target string, answer any) {
@@ -89,6 +102,9 @@ func (s *scripted) Call(_ context.Context, method, path string, _ []byte) (int, 
 	s.mu.Lock()
 	s.asked[target]++
 	answer := s.answers[target]
+	if answer == nil && strings.HasPrefix(target, "GET clients?prefix=") {
+		answer = func() (int, any) { return http.StatusOK, adminapi.Matches{Clients: []adminapi.Match{}} }
+	}
 	s.mu.Unlock()
 	if answer == nil {
 		return 0, nil, fmt.Errorf("the test has no answer to %s", target)
@@ -105,6 +121,23 @@ func scriptedZone(storeName string, decisions map[string]int64) adminapi.Zone {
 		all[o.String()] = decisions[o.String()]
 	}
 	return adminapi.Zone{Name: "api", Store: storeName, Algorithm: store.SlidingWindow.String(), Events: "10", Window: 60, Enforce: 100, Decisions: all}
+}
+
+// scriptedHistory is that of zone api, whose last two steps have these counts each by the name of the series.
+func scriptedHistory(name string, last map[string]float64) adminapi.History {
+	steps, step, partial := 360, int64(10), int64(0)
+	if name != "1h" {
+		steps, step, partial = map[string]int{"24h": 288, "1w": 2016}[name], 300, 150
+	}
+	series := func(kind string) adminapi.Series {
+		s := make(adminapi.Series, steps)
+		s[0], s[steps-2], s[steps-1] = math.NaN(), last[kind], last[kind]
+		return s
+	}
+	return adminapi.History{Range: name, Step: step, Start: time.Now().Unix()/step*step - int64(steps)*step, Partial: partial, Zones: []adminapi.ZoneHistory{{
+		Zone: "api", Allowed: series("allowed"), WouldRefuse: series("would_refuse"), Refused: series("refused"),
+		Unchecked: series("unchecked"), Waited: series("waited"), StoreCalls: series("store_calls"), StoreLatency: series("store_latency"),
+	}}}
 }
 
 // scriptedClient is a client of zone api by its value.
@@ -263,10 +296,12 @@ func TestAnnouncements(t *testing.T) {
 		status.Problems = []adminapi.Problem{
 			{Store: "default", Shard: "a", Server: "r", Text: fmt.Sprintf("the replica r of shard a is %d.5 seconds behind, so it is not asked", lag)},
 			{Store: "default", Shard: "a", Server: "p", Text: fmt.Sprintf("the primary p of shard a is left out of checks, because calls of it fail: read tcp 127.0.0.1:%d", lag)},
+			{Store: "default", Shard: "b", Text: fmt.Sprintf("the servers of shard b are not found; %d.0/s pass unlimited: on_error allow (zone api)", lag)},
 		}
 		return http.StatusOK, status
 	})
 	b.await("the lag, which grows", `/ ([3-9]|[0-9]{2,}).5 seconds behind/.test(document.getElementById('problems').textContent)`)
+	b.await("how many pass unlimited", `/not found; [0-9]+.0.s pass unlimited: on_error allow/.test(document.getElementById('problems').textContent)`)
 	api.answerWith("GET ", errorAnswer("Caddy is away."))
 	b.await("the error", `!document.getElementById('error').hidden`)
 	b.awaitCalls(api, "GET ", api.count("GET ")+3)
@@ -279,7 +314,7 @@ func TestAnnouncements(t *testing.T) {
 		}
 	}
 	slices.Sort(announced) // by region: the observers are not called in the order of the changes
-	want := []string{"announced: Store default: the replica r of shard a is some time behind, so it is not asked. Store default: the primary p of shard a is left out of checks, because calls of it fail.", "error: Caddy is away.", "state: Not up to date"}
+	want := []string{"announced: Store default: the replica r of shard a is some time behind, so it is not asked. Store default: the primary p of shard a is left out of checks, because calls of it fail. Store default: the servers of shard b are not found; requests pass unlimited: on_error allow (zone api).", "error: Caddy is away.", "state: Caddy is gone"}
 	if !slices.Equal(announced, want) {
 		t.Errorf("announced is %q, want %q", announced, want)
 	}
@@ -289,7 +324,7 @@ func TestAnnouncements(t *testing.T) {
 func TestHealthWaitsForNothing(t *testing.T) {
 	t.Parallel()
 	api, page := startScripted(t)
-	slow := []string{"GET top?n=10", "GET near?n=10", "GET overrides"}
+	slow := []string{"GET top?n=100", "GET near?n=100", "GET overrides"}
 	for _, target := range slow {
 		release := api.answerLater(target, map[string]any{"zones": []any{}, "overrides": []any{}})
 		defer release()
@@ -335,11 +370,12 @@ func TestHostileClients(t *testing.T) {
 	for _, client := range []adminapi.Client{two, option, binary, unknown} {
 		near.Clients = append(near.Clients, adminapi.NearClient{Client: client, Store: "default", Limit: 10, Used: 9})
 	}
-	api.answer("GET near?n=10", adminapi.Nears{Zones: []adminapi.Near{near}})
-	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{top}})
+	api.answer("GET near?n=100", adminapi.Nears{Zones: []adminapi.Near{near}})
+	api.answer("GET top?n=100", adminapi.Tops{Zones: []adminapi.Top{top}})
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
 	b.await("the clients", `document.querySelectorAll('#top tr, #near tr').length === 14`)
+	b.do(reveal)
 	var others []string
 	for _, text := range shown {
 		others = append(others, "{header.X-Key} "+text)
@@ -381,8 +417,8 @@ func TestStoreColumn(t *testing.T) {
 	api, page := startScripted(t)
 	past := float64(time.Now().Unix() - 5)
 	api.answer("GET overrides", adminapi.Overrides{Overrides: []adminapi.Override{{Kind: store.OverrideBlock, Zone: "api", Store: "new", Client: scriptedClient("x"), Until: past}}})
-	api.answer("GET near?n=10", adminapi.Nears{Zones: []adminapi.Near{{Zone: "api", Clients: []adminapi.NearClient{{Client: scriptedClient("x"), Store: "new", Limit: 10, Used: 9, Reset: past}}}}})
-	api.answer("GET top?n=10", adminapi.Tops{Zones: []adminapi.Top{{Zone: "api", Refused: []adminapi.RefusedClient{{Client: scriptedClient("x"), Store: "new", Count: 1}}}}})
+	api.answer("GET near?n=100", adminapi.Nears{Zones: []adminapi.Near{{Zone: "api", Clients: []adminapi.NearClient{{Client: scriptedClient("x"), Store: "new", Limit: 10, Used: 9, Reset: past}}}}})
+	api.answer("GET top?n=100", adminapi.Tops{Zones: []adminapi.Top{{Zone: "api", Refused: []adminapi.RefusedClient{{Client: scriptedClient("x"), Store: "new", Count: 1}}}}})
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
 	columns := func(n int) string {
@@ -414,7 +450,7 @@ func TestStoreColumn(t *testing.T) {
 func TestNearUnknown(t *testing.T) {
 	t.Parallel()
 	api, page := startScripted(t)
-	api.answer("GET near?n=10", map[string]any{"zones": []any{map[string]any{"zone": "api", "clients": []any{}, "unlisted_stores": []string{"plugged"}}}})
+	api.answer("GET near?n=100", map[string]any{"zones": []any{map[string]any{"zone": "api", "clients": []any{}, "unlisted_stores": []string{"plugged"}}}})
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
 	b.await("a note", `document.getElementById('near-note').textContent`)
@@ -466,6 +502,10 @@ func TestChanges(t *testing.T) {
 		t.Helper()
 		// A mouse would miss a button that moves, because the page shows the client again.
 		b.do(chromedp.Evaluate[chromedp.Void](`document.querySelector('#found [aria-label^="` + button + `"]').click()`))
+		if button != "Grant" {
+			b.await("the question", `document.getElementById('confirm').open && document.getElementById('confirm-yes').textContent === '`+button+`'`)
+			b.do(chromedp.Evaluate[chromedp.Void](`document.getElementById('confirm-yes').click()`))
+		}
 		b.await("the report of "+button+": "+want, `document.getElementById('done').textContent === '`+want+`'`)
 	}
 	report("Block", "Begun: block for {header.X-Key} x in zone api.")

@@ -12,11 +12,12 @@ package ui
 import (
 	"context"
 	"crypto/sha256"
-	_ "embed" // of the page
+	"embed"
 	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"net/netip"
@@ -28,8 +29,49 @@ import (
 	"time"
 )
 
-//go:embed index.html
-var page []byte
+// files are those of the page. The directory uplot has the charts: uPlot, as it is published.
+//
+//go:embed page
+var files embed.FS
+
+// styles and scripts are the files that the page consists of, in their order.
+var (
+	styles  = []string{"uplot/uPlot.min.css", "page.css"}
+	scripts = []string{"uplot/uPlot.iife.min.js", "base.js", "clients.js", "lists.js", "zones.js", "page.js"}
+)
+
+// page is the whole page, and policy allows what it does and nothing else.
+var page, policy = build()
+
+// build puts all files of the page into one, so that it loads nothing, and makes the policy of it.
+func build() (page, policy string) {
+	page = read("index.html")
+	page, style := put(page, "style", styles)
+	page, script := put(page, "script", scripts)
+	return page, "default-src 'none'; connect-src 'self'; img-src data:; script-src" + script + "; style-src" + style +
+		"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+}
+
+// put replaces the empty element of that name by one for each file, and returns the source expressions
+// of what is in them.
+func put(page, element string, names []string) (filled, sources string) {
+	var all strings.Builder
+	for _, name := range names {
+		content := read(name)
+		sum := sha256.Sum256([]byte(content))
+		sources += " 'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
+		all.WriteString("<" + element + ">" + content + "</" + element + ">\n")
+	}
+	return strings.Replace(page, "<"+element+"></"+element+">\n", all.String(), 1), sources
+}
+
+func read(name string) string {
+	content, err := files.ReadFile("page/" + name)
+	if err != nil {
+		panic(err) // it is embedded
+	}
+	return string(content)
+}
 
 // API is the admin API of a running Caddy.
 type API interface {
@@ -88,8 +130,9 @@ func Handler(api API, address *net.TCPAddr) http.Handler {
 	mux.HandleFunc("GET /rate_limit/top", p.pass)
 	mux.HandleFunc("GET /rate_limit/near", p.pass)
 	mux.HandleFunc("GET /rate_limit/overrides", p.pass)
+	mux.HandleFunc("GET /rate_limit/history", p.pass)
 	mux.HandleFunc("GET /rate_limit/buckets/{zone}", p.pass)
-	for _, list := range []string{"buckets", "blocks", "grants"} {
+	for _, list := range []string{"buckets", "blocks", "grants", "limits", "zones"} {
 		mux.HandleFunc("DELETE /rate_limit/"+list+"/{zone}", p.pass)
 	}
 	mux.HandleFunc("POST /rate_limit/blocks/{zone}", p.pass)
@@ -143,20 +186,9 @@ func (g *gate) check(r *http.Request) error {
 	return nil
 }
 
-// policy allows what the page does and nothing else.
-var policy = "default-src 'none'; connect-src 'self'; img-src data:; script-src " + hashOf("script") + "; style-src " + hashOf("style") +
-	"; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-
-// hashOf returns the source expression of the page's only element of that name.
-func hashOf(element string) string {
-	content := regexp.MustCompile(`(?s)<` + element + `>(.*?)</` + element + `>`).FindSubmatch(page)[1]
-	sum := sha256.Sum256(content)
-	return "'sha256-" + base64.StdEncoding.EncodeToString(sum[:]) + "'"
-}
-
 func servePage(w http.ResponseWriter, _ *http.Request) {
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = w.Write(page)
+	_, _ = io.WriteString(w, page)
 }
 
 // proxy forwards calls to the admin API.

@@ -52,8 +52,8 @@ type Check struct {
 type check struct {
 	// joined wait for the answer, beside the request that asks; next wait for the next check.
 	joined, next []Waiter
-	// landed is the cost of charges confirmed since the check was sent. The
-	// answer may count it or not.
+	// landed is the cost of charges and takes confirmed since the check was sent.
+	// The answer may count it or not.
 	landed int64
 }
 
@@ -113,8 +113,8 @@ func (b *Bucket) wantsPrimary(r *store.Request, m *Moment) bool {
 		return true
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		// What a replica lacks cannot be added to its answer.
-		charged := b.extras().charged
-		return b.pending != nil || charged > 0 && m.Now-charged <= r.Limit.Window.Microseconds() ||
+		written := max(b.extras().charged, b.extras().took)
+		return b.pending != nil || written > 0 && m.Now-written <= r.Limit.Window.Microseconds() ||
 			b.repeatsRefusal(r, new(store.State), m.Now+b.clock)
 	case b.trusts(m):
 		return false

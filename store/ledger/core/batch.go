@@ -52,6 +52,8 @@ type batch struct {
 	resets, fetched int64
 	// request is a request of the bucket, to give tokens back.
 	request store.Request
+	// capacity and events are the most of the requests that were seen, whose limits may differ.
+	capacity, events int64
 }
 
 func (v *batch) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
@@ -138,6 +140,17 @@ func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftove
 	return leftover
 }
 
+// see notes the limit of a request.
+func (v *batch) see(r *store.Request) {
+	v.capacity, v.events = max(v.capacity, r.Capacity()), max(v.events, r.Events)
+}
+
+// isBelow reports whether a request has a lower limit than others, for which the store may have found
+// room for the tokens.
+func (v *batch) isBelow(r *store.Request) bool {
+	return r.Capacity() < v.capacity || r.Events < v.events
+}
+
 // abandon drops the tokens of a bucket that was reset, and returns their number.
 func (v *batch) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
@@ -172,13 +185,14 @@ func (b *Bucket) Rest(r *store.Request, m *Moment) (rest store.Request, isServed
 }
 
 // tokens is how much of a request's cost the batch covers: nothing, unless the
-// request fits by its own limit beside what has been spent without the tokens.
+// request fits by its own limit beside what has been spent without the tokens. By the highest limit of
+// all requests the store has found room for the tokens, and what is known may be too much.
 func (b *Bucket) tokens(r *store.Request, m *Moment) int64 {
 	v := b.batch
 	if v == nil || r.Batch == 0 || !v.isOpen(m.Now+b.clock) || r.Cost > r.Capacity() {
 		return 0
 	}
-	if st := b.known.View(r, -v.tokens, m.Now+b.clock); !st.Allowed {
+	if st := b.known.View(r, b.unheard(m)-v.tokens, m.Now+b.clock); !st.Allowed && (st.Penalty != 0 || v.isBelow(r)) {
 		return 0
 	}
 	return min(v.tokens, r.Cost)
@@ -202,6 +216,7 @@ func (b *Bucket) Claim(w Waiter, m *Moment) (do Do, size int64) {
 		b.batch = new(batch)
 	}
 	r, v, storeNow := w.Request, b.batch, m.Now+b.clock
+	v.see(r)
 	switch {
 	case v.isOpen(storeNow) && !b.silent && m.Now-v.heard > m.leastTrust():
 		// Others may have set a penalty. While the store is silent, none does.

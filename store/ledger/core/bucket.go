@@ -92,7 +92,8 @@ const (
 	CheckPrimary
 	// Wait is to wait for a [Turn].
 	Wait
-	// AwaitCharge is to ask again when the charge in flight is answered, which decides.
+	// AwaitCharge is to ask again, or to judge the take, when the charge in flight is answered, which
+	// decides.
 	AwaitCharge
 	// Take is to take from the store. The answer goes to TakeAnswered.
 	Take
@@ -164,6 +165,8 @@ type extra struct {
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
+	// landed is the cost of all charges that were answered while a take was in flight.
+	landed int64
 	// loose is cost of unknown outcome that known lacks, because no window was
 	// known to be open.
 	loose int64
@@ -391,7 +394,7 @@ const flightRetry = time.Second
 // hear takes in the store's answer to r, asked for at the instant asked. It
 // reports whether the answer is behind what is known.
 func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment) (stale bool) {
-	b.clock = st.Now - m.Now
+	b.hearClock(r, st.Now, m)
 	b.silent = false
 	if b.predatesReset(asked) {
 		// The windows before and after a reset may have the same name, so Raise cannot

@@ -238,6 +238,9 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
+	if b.taking > 0 && !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
+		b.ensureExtra().landed += cost
+	}
 	b.written = m.Now
 	switch {
 	case p.isStale:
@@ -284,7 +287,8 @@ func lost(r *store.Request, requests int64, err error) Next {
 // confirmCharge takes in the reply to the charge in flight.
 func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, heard *algorithm.Known, m *Moment) {
 	p := b.pending
-	b.clock, b.silent = st.Now-m.Now, false
+	b.hearClock(r, st.Now, m)
+	b.silent = false
 	reply := algorithm.Known{Content: st.Content}
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		reply.KeepPenalty(r.Limit, b.known)

@@ -79,6 +79,125 @@ func TestPenaltyOnItsWay(t *testing.T) {
 	}
 }
 
+// TestLookShowsWhatIsOnItsWay: an answer to a take that costs nothing may lack what this process
+// has charged, whether the store has confirmed that meanwhile or not.
+func TestLookShowsWhatIsOnItsWay(t *testing.T) {
+	const now = 1_000_000
+	for name, c := range map[string]struct {
+		isConfirmed    bool
+		answer, others int64
+		want           int64
+	}{
+		"on its way":                {want: 60},
+		"on its way, and counted":   {answer: 60, want: 60},
+		"beside others":             {answer: 75, others: 75, want: 135},
+		"confirmed meanwhile":       {isConfirmed: true, want: 60},
+		"confirmed, and counted":    {isConfirmed: true, answer: 60, want: 60},
+		"confirmed, others charged": {isConfirmed: true, answer: 80, want: 80},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &Moment{Now: now}
+			word := func(used int64) *store.State {
+				return &store.State{Allowed: true, Limit: 100, Used: used, Remaining: max(100-used, 0), Now: now, Content: store.Content{used, 2 * now}}
+			}
+			look := requestOf("alice", 100)
+			charge := look
+			look.Cost, charge.Cost = 0, 60
+			b := New(0, m)
+			b.hear(&look, word(c.others), now-1, m)
+			b.Settle([]store.Request{charge}, 0, m)
+			mark := b.TakeSent(&look)
+			asked := m.Now
+			if c.isConfirmed {
+				m.Now++
+				b.Delivered(&charge, word(60), m)
+			}
+			st := word(c.answer)
+			b.TakeAnswered(&look, st, asked, mark, m)
+			if st.Used != c.want || st.Remaining != max(100-c.want, 0) || !st.Allowed {
+				t.Errorf("the look shows %d used, %d remaining, allowed %t, want %d used", st.Used, st.Remaining, st.Allowed, c.want)
+			}
+		})
+	}
+}
+
+// TestTakesBesideACharge: of takes whose answers a charge may have overtaken as many are refused as exceed
+// the limit, and none before the charge is answered.
+func TestTakesBesideACharge(t *testing.T) {
+	const now = 1_000_000
+	word := func(used int64) *store.State {
+		return &store.State{Allowed: true, Limit: 100, Used: used, Remaining: max(100-used, 0), Now: now, Content: store.Content{used, 2 * now}}
+	}
+	take := requestOf("alice", 100)
+	for name, c := range map[string]struct {
+		// before is what is used; the store counts the charge before the take at a place.
+		before      int64
+		chargeFirst int
+		// waits is set if the charge is answered after the takes.
+		waits       bool
+		wantRefused int
+	}{
+		"the charge came last":                       {before: 95, chargeFirst: 5, wantRefused: 1},
+		"the charge came last, and is answered last": {before: 95, chargeFirst: 5, waits: true, wantRefused: 1},
+		"the charge came first":                      {before: 94, chargeFirst: 0},
+		"first, and is answered last":                {before: 94, chargeFirst: 0, waits: true},
+		"there is room":                              {before: 90, chargeFirst: 5},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &Moment{Now: now}
+			b := New(0, m)
+			b.hear(&take, word(c.before), now-1, m)
+			b.Settle([]store.Request{take}, 0, m)
+			var marks []int64
+			var answers []*store.State
+			used, charged := c.before, (*store.State)(nil)
+			count := func(place int) {
+				if place == c.chargeFirst {
+					used++
+					charged = word(used)
+				}
+			}
+			for i := range 5 {
+				marks = append(marks, b.TakeSent(&take))
+				count(i)
+				used++
+				answers = append(answers, word(used))
+			}
+			count(5)
+			if !c.waits {
+				b.Delivered(&take, charged, m)
+			}
+			var waiting []int
+			refused := 0
+			judge := func(i int, do Do) {
+				switch {
+				case do == AwaitCharge:
+					waiting = append(waiting, i)
+				case !answers[i].Allowed:
+					refused++
+				}
+			}
+			for i, st := range answers {
+				do, _ := b.TakeAnswered(&take, st, now, marks[i], m)
+				judge(i, do)
+			}
+			if len(waiting) > 0 != c.waits {
+				t.Errorf("%d takes wait for a charge that is answered: %t", len(waiting), !c.waits)
+			}
+			if c.waits {
+				b.Delivered(&take, charged, m)
+			}
+			for _, i := range waiting {
+				do, _ := b.JudgeTake(&take, answers[i], marks[i], true, m)
+				judge(i, do)
+			}
+			if refused != c.wantRefused || b.taking != 0 {
+				t.Errorf("%d are refused, want %d; %d are in flight", refused, c.wantRefused, b.taking)
+			}
+		})
+	}
+}
+
 // TestPendingChargesAddToOthers: pending charges count on top of the cost that other
 // processes have spent.
 func TestPendingChargesAddToOthers(t *testing.T) {
@@ -109,6 +228,47 @@ func TestRation(t *testing.T) {
 		if got := batchSize(&r, c.size, c.processes); got != c.want {
 			t.Errorf("%s: %d", fmt.Sprintf("%+v", c), got)
 		}
+	}
+}
+
+// TestTokensTooMuchIsKnownOf: the bucket counts what a refund is giving back, and the store does not.
+// Tokens that the store has given serve a request of the highest limit; where others have a higher one, or
+// there is a penalty, the store decides.
+func TestTokensTooMuchIsKnownOf(t *testing.T) {
+	const now = 1_000_000
+	for name, c := range map[string]struct {
+		other   int64 // the events of another request
+		penalty int64
+		want    Do
+	}{
+		"one limit":      {5, 0, Nothing},
+		"a higher limit": {6, 0, Take},
+		"a lower limit":  {4, 0, Nothing},
+		"a penalty":      {5, 3 * now, Take},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := &Moment{Now: 1, Trust: now}
+			r := requestOf("alice", 5)
+			r.Batch = 1
+			answer := store.State{Allowed: true, Now: now, Used: 5, Content: store.Content{5, 2 * now}, Receipt: store.Receipt{Period: 2 * now}}
+			b := New(0, m)
+			b.hear(&r, &answer, 1, m)
+			b.RefundSent(1, m)
+			first, other := Waiter{Request: &r, State: new(store.State)}, r
+			if do, size := b.Claim(first, m); do != Fetch || size != 1 {
+				t.Fatalf("the first request has to do %d of %d", do, size)
+			}
+			other.Events = c.other
+			b.Claim(Waiter{Request: &other, State: new(store.State), Call: nil}, m)
+			b.known.Content[0], b.known.Content[2] = 6, c.penalty
+			answer.Content = b.known.Content
+			if do, _ := b.Fetched(first, &r, &answer, m); do != c.want {
+				t.Errorf("the request has to do %d, want %d", do, c.want)
+			}
+			if served := first.State.Allowed; served != (c.want == Nothing) {
+				t.Errorf("it was served: %t", served)
+			}
+		})
 	}
 }
 
@@ -243,6 +403,92 @@ func TestWorth(t *testing.T) {
 		c.happens(&b, m)
 		if got := b.Worth(&Moment{Now: now + c.after}); got != c.want {
 			t.Errorf("%s: worth %d, want %d", name, got, c.want)
+		}
+	}
+}
+
+// TestClockWasAGuess: what this process has admitted alone counts on when the store's clock turns out
+// to be another one than this machine's.
+func TestClockWasAGuess(t *testing.T) {
+	const guess, events = 1_700_000_000_000_000, 10
+	for a := range store.Algorithms {
+		for _, align := range []bool{false, true} {
+			for _, ahead := range []int64{0, 1_234_567_890, -1_234_567_890} {
+				limit := &store.Limit{Zone: "zone", Algorithm: a, Window: time.Minute, Align: align}
+				if algorithm.Of(a).Lease || align && a != store.FixedWindow {
+					continue
+				}
+				t.Run(fmt.Sprintf("%s, aligned %t, %d ahead", a, align, ahead), func(t *testing.T) {
+					// In the middle of a window of either clock.
+					m := &Moment{Now: 25_000_000}
+					b, r := New(guess, m), store.Request{Limit: limit, ClientKey: "alice", Events: events, Cost: 1}
+					for range events {
+						if st := b.AskAlone(&r, m); !st.Allowed {
+							t.Fatalf("refused: %+v", st)
+						}
+						b.Settle([]store.Request{r}, 1, m)
+					}
+					m.Now += 1000
+					asked := m.Now
+					storeNow := m.Now + guess + ahead
+					b.TakeSent(&r)
+					st := algorithm.Take.Run(algorithm.New(limit), &r, storeNow)
+					if !st.Allowed {
+						t.Fatalf("the store refuses: %+v", st)
+					}
+					b.TakeAnswered(&r, &st, asked, 0, m)
+					if st.Allowed || st.Used < events {
+						t.Errorf("one beside %d of %d that the store has not heard of: %+v", events, events, st)
+					}
+				})
+			}
+		}
+	}
+}
+
+// TestTakesAfterDecidingAlone: once the store answers again, takes pass up to the limit and not beyond.
+func TestTakesAfterDecidingAlone(t *testing.T) {
+	for _, algo := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.GCRA} {
+		const now, events = 1_000_000_000, 5
+		r, m := requestOf("alice", events), &Moment{Now: now}
+		r.Limit.Algorithm, r.Burst = algo, events
+		b := New(0, m)
+		var server algorithm.Known
+		take := func() store.State {
+			mark := b.TakeSent(&r)
+			st := server.View(&r, 0, m.Now)
+			if st.Allowed {
+				server.Charge(&r, r.Cost, m.Now)
+				st = server.View(&r, 0, m.Now)
+				st.Allowed = true
+			}
+			st.Now, st.Content = m.Now, server.Content
+			b.TakeAnswered(&r, &st, m.Now, mark, m)
+			return st
+		}
+		if st := take(); !st.Allowed {
+			t.Fatalf("%v: the first take: %+v", algo, st)
+		}
+		for range 2 {
+			m.Now++
+			if st := b.AskAlone(&r, m); !st.Allowed {
+				t.Fatalf("%v: alone: %+v", algo, st)
+			}
+			b.Settle([]store.Request{r}, r.Cost, m)
+			server.Charge(&r, r.Cost, m.Now)
+			st := server.View(&r, 0, m.Now)
+			st.Now, st.Content = m.Now, server.Content
+			b.Delivered(&r, &st, m)
+		}
+		m.Now++
+		passed := 3
+		for range 4 {
+			if take().Allowed {
+				passed++
+			}
+		}
+		if passed != events {
+			t.Errorf("%v: %d pass of %d", algo, passed, events)
 		}
 	}
 }

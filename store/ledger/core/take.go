@@ -40,31 +40,56 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight, which is not that of a lease.
-func (b *Bucket) TakeSent(r *store.Request) { b.taking += r.Cost }
+// TakeSent notes that a take is in flight, which is not that of a lease. TakeAnswered gets the mark.
+func (b *Bucket) TakeSent(r *store.Request) (mark int64) {
+	b.taking += r.Cost
+	return b.extras().landed
+}
 
-// TakeAnswered takes in the answer to a take. If this process has admitted requests that the
-// store did not know of, and there is no room beside them, the take is refused, and
-// TakeAnswered returns its refund, if it needs one.
-func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m *Moment) (refund store.Request) {
+// TakeAnswered takes in the answer to a take, which was asked for then. Do is AwaitCharge if the charge in
+// flight decides, which the store has counted before the take or not: once it is answered, JudgeTake
+// decides. Otherwise it is Nothing, and refund is what JudgeTake returns.
+func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int64, m *Moment) (do Do, refund store.Request) {
 	b.taking -= r.Cost
 	if st.Err != nil {
 		// That a client has left says nothing about the store.
 		b.silent = b.silent || !errors.Is(st.Err, context.Canceled)
-		return refund
+		return Nothing, refund
 	}
 	b.hearTake(r, st, asked, m)
-	if !st.Allowed || r.Cost == 0 {
-		return refund
+	switch {
+	case !st.Allowed:
+		return Nothing, refund
+	case r.Cost == 0:
+		b.showUnheard(r, st, m)
+		return Nothing, refund
+	}
+	if b.check != nil {
+		b.check.landed += r.Cost
 	}
 	own := b.extras().own
 	b.countOwn(r, m)
-	others, exceeds := b.overtakes(r, st, m)
-	if !exceeds {
-		return refund
-	}
-	if b.extra != nil {
+	// Until it is judged, the take is in flight.
+	b.taking += r.Cost
+	if do, refund = b.JudgeTake(r, st, mark, true, m); !st.Allowed && b.extra != nil {
 		b.extra.own = own
+	}
+	return do, refund
+}
+
+// JudgeTake decides about a take that the store has allowed. If there is no room beside what this process
+// has admitted and the store did not know of, the take is refused, and refund is its refund, if it needs
+// one. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
+func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWait bool, m *Moment) (do Do, refund store.Request) {
+	// Its cost is counted by now, and was in flight until it is judged.
+	b.taking -= r.Cost
+	others, j := b.overtakes(r, st, mark, m)
+	switch {
+	case j == unclear && mayWait:
+		b.taking += r.Cost
+		return AwaitCharge, refund
+	case j == fits:
+		return Nothing, refund
 	}
 	if !b.offset(r.Cost, m) {
 		refund = *r
@@ -75,7 +100,16 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked int64, m 
 	RefuseForFlight(st, r, b.known, max(others-st.Used, 0))
 	st.Used = max(others, 0)
 	st.Remaining = max(st.Limit-st.Used, 0)
-	return refund
+	return Nothing, refund
+}
+
+// showUnheard makes the answer to a take that costs nothing count what this process has charged,
+// which may have been on its way when the store answered.
+func (b *Bucket) showUnheard(r *store.Request, st *store.State, m *Moment) {
+	shown := *st
+	if b.judge(r, &shown, st.Now, m) == fits && shown.Used > st.Used {
+		st.Used, st.Remaining = shown.Used, shown.Remaining
+	}
 }
 
 // hearTake takes in what the answer to a take says of the bucket.
@@ -101,6 +135,9 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 // landing is how long, in microseconds, a take without a reply or a penalty may be on its way:
 // an answer that the primary gives meanwhile may lack it.
 const landing = 2_000_000
+
+// clockSlack is by how much, in microseconds, two answers may differ about one clock.
+const clockSlack = 1_000_000
 
 // AskAlone decides about a request that the store does not answer, by what this process
 // knows: the store's last answers, what is in flight, and all that this process has admitted
@@ -153,6 +190,18 @@ func (b *Bucket) ownCount(r *store.Request, m *Moment) algorithm.Known {
 		spend(&own, r, waiting, m.Now, b.clock)
 	}
 	return own
+}
+
+// hearClock notes what the store's clock says. Before the first answer it was a guess, and the
+// next primary may have another one: what this process has admitted alone keeps its time.
+func (b *Bucket) hearClock(r *store.Request, storeNow int64, m *Moment) {
+	clock := storeNow - m.Now
+	by := clock - b.clock
+	b.clock = clock
+	// An answer is on its way for a moment, which differs.
+	if moved := by > clockSlack || by < -clockSlack; moved && algorithm.Of(r.Limit.Algorithm).Copies() && b.isAlone(r, m) {
+		b.extra.own.Move(r.Limit, by, storeNow)
+	}
 }
 
 // countOwn adds what this process has admitted to its own count.
@@ -208,21 +257,51 @@ func (b *Bucket) aloneInLog(r *store.Request, own algorithm.Known, m *Moment) st
 	return st
 }
 
-// overtakes reports whether a take that the store allowed, and that is counted, exceeds the
-// limit with what this process has admitted, and the store had not counted then. others is
-// what counts beside the take.
-func (b *Bucket) overtakes(r *store.Request, st *store.State, m *Moment) (others int64, exceeds bool) {
+// unheard is what this process has admitted and the store has not confirmed.
+func (b *Bucket) unheard(m *Moment) int64 {
+	if b.pending == nil {
+		return b.flight
+	}
+	return b.flight + b.pending.left(m.Now)
+}
+
+// overtakes judges a take that the store allowed, and that is counted, beside what this process has
+// admitted, and the store had not counted then. It is unclear while the charge in flight decides. others
+// is what counts beside the take.
+func (b *Bucket) overtakes(r *store.Request, st *store.State, mark int64, m *Moment) (others int64, j judgement) {
 	if b.isAlone(r, m) {
 		// Its cost is counted by now.
-		asked := *r
-		asked.Ahead -= r.Cost
-		alone := b.aloneState(&asked, b.extra.own, m)
-		return alone.Used - r.Cost, !alone.Allowed
+		without := *r
+		without.Ahead -= r.Cost
+		alone := b.aloneState(&without, b.extra.own, m)
+		if !alone.Allowed {
+			j = full
+		}
+		return alone.Used - r.Cost, j
 	}
-	unheard := b.flight
-	if b.pending != nil {
-		// The answer may count the charge in flight.
-		unheard += b.pending.left(m.Now) - b.pending.cost
+	counted, sent := st.Used, int64(0)
+	if landed := b.extras().landed - mark; landed > 0 {
+		// The store may have counted these charges after the take, if it has counted that much.
+		counted = min(counted+landed, max(counted, b.usedOf(r, m)))
 	}
-	return st.Used + unheard - r.Cost, st.Used+unheard > max(st.Used, r.Capacity())
+	unheard := b.unheard(m)
+	if b.isSent() {
+		sent = b.pending.cost
+	}
+	most := max(st.Used, r.Capacity())
+	switch {
+	case counted+unheard-sent > most:
+		return counted + unheard - sent - r.Cost, full
+	case counted+unheard > most:
+		return counted + unheard - r.Cost, unclear
+	}
+	return counted + unheard - sent - r.Cost, fits
+}
+
+// usedOf is what is known to be spent.
+func (b *Bucket) usedOf(r *store.Request, m *Moment) int64 {
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
+		return b.lastCount(r, m)
+	}
+	return b.known.View(r, 0, m.Now+b.clock).Used
 }

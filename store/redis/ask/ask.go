@@ -87,6 +87,7 @@ func (a *Asker) Run(ctx context.Context, op algorithm.Operation, at *wire.Server
 		g.fail(wire.NotExecuted(wire.ErrNoServers))
 		return
 	}
+	at.Checks.Sample(a.sample)
 	switch op {
 	case algorithm.Check:
 		a.check(ctx, at, g, deadline)
@@ -140,9 +141,6 @@ func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, g Group, dea
 	case isSure && canOpen && at.Checks.Opens():
 		op = Opening(now, at.Clock)
 	default:
-		if canOpen {
-			at.Checks.Sample(a.sample)
-		}
 		a.ask(ctx, at.Checks, g, deadline, a.Writing(algorithm.Check, at))
 		return
 	}

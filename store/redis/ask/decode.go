@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
@@ -16,20 +17,12 @@ func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, repai
 	if cmd.Outcome != nil {
 		return store.State{Err: cmd.Outcome}, Repair{}
 	}
-	l := &layouts[r.Limit.Algorithm]
-	switch {
-	case cmd.IsScript():
-		// A script that did without the clock was given an instant that has passed.
-		st = op.replied(l, r, cmd.Numbers(), cmd.Passed())
-	case op.reads():
-		texts, err := cmd.Texts()
-		if err != nil {
-			// The window may be open, and is not shown.
-			return store.State{Err: wire.NotExecuted(err)}, Repair{}
-		}
-		st = l.read(r, texts, op.Now)
-	default:
-		st, repair = l.charged(r, cmd)
+	// Callers are in goroutines of their own, and have to report something.
+	if err := contain.Run(func() error {
+		st, repair = op.decoded(cmd, r)
+		return nil
+	}); err != nil {
+		st, repair = store.State{Err: err}, Repair{}
 	}
 	st.Replica = op.Role == store.RoleReplica
 	if st.Err != nil && !op.reads() {
@@ -37,6 +30,25 @@ func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, repai
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
 	}
 	return st, repair
+}
+
+// decoded reads the reply to a command.
+func (op Op) decoded(cmd *wire.Command, r *store.Request) (st store.State, repair Repair) {
+	l := &layouts[r.Limit.Algorithm]
+	switch {
+	case cmd.IsScript():
+		// A script that did without the clock was given an instant that has passed.
+		return op.replied(l, r, cmd.Numbers(), cmd.Passed()), Repair{}
+	case op.reads():
+		texts, err := cmd.Texts()
+		if err != nil {
+			// The window may be open, and is not shown.
+			return store.State{Err: wire.NotExecuted(err)}, Repair{}
+		}
+		return l.read(r, texts, op.Now), Repair{}
+	default:
+		return l.charged(r, cmd)
+	}
 }
 
 // Repair is what the script has to do about a plain charge that did not count in an open
@@ -66,14 +78,14 @@ func (l *layout) charged(r *store.Request, cmd *wire.Command) (store.State, Repa
 		isHidden := wire.Says(err, wire.Lacking)
 		return store.State{Err: err}, Repair{Needed: isHidden, isHidden: isHidden}
 	}
-	var room [3]int64
-	numbers, err := parseNumbers(append(room[:0], cmd.Number()), window)
-	if err != nil {
-		return store.State{Err: err}, Repair{}
+	end, penalty := parseNumber(window[0]), parseNumber(window[1])
+	if !isSane(end) || !isSane(penalty) {
+		return store.State{}, Repair{Needed: true, left: r.Cost}
 	}
+	numbers := [...]int64{cmd.Number(), end, penalty}
 	now := cmd.Passed()
-	st := l.state(r, now, true, numbers)
-	switch end := numbers[1]; {
+	st := l.state(r, now, true, numbers[:])
+	switch {
 	case st.Err != nil:
 		return st, Repair{}
 	case window[0] == "":
@@ -112,35 +124,44 @@ func isUnopened(r *store.Request, st *store.State) bool {
 	return st.Reset == 0 && algorithm.Of(r.Limit.Algorithm).Windowed
 }
 
-// read is what a bucket that was read without a script means to r at now.
+// read is what a bucket that was read without a script means to r at now. Nothing of it is
+// believed if one of its numbers cannot be: it is an empty one, as the scripts have it.
 func (l *layout) read(r *store.Request, texts []string, now int64) store.State {
 	numbers, err := l.numbers(texts)
 	if err != nil {
 		return store.State{Err: err}
 	}
+	if slices.ContainsFunc(numbers, func(n int64) bool { return !isSane(n) }) {
+		clear(numbers)
+	}
 	return l.state(r, now, false, numbers)
 }
 
-func (l *layout) numbers(texts []string) ([]int64, error) {
+// numbers are those of a bucket that was read, with unsound for those that cannot be.
+func (l *layout) numbers(texts []string) (numbers []int64, err error) {
 	if l.isHash {
-		return parseNumbers(make([]int64, 0, len(texts)), texts)
+		numbers = make([]int64, len(texts))
+		for i, text := range texts {
+			numbers[i] = parseNumber(text)
+		}
+		return numbers, nil
 	}
 	return unpackNumbers(texts, l.count)
 }
 
-// parseNumbers appends the fields of a hash. A missing field is 0.
-func parseNumbers(numbers []int64, texts []string) ([]int64, error) {
-	for _, text := range texts {
-		n := int64(0)
-		if text != "" {
-			var err error
-			if n, err = strconv.ParseInt(text, 10, 64); err != nil {
-				return nil, fmt.Errorf("%w: %q", wire.ErrReply, text)
-			}
-		}
-		numbers = append(numbers, n)
+// unsound stands for what is no integer.
+const unsound = -1
+
+// parseNumber reads a field of a hash. A missing field is 0.
+func parseNumber(text string) int64 {
+	if text == "" {
+		return 0
 	}
-	return numbers, nil
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return unsound
+	}
+	return n
 }
 
 // unpackNumbers reads a string of count packed doubles. A missing key is all
@@ -152,7 +173,15 @@ func unpackNumbers(texts []string, count int) ([]int64, error) {
 	if len(texts) != 1 || len(texts[0]) != 8*count {
 		return nil, fmt.Errorf("%w: %q, want %d packed numbers", wire.ErrReply, texts, count)
 	}
-	return wire.Unpack(nil, texts[0])
+	numbers := make([]int64, 0, count)
+	for i := range count {
+		n, err := wire.Unpack(nil, texts[0][8*i:8*i+8])
+		if err != nil {
+			n = []int64{unsound}
+		}
+		numbers = append(numbers, n...)
+	}
+	return numbers, nil
 }
 
 // state is what the numbers of a bucket mean to r; an error unless they can be

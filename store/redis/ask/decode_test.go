@@ -2,11 +2,14 @@ package ask
 
 import (
 	"encoding/binary"
+	"errors"
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -17,6 +20,8 @@ func FuzzReply(f *testing.F) {
 	f.Add(replyBytes(1, 100, 1000, 1, 2, 1000, 5, 0), int64(0), "x")
 	f.Add(replyBytes(1<<60, 1, 1<<60, 7, 0, 0), int64(100), "\x00\x00\x00\x00\x00\x00\xf0\x3f")
 	f.Add([]byte{}, int64(0), "9007199254740993")
+	// Of gcra, a rest of ages.
+	f.Add(replyBytes(1, 100, 768, 109951162777832, 1, 2, 1000, 5, 0), int64(0), "x")
 	f.Fuzz(func(t *testing.T, data []byte, now int64, text string) {
 		var reply []int64
 		for ; len(data) >= 8; data = data[8:] {
@@ -32,9 +37,7 @@ func FuzzReply(f *testing.F) {
 				continue
 			}
 			for _, texts := range [][]string{{text}, {text, text, text}, {text[:len(text)/2], text[len(text)/2:], ""}} {
-				if numbers, err := l.numbers(texts); err == nil {
-					makesSense(t, l.state(r, now, false, numbers))
-				}
+				makesSense(t, l.read(r, texts, now))
 			}
 		}
 	})
@@ -81,6 +84,17 @@ func TestReplyRepeatsTheInstant(t *testing.T) {
 		st := op.replied(layoutOf(limit.Algorithm), &r, []int64{said, 0, 3, now, now, 0}, 0)
 		if st.Err != nil || st.Now != now || st.Used != 3 || st.Reset != now+limit.Window.Microseconds() {
 			t.Errorf("a reply of the instant %d, asked for at %d: %+v", said, now, st)
+		}
+	}
+}
+
+// TestPanicsAreOutcomes: what was asked gets an answer, and what was written may count.
+func TestPanicsAreOutcomes(t *testing.T) {
+	for op, want := range map[algorithm.Operation]error{algorithm.Charge: store.ErrUncertain, algorithm.Check: contain.ErrPanic} {
+		// A request without a limit is a fault of a caller.
+		st, repair := Op{Operation: op}.Outcome(wire.NewRead("hmget", "key", "c"), &store.Request{})
+		if !errors.Is(st.Err, want) || !errors.Is(st.Err, contain.ErrPanic) || repair.Needed {
+			t.Errorf("%v: %v", op, st.Err)
 		}
 	}
 }

@@ -101,7 +101,8 @@ func (c *plainCharge) CallScript(call *wire.ScriptCall, key string, clock *wire.
 }
 
 // plainOpening opens a window that ends at an instant, unless the bucket has one. It calls no script:
-// it is HSETNX of the window, with PEXPIRE of a key that never expires, and HMGET. So it also
+// it is HSETNX of the window, with PEXPIRE of a key that never expires, HLEN, which shows what is not
+// ours, and HMGET. So it also
 // gives a window to an orphan.
 type plainOpening struct {
 	r   *store.Request
@@ -114,6 +115,15 @@ func (o *plainOpening) Latest() int64 { return o.end }
 // CallScript implements [wire.Write].
 func (o *plainOpening) CallScript(call *wire.ScriptCall, key string, clock *wire.Clock) {
 	Op{Operation: algorithm.Check, Clock: clock}.callScript(layoutOf(o.r.Limit.Algorithm), call, key, o.r)
+}
+
+// IsForeign implements [wire.Opening]. As for the script, an orphan's count and a penalty are ours.
+func (o *plainOpening) IsForeign(made bool, fields int64, texts []string) bool {
+	count, reset, penalty := texts[0], texts[1], texts[2]
+	if !made {
+		return parseNumber(reset) == unsound
+	}
+	return fields > 1 && penalty == "" && parseNumber(count) <= 0
 }
 
 // CanOpen reports whether a check of r, which may take that long, can open a window without a script:
@@ -316,6 +326,18 @@ func (k Keys) slot(clientKey string) uint16 {
 // Overrides returns the key of the overrides. It is never that of a bucket, because no
 // prefix contains a #.
 func (k Keys) Overrides() string { return k.Prefix + ":#overrides" }
+
+// OverrideLog returns the key of the changes of overrides, which is in the slot of these.
+func (k Keys) OverrideLog() string { return k.Prefix + ":#log{" + k.Overrides() + "}" }
+
+// Presence returns the key of the processes that use a shard.
+func (k Keys) Presence() string { return k.Prefix + ":#present" }
+
+// Records returns the key of the records of a shard. Programs that disagree about their content do not meet.
+func (k Keys) Records() string { return k.Prefix + ":#records" + LayoutVersion }
+
+// RecordsDue returns the key of the instants at which records are due, which is in their slot.
+func (k Keys) RecordsDue() string { return k.Prefix + ":#due{" + k.Records() + "}" }
 
 // Client returns the form in which a client key is stored. A key in that form stays: the
 // limiter's client keys begin with a tag.

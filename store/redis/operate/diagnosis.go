@@ -253,7 +253,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 		d.add("", finding(store.SeverityError, codeUnfound, "no sentinel names the servers", "correct what is wrong with the sentinels"))
 		return nil
 	}
-	return []located{{Roles: found}}
+	return []located{{Roles: found.Roles}}
 }
 
 // askCluster returns the servers that a node names, and the given nodes that it does not
@@ -381,6 +381,7 @@ func (v *serverDiagnoser) run(ctx context.Context) {
 			return
 		}
 	}
+	v.findFault(store.SeverityError, codeRole, v.shard.modeOf(ctx, v.info, func(ctx context.Context) bool { return wire.Redirects(ctx, v.client, v.key) }))
 	if v.info != nil {
 		v.judge(ctx)
 	}
@@ -399,10 +400,10 @@ func (v *serverDiagnoser) connect(ctx context.Context) error {
 		switch {
 		case err == nil:
 			return nil
-		case ok && opts.DB != 0 && isSelectError(err):
+		case opts.DB != 0 && v.shard.databaseFault(err) != nil:
 			// It is examined in database 0, where the probes show a missing right.
 			if m.Kind != wire.KindAuth {
-				v.find(store.SeverityError, codeDatabase, fmt.Sprintf("database %d cannot be used: %s", opts.DB, err), "correct db, or raise databases in the server's configuration")
+				v.findFault(store.SeverityError, codeDatabase, v.shard.databaseFault(err))
 			}
 			opts.DB = 0
 			v.close()
@@ -416,12 +417,6 @@ func (v *serverDiagnoser) connect(ctx context.Context) error {
 			return err
 		}
 	}
-}
-
-// isSelectError reports whether a connection failed because of its database.
-func isSelectError(err error) bool {
-	text := err.Error()
-	return strings.Contains(text, "'select'") || strings.Contains(text, "DB index") || strings.Contains(text, "SELECT is not allowed")
 }
 
 // measure times round trips, and reads the server's clock.
@@ -530,11 +525,11 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	}
 	v.lacks(store.SeverityError, found.missing, "checks or charges fail")
 	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
-	v.lacks(store.SeverityWarning, overrides.missing, "blocks and grants fail")
+	v.lacks(store.SeverityWarning, overrides.missing, "blocks, grants and reservations fail")
 	if found.isKeyDenied {
 		v.find(store.SeverityError, codeKeys, fmt.Sprintf("its user may not use keys that begin with %s:", v.operator.asker.Keys.Prefix), fmt.Sprintf("ACL SETUSER <user> ~%s:*", v.operator.asker.Keys.Prefix))
 	}
-	v.lacksCommands(slices.Concat(found.unknown, resets.unknown, overrides.unknown))
+	v.lacksCommands(ctx, slices.Concat(found.unknown, resets.unknown, overrides.unknown))
 	for _, err := range found.refusals {
 		if v.report.Role != store.RolePrimary {
 			continue
@@ -548,14 +543,15 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	return nil
 }
 
-// dispensable are the commands that the store does without, as behind many proxies.
+// dispensable are the commands that the store does without, as behind many proxies; time only if
+// scripts have it.
 var dispensable = []string{"script|load", "evalsha_ro", "time", "ping", "info"}
 
 // lacksCommands adds the findings of commands that the server, or a proxy before it, does not know.
-func (v *serverDiagnoser) lacksCommands(unknown []string) {
+func (v *serverDiagnoser) lacksCommands(ctx context.Context, unknown []string) {
 	var hidden, missing []string
 	for _, command := range unknown {
-		if slices.Contains(dispensable, command) {
+		if slices.Contains(dispensable, command) && (command != "time" || !v.scriptsLackTime(ctx)) {
 			hidden = append(hidden, command)
 		} else {
 			missing = append(missing, command)
@@ -566,8 +562,12 @@ func (v *serverDiagnoser) lacksCommands(unknown []string) {
 		v.find(store.SeverityError, codeCommands, "it does not have the commands "+strings.Join(missing, ", "), remedy)
 	}
 	if len(hidden) > 0 {
-		v.find(store.SeverityWarning, codeCommands, "it hides the commands "+strings.Join(hidden, ", ")+", as a proxy does: it counts, with more work, and less is known of it", remedy)
+		v.find(store.SeverityWarning, codeCommands, "it hides the commands "+strings.Join(hidden, ", ")+", as a proxy does: it counts, with more work, and less is known of it", remedy+"; behind a proxy that spreads keys over servers, write pipelining off")
 	}
+}
+
+func (v *serverDiagnoser) scriptsLackTime(ctx context.Context) bool {
+	return v.call(ctx, func(ctx context.Context) error { return wire.LackOfTime(ctx, v.client, v.key) }) != nil
 }
 
 // judgeUnclear adds the finding of replies that say nothing about rights, and reports
@@ -608,16 +608,14 @@ func (v *serverDiagnoser) lacks(severity store.Severity, missing []string, conse
 // judge judges what INFO says.
 func (v *serverDiagnoser) judge(ctx context.Context) {
 	v.report.ID, v.report.Version, v.report.EvictionPolicy = v.info["run_id"], v.info.version(), v.info["maxmemory_policy"]
-	isFound := v.shard.Finds()
-	faults := faultsOf(v.info, v.report.Role == store.RoleReplica, isFound)
+	faults := faultsOf(v.info, v.report.Role == store.RoleReplica, v.shard.Shard)
 	v.findFault(store.SeverityError, codeVersion, faults[faultVersion])
 	if faults[faultVersion] == nil && !v.info.isTested() {
 		v.find(store.SeverityNote, codeVersion, fmt.Sprintf("its version, %s, is newer than the tested ones", v.report.Version), fmt.Sprintf("use %s %v, or try it before you rely on it", v.info.product(), newestTested[v.info.product()]))
 	}
 	v.findFault(store.SeverityWarning, codeEviction, faults[faultPolicy])
 	v.findFault(store.SeverityError, codeRole, faults[faultRole])
-	v.findFault(store.SeverityError, codeRole, faults[faultMode])
-	if isFound && v.report.Role != store.RoleNode && (v.report.Role == store.RoleReplica) != v.info.isReplica() {
+	if v.shard.Finds() && v.report.Role != store.RoleNode && (v.report.Role == store.RoleReplica) != v.info.isReplica() {
 		v.find(store.SeverityError, codeRole, fmt.Sprintf("it is found as a %s, and is none", v.report.Role), "a failover may be under way: check again when it has ended")
 	}
 	v.readPersistence(ctx)

@@ -145,6 +145,8 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	crowded := redistest.Start(t, lasting, redistest.Args("--maxclients", "1"))
 	must(t, crowded.Client().Ping(t.Context()).Err())
 	lacking := redistest.Start(t, lasting, redistest.Args("--rename-command", "HINCRBY", "")).Addr()
+	timeless := redistest.Start(t, lasting, redistest.Args("--rename-command", "TIME", "")).Addr()
+	hidden := redistest.StartFilter(t, primary, redistest.Refusing("-ERR unknown command 'time'", "time")).Addr()
 	slow := redistest.StartProxy(t, sh.Primary.Addr())
 	must(t, slow.Delay(30*time.Millisecond))
 	ca, stranger := redistest.StartAuthority(t), redistest.StartAuthority(t)
@@ -190,6 +192,8 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"too few replicas":          {lone(lonely), nil, []string{"error writes_refused " + lonely, "warning no_replica " + lonely}, codeWrites, []string{"NOREPLICAS"}},
 		"too many connections":      {lone(crowded.Addr()), nil, []string{"error unreachable " + crowded.Addr(), "warning no_replica " + crowded.Addr()}, codeUnreachable, []string{"maxclients"}},
 		"a command that is renamed": {lone(lacking), nil, []string{"error commands " + lacking, "warning no_replica " + lacking}, codeCommands, []string{"hincrby", "rename-command"}},
+		"TIME that scripts lack":    {lone(timeless), nil, []string{"error commands " + timeless, "warning no_replica " + timeless}, codeCommands, []string{"have the commands time", "rename-command"}},
+		"TIME that a proxy hides":   {lone(hidden), nil, []string{"warning commands " + hidden, "warning no_replica " + hidden}, codeCommands, []string{"hides the commands time"}},
 		"a primary as a replica": {
 			wire.Options{Primary: primary, Replicas: []string{other.Primary.Addr()}}, nil,
 			[]string{"error role " + other.Primary.Addr()}, codeRole, []string{"given as a replica and is a primary", "REPLICAOF"},

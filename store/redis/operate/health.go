@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
 	"sync"
 	"time"
 
@@ -41,7 +42,12 @@ func (s *Shard) examine(ctx context.Context) {
 				primary = new(offsets)
 			}
 			offsetsOf[at.Clock] = primary
-			groups.Go(func() { s.examineServers(ctx, at, primary) })
+			groups.Go(func() {
+				_ = s.Contain(at.Primary, func() error {
+					s.examineServers(ctx, at, primary)
+					return nil
+				})
+			})
 		}
 		groups.Wait()
 		if !wire.Pause(ctx, examinePeriod) {
@@ -51,15 +57,11 @@ func (s *Shard) examine(ctx context.Context) {
 }
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
-	i, err := s.examineOne(ctx, at.Checks, false)
+	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
 	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
 	}
-	// A server that refuses INFO shows no mode, and may be another one than before.
 	if err == nil || wire.IsReply(err) {
-		unfit := modeFault(i, s.Finds())
-		at.Checks.SetUnfit(unfit)
-		at.Charges.SetUnfit(unfit)
 		learning, cancel := context.WithTimeout(ctx, infoTimeout)
 		at.Checks.LearnExpiry(learning)
 		cancel()
@@ -67,16 +69,49 @@ func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *o
 	var replicas sync.WaitGroup
 	for _, l := range at.Replicas {
 		replicas.Go(func() {
-			i, err := s.examineOne(ctx, l, true)
-			if err == nil || wire.IsReply(err) {
-				l.SetUnfit(modeFault(i, s.Finds()))
-			}
-			if err == nil {
-				s.judgeLag(primary, l, i)
-			}
+			_ = s.Contain(l.Addr, func() error {
+				i, err := s.examineOne(ctx, at, l)
+				if err == nil {
+					s.judgeLag(primary, l, i)
+				}
+				return err
+			})
 		})
 	}
 	replicas.Wait()
+}
+
+// modeOf returns the fault of the kind of a server with that INFO, if it may be read, or nil.
+func (s *Shard) modeOf(ctx context.Context, i info, redirects func(ctx context.Context) bool) error {
+	if s.InCluster || i.mode() != "" {
+		return modeFault(i, s.InCluster)
+	}
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	if redirects(ctx) {
+		return errNode
+	}
+	return nil
+}
+
+// unfitness returns why no calls are made of a server with that fault of its kind, or nil. The only
+// node of a Redis Cluster has all slots, until the cluster grows.
+func (s *Shard) unfitness(ctx context.Context, l *wire.Lane, fault error) error {
+	if !errors.Is(fault, errNode) {
+		return fault
+	}
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	if n, err := l.ClusterSize(ctx); err == nil && n == 1 {
+		return nil
+	}
+	return fault
+}
+
+func (s *Shard) lackOfTime(ctx context.Context, l, sample *wire.Lane) error {
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	return l.LackOfTime(ctx, sample)
 }
 
 func (s *Shard) lags(lag time.Duration) bool { return lag > s.Options.MaxReplicaLag }
@@ -112,6 +147,7 @@ const (
 	faultPolicy
 	faultRole
 	faultMode
+	faultCommands
 	faultClock
 	faultKinds
 )
@@ -123,17 +159,22 @@ type sight struct {
 	faults [faultKinds]error
 }
 
-// examineOne reads INFO of a server and emits the faults that have come or gone.
-func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i info, err error) {
+// examineOne reads INFO of one of these servers, to which the lanes lead, emits the faults that have
+// come or gone, and lets no calls be made if it is unfit.
+func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire.Lane) (i info, err error) {
+	l := lanes[0]
 	before := time.Now()
 	i, err = infoOf(ctx, l)
+	for _, l := range lanes {
+		l.NoteHidden(err)
+	}
 	middle := before.Add(time.Since(before) / 2)
 	s.mu.Lock()
 	was, met := s.met[l.Addr]
 	s.mu.Unlock()
 	now := was
 	if err == nil {
-		now = sight{id: i["run_id"], faults: faultsOf(i, isReplica, s.Finds())}
+		now = sight{id: i["run_id"], faults: faultsOf(i, l != at.Checks, s.Shard)}
 		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
 			// Once for each start: a difference near the tolerance would be reported
 			// repeatedly.
@@ -141,7 +182,22 @@ func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i
 				now.faults[faultClock] = clockFault(skew)
 			}
 		}
-	} else if now.faults[faultAccess] = accessFault(err); now.faults[faultAccess] == nil {
+	} else if now.faults[faultAccess] = s.databaseFault(err); now.faults[faultAccess] == nil {
+		now.faults[faultAccess] = accessFault(err)
+	}
+	if err == nil || wire.IsReply(err) {
+		// A server that refuses INFO shows no mode, and may be another one than before.
+		now.faults[faultMode] = s.modeOf(ctx, i, func(ctx context.Context) bool { return l.Redirects(ctx, at.Checks) })
+		unfit := s.unfitness(ctx, l, now.faults[faultMode])
+		now.faults[faultCommands] = nil
+		for _, l := range lanes {
+			l.SetUnfit(unfit)
+			if cause := s.lackOfTime(ctx, l, at.Checks); cause != nil {
+				now.faults[faultCommands] = &wire.Fault{Problem: "it does not have the command TIME, without which scripts fail", Remedy: "undo its rename-command", Cause: cause}
+			}
+		}
+	}
+	if err != nil && now.faults[faultAccess] == nil {
 		// The breaker decides whether it answers at all.
 		return nil, err
 	}
@@ -161,6 +217,24 @@ func (s *Shard) examineOne(ctx context.Context, l *wire.Lane, isReplica bool) (i
 	}
 	return i, err
 }
+
+// databaseFault returns the fault of a server that refuses a connection because of its database
+// with err, or nil.
+func (s *Shard) databaseFault(err error) error {
+	if !wire.IsReply(err) || s.Options.DB == 0 || !refusesDatabase.MatchString(err.Error()) {
+		return nil
+	}
+	f := &wire.Fault{Problem: fmt.Sprintf("database %d cannot be used: %s", s.Options.DB, err), Remedy: "correct db, or raise databases in the server's configuration"}
+	switch m, _ := wire.MeaningOf(err); {
+	case m.Kind == wire.KindAuth:
+		f.Remedy = "ACL SETUSER <user> +select"
+	case s.InCluster:
+		f.Remedy = "leave db out: a cluster has database 0 only, unless it is of Valkey 9 and sets cluster-databases"
+	}
+	return f
+}
+
+var refusesDatabase = regexp.MustCompile("'select'|DB index|SELECT is not allowed")
 
 // accessFault returns the fault that made INFO fail with err; nil if INFO may work
 // at another time.
@@ -182,19 +256,18 @@ const (
 	infoRefused  = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
 )
 
-// faultsOf returns the faults of a server, apart from its clock. isFound is set if it was
-// not given by its address.
-func faultsOf(i info, isReplica, isFound bool) (found [faultKinds]error) {
+// faultsOf returns the faults of a server, apart from its clock, as one of a shard.
+func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 	if i.isTooOld() {
 		found[faultVersion] = &wire.Fault{Problem: "it is Redis " + i["redis_version"], Remedy: fmt.Sprintf("use %v or later", oldest)}
 	}
 	if policy := i["maxmemory_policy"]; policy != "" && policy != "noeviction" {
 		found[faultPolicy] = &wire.Fault{Problem: fmt.Sprintf("its maxmemory-policy is %s, which lets it forget counts", policy), Remedy: "set it to noeviction"}
 	}
-	found[faultMode] = modeFault(i, isFound)
+	found[faultMode] = modeFault(i, s.InCluster)
 	switch {
 	case found[faultMode] != nil:
-	case isFound:
+	case s.Finds():
 		// Servers that are found change their roles by themselves.
 	case isReplica && !i.isReplica():
 		found[faultRole] = &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: "make it a replica (REPLICAOF), or remove it"}
@@ -207,15 +280,20 @@ func faultsOf(i info, isReplica, isFound bool) (found [faultKinds]error) {
 	return found
 }
 
+var (
+	errNode     = &wire.Fault{Problem: "it is a node of a Redis Cluster, which keeps only the buckets of its slots", Remedy: "write cluster in place of primary, url or sentinel"}
+	errSentinel = &wire.Fault{Problem: "it is a sentinel, which keeps no buckets", Remedy: "write sentinel, and the name of the master, in place of primary"}
+)
+
 // modeFault returns the fault of a server that answers, and is of a kind that cannot keep the
-// buckets of a shard that is given by its address, or nil.
-func modeFault(i info, isFound bool) error {
-	switch {
-	case isFound:
-	case i.mode() == "cluster":
-		return &wire.Fault{Problem: "it is a node of a Redis Cluster, which keeps only the buckets of its slots", Remedy: "write cluster in place of primary or url"}
-	case i.mode() == "sentinel":
-		return &wire.Fault{Problem: "it is a sentinel, which keeps no buckets", Remedy: "write sentinel, and the name of the master, in place of primary"}
+// buckets of a shard that is no Redis Cluster, or nil.
+func modeFault(i info, inCluster bool) error {
+	switch mode := i.mode(); {
+	case inCluster:
+	case mode == "cluster":
+		return errNode
+	case mode == "sentinel":
+		return errSentinel
 	}
 	return nil
 }

@@ -3,6 +3,7 @@ package operate
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -106,9 +107,11 @@ func TestOverridesEndByTheServersClock(t *testing.T) {
 		time.Minute:                   time.Minute,
 		7 * time.Minute:               7 * time.Minute,
 	} {
-		o, err := (&Operator{asker: &ask.Asker{}}).overrideIn(fmt.Sprintf("%d %s", left.Milliseconds(), content), now)
-		if ends := time.UnixMicro(o.Until).Sub(now); err != nil || ends != want || o.Until-o.Since != (2*time.Minute).Microseconds() {
-			t.Errorf("with %v left it ends in %v, want %v; %+v, %v", left, ends, want, o, err)
+		told := frame{strconv.FormatInt(left.Milliseconds(), 10), [2]string{"block:z:k", content}}
+		o, _, err := (&Operator{asker: &ask.Asker{}}).overrideIn(told, now)
+		must(t, err)
+		if ends := time.UnixMicro(o.Until).Sub(now); ends != want || o.Until-o.Since != (2*time.Minute).Microseconds() {
+			t.Errorf("with %v left it ends in %v, want %v; %+v", left, ends, want, o)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
@@ -48,14 +49,16 @@ type Operator struct {
 	// members are the shards of the store, and previous those before a resharding.
 	members, previous []Member
 	asker             *ask.Asker
-	// now is this machine's clock, for Diagnose.
-	now func() time.Time
+	// now is this machine's clock, and most how many overrides a shard keeps.
+	now       func() time.Time
+	most      int
+	overrides mergedOverrides
 }
 
 // NewOperator returns an operator of the store with these shards, which are not changed any
 // more, and before a resharding the previous ones. now is this machine's clock.
 func NewOperator(members, previous []Member, asker *ask.Asker, now func() time.Time) *Operator {
-	return &Operator{members: members, previous: previous, asker: asker, now: now}
+	return &Operator{members: members, previous: previous, asker: asker, now: now, most: store.MaxOverrides}
 }
 
 // retired returns the shards that own nothing any more.

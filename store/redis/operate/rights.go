@@ -47,6 +47,9 @@ var (
 		{"hmget", []any{inKey{}, "c"}},
 		{"hset", []any{inKey{}, "c", 0, "field without value"}},
 		{"hincrby", []any{inKey{}, "c", "no number"}},
+		{"hlen", []any{inKey{}}},
+		{"hdel", []any{inKey{}, "f"}},
+		{"persist", []any{inKey{}}},
 		// The next one removes what this one makes.
 		{"hsetnx", []any{inKey{}, "c", 0}},
 		{"pexpire", []any{inKey{}, 1}},
@@ -71,8 +74,7 @@ var (
 	}
 	resetRights    = []right{{"del", []any{inKey{}}}}
 	overrideRights = []right{
-		{"hgetall", []any{inKey{}}},
-		{"hdel", []any{inKey{}, "f"}},
+		{"hscan", []any{inKey{}, 0}},
 		{"pexpireat", []any{inKey{}, 1}},
 	}
 	// sentinelRights are probed by the search for the servers itself.
@@ -88,7 +90,7 @@ func withoutAnyOf(needed, rights []right) []right {
 
 // primaryCommands are those of the lists above that the store never sends to a replica.
 var primaryCommands = []string{
-	"evalsha", "set", "hset", "hincrby", "hsetnx", "pexpire", "zadd", "zrem", "zremrangebyrank", "pexpiretime", "pexpireat",
+	"evalsha", "set", "hset", "hincrby", "hsetnx", "hdel", "pexpire", "persist", "zadd", "zrem", "zremrangebyrank", "pexpiretime", "pexpireat",
 }
 
 // executed matches the errors of Redis about the probes' arguments.

@@ -1,8 +1,11 @@
 package wire
 
 import (
+	"context"
 	"sync"
 	"time"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -21,7 +24,9 @@ const (
 // never ahead, behind by at most the round trip of the fastest recent reply, and runs
 // backwards only if the primary's clock does.
 type Clock struct {
-	mu sync.Mutex
+	// now is the clock of this machine.
+	now func() time.Time
+	mu  sync.Mutex
 	// start anchors the monotonic readings.
 	start time.Time
 	// offset and previous are the highest difference between the primary's time and
@@ -41,7 +46,7 @@ type Clock struct {
 	jumped   func(by time.Duration)
 }
 
-func newClock() *Clock { return &Clock{start: time.Now()} }
+func newClock() *Clock { return &Clock{now: time.Now, start: time.Now()} }
 
 // observe records a reply to what was sent at an instant, which arrived at the instant at
 // and carried the time now. It reports whether that is believed. A time that is off by
@@ -118,11 +123,12 @@ func (c *Clock) Estimate(at time.Time) (now int64, age time.Duration, ok bool) {
 // Now is the primary's time, or that of this machine until a reply has told it. A nil
 // clock is this machine's.
 func (c *Clock) Now() int64 {
-	at := time.Now()
-	if c != nil {
-		if now, _, ok := c.Estimate(at); ok {
-			return now
-		}
+	if c == nil {
+		return time.Now().UnixMicro()
+	}
+	at := c.now()
+	if now, _, ok := c.Estimate(at); ok {
+		return now
 	}
 	return at.UnixMicro()
 }
@@ -147,4 +153,19 @@ func (c *Clock) ClaimObservation(at time.Time) bool {
 	}
 	c.claimed = mono
 	return true
+}
+
+var timeReader = goredis.NewScript("return redis.call('TIME')[1]")
+
+// LackOfTime returns the error of scripts that read the clock of a client's server if that lacks TIME,
+// or nil: behind a proxy that alone hides TIME scripts have it. Some proxies want a key.
+func LackOfTime(ctx context.Context, client *goredis.Client, keys ...string) error {
+	read := timeReader.EvalSha
+	if timeReader.Load(ctx, client).Err() != nil {
+		read = timeReader.Eval
+	}
+	if err := read(ctx, client, keys).Err(); Says(err, LackingInside) {
+		return err
+	}
+	return nil
 }

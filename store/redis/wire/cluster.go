@@ -8,9 +8,12 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 )
 
 // Cluster finds the nodes of a Redis Cluster.
@@ -18,8 +21,7 @@ type Cluster struct {
 	opts *Options
 	// timeout bounds the wait for a reply, so that one search can ask several nodes.
 	timeout time.Duration
-	// epoch is that of the last answer that was followed.
-	epoch int64
+	history history
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -39,33 +41,52 @@ func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
 	return slices.DeleteFunc(found, func(r Roles) bool { return r.Primary == "" }), err
 }
 
-// FindAll also returns the roles of nodes that have no primary.
+// together is how many nodes are asked at the same time.
+const together = 16
+
+// FindAll also returns the roles of nodes that have no primary. It asks the node that answered
+// last, and then the others, because each that does not answer takes a timeout.
 func (c *Cluster) FindAll(ctx context.Context) ([]Roles, error) {
-	var failures []error
+	addrs := appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
 	var best clusterView
-	for _, addr := range appendNew(slices.Clone(c.nodes), c.opts.Cluster...) {
-		v, err := c.ask(ctx, addr)
-		if err != nil {
-			failures = append(failures, fmt.Errorf("%s: %w", addr, err))
-			continue
+	var failures []error
+	var silent []string
+	for first, n := 0, 1; first < len(addrs) && ctx.Err() == nil; first, n = first+n, together {
+		asked := addrs[first:min(first+n, len(addrs))]
+		for i, v := range c.askAll(ctx, asked) {
+			switch {
+			case v.err != nil:
+				failures = append(failures, fmt.Errorf("%s: %w", asked[i], v.err))
+				silent = append(silent, asked[i])
+			case best.isBelow(&v, c.history.epoch):
+				best = v
+			}
 		}
-		if v.isWhole && v.epoch >= c.epoch {
-			c.epoch = v.epoch
-			c.remember(v.roles, addr)
-			return v.roles, nil
-		}
-		if v.covers > best.covers {
-			best = v
+		if best.isCurrent(c.history.epoch) {
+			break
 		}
 	}
-	if best.covers > 0 {
-		return best.roles, nil
+	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
+	var err error
+	if best.covers == 0 {
+		// ctx may have ended before a node was asked.
+		err = errors.Join(append(failures, ctx.Err())...)
+	} else {
+		err = c.history.follow(best.epoch, best.isWhole, time.Now())
 	}
-	return nil, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(failures...))
+	if err != nil {
+		return nil, fmt.Errorf("ask the cluster for its slots: %w", err)
+	}
+	if best.isWhole {
+		c.remember(best.roles, best.from)
+	}
+	return best.roles, nil
 }
 
-// clusterView is what one node knows of the cluster.
+// clusterView is what one node, from, knows of the cluster, or the error of asking it.
 type clusterView struct {
+	from  string
+	err   error
 	roles []Roles
 	// isWhole is set if the node is in touch with the others, and knows who has which slot: a
 	// node that was cut off knows only the past.
@@ -76,31 +97,80 @@ type clusterView struct {
 	epoch int64
 }
 
-// ask asks one node.
-func (c *Cluster) ask(ctx context.Context, addr string) (v clusterView, err error) {
+// isCurrent reports whether the view is whole and of at least that epoch.
+func (v *clusterView) isCurrent(epoch int64) bool { return v.isWhole && v.epoch >= epoch }
+
+// isBelow reports whether another view is better: current, and then later; or else not older than
+// that epoch, and then with more slots, or later.
+func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
+	mine, its := v.isCurrent(epoch), other.isCurrent(epoch)
+	mayMine, mayIts := v.epoch >= epoch, other.epoch >= epoch
+	switch {
+	case mine != its:
+		return its
+	case its:
+		return other.epoch > v.epoch
+	case v.covers == 0 || mayMine != mayIts:
+		return v.covers == 0 || mayIts
+	case other.covers != v.covers:
+		return other.covers > v.covers
+	default:
+		return other.epoch > v.epoch
+	}
+}
+
+// askAll asks nodes at the same time; the views are in their order.
+func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
+	views := make([]clusterView, len(addrs))
+	var all sync.WaitGroup
+	for i, addr := range addrs {
+		client := c.client(addr)
+		all.Go(func() {
+			err := contain.Run(func() error {
+				views[i] = c.ask(ctx, client, addr)
+				return nil
+			})
+			if err != nil {
+				views[i] = clusterView{from: addr, err: err}
+			}
+		})
+	}
+	all.Wait()
+	for i, addr := range addrs {
+		if errors.Is(views[i].err, contain.ErrPanic) {
+			// Its connection may be within a reply.
+			c.disconnect(addr)
+		}
+	}
+	return views
+}
+
+// ask asks one node, in one round trip.
+func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string) clusterView {
+	v := clusterView{from: addr}
 	// Connecting may take longer than a search, and goes on when this ends.
 	ctx, cancel := context.WithTimeout(ctx, 2*c.timeout)
 	defer cancel()
-	state, err := c.client(addr).ClusterInfo(ctx).Result()
-	if err != nil {
-		return v, err
+	pipe := client.Pipeline()
+	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
+	if _, v.err = pipe.Exec(ctx); v.err != nil {
+		c.opts.noteLogin(v.err)
+		return v
 	}
-	shards, err := c.client(addr).ClusterShards(ctx).Result()
+	slots, err := owned.Slice()
 	if err != nil {
-		return v, err
+		v.err = err
+		return v
 	}
-	slots, err := c.client(addr).Do(ctx, "CLUSTER", "SLOTS").Slice()
-	if err != nil {
-		return v, err
-	}
-	v.roles = rolesIn(slotsIn(slots, addr), c.shardsIn(shards, addr))
+	v.roles = rolesIn(slotsIn(slots, addr), c.shardsIn(listed.Val(), addr))
 	if !slices.ContainsFunc(v.roles, func(r Roles) bool { return r.Primary != "" && len(r.Slots) > 0 }) {
-		return v, errors.New("it knows no slots")
+		v.err = errors.New("it knows no slots")
+		return v
 	}
 	v.covers = Covered(v.roles)
-	v.epoch, _ = strconv.ParseInt(fieldOf(state, "cluster_current_epoch"), 10, 64)
-	v.isWhole = fieldOf(state, "cluster_state") == "ok" && v.covers == SlotCount
-	return v, nil
+	v.epoch, _ = strconv.ParseInt(fieldOf(info.Val(), "cluster_current_epoch"), 10, 64)
+	v.isWhole = fieldOf(info.Val(), "cluster_state") == "ok" && v.covers == SlotCount
+	return v
 }
 
 // Covered returns the number of slots in the ranges of found, each counted once, because ranges may
@@ -142,7 +212,8 @@ func (c *Cluster) client(addr string) *goredis.Client {
 		return client
 	}
 	o := clientOptions(addr, c.opts)
-	o.PoolSize, o.MaxActiveConns = 1, 1
+	// A node that refuses the database names the others all the same.
+	o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
 	o.ReadTimeout, o.WriteTimeout = c.timeout, c.timeout
 	client := goredis.NewClient(o)
 	c.clients[addr] = client
@@ -287,12 +358,16 @@ func (c *Cluster) remember(found []Roles, answered string) {
 			c.nodes = appendNew(appendNew(c.nodes, r.Primary), r.Replicas...)
 		}
 	}
-	for addr, client := range c.clients {
+	for addr := range c.clients {
 		if !slices.Contains(c.nodes, addr) && !slices.Contains(c.opts.Cluster, addr) {
-			_ = client.Close()
-			delete(c.clients, addr)
+			c.disconnect(addr)
 		}
 	}
+}
+
+func (c *Cluster) disconnect(addr string) {
+	_ = c.clients[addr].Close()
+	delete(c.clients, addr)
 }
 
 // Close closes the connections.

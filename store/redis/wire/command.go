@@ -52,12 +52,14 @@ type Command struct {
 	reply   string
 	failure error
 	// write is a write that calls no script, or nil. expire, unless it is nil, bounds the life of
-	// what it has written, and follow reads it; expireArgs and followArgs are their words.
-	write      Write
-	expire     *goredis.Cmd
-	follow     *goredis.StringSliceCmd
-	expireArgs []any
-	followArgs []any
+	// what it has written, size counts the fields, and follow reads it; expireArgs, sizeArgs and
+	// followArgs are their words.
+	write        Write
+	expire, size *goredis.Cmd
+	follow       *goredis.StringSliceCmd
+	expireArgs   []any
+	sizeArgs     []any
+	followArgs   []any
 	// Clock, if not nil, is the clock that decides, which is the server's. It
 	// learns the time from replies.
 	Clock *Clock
@@ -113,6 +115,7 @@ type (
 		nowRoom    [1]int64
 		argsRoom   [4]any
 		expireRoom [4]any
+		sizeRoom   [2]any
 		followRoom [5]any
 	}
 	// ScriptCall is a call of a script on one key, with the room that it needs: Begin, then
@@ -133,6 +136,10 @@ var (
 	wordEvalSHA   any = "evalsha"
 	wordEvalSHARO any = "evalsha_ro"
 	wordAsking    any = "asking"
+	wordPExpire   any = "pexpire"
+	wordHLen      any = "hlen"
+	wordHDel      any = "hdel"
+	wordPersist   any = "persist"
 	wordOneKey    any = 1
 	wordEach      any = "each"
 )
@@ -175,14 +182,23 @@ func NewWrite(w Write, key string, write, read [3]any, now int64, clock *Clock) 
 	return &c.Command
 }
 
+// Opening is a write that makes something where nothing is.
+type Opening interface {
+	Write
+	// IsForeign reports whether something was there before that is not ours, by whether the write
+	// was made, and by what is there now: so many fields, and these texts.
+	IsForeign(made bool, fields int64, texts []string) bool
+}
+
 // NewOpening returns a command that writes to a key unless something is there, bounds its life, and
-// reads it. It may run twice.
-func NewOpening(w Write, key string, write, expire [3]any, read [4]any, now int64, clock *Clock) *Command {
+// reads it. It may run twice. The lane undoes it where something foreign is, and shows nothing there.
+func NewOpening(w Opening, key string, write, expire [3]any, read [4]any, now int64, clock *Clock) *Command {
 	c := &opening{Command: Command{key: key, Clock: clock, write: w, Reads: true}}
 	c.nowRoom[placeOfNow] = -now
 	c.ints = c.nowRoom[:]
 	c.args = append(c.argsRoom[:0], write[0], &c.key, write[1], write[2])
 	c.expireArgs = append(c.expireRoom[:0], expire[0], &c.key, expire[1], expire[2])
+	c.sizeArgs = append(c.sizeRoom[:0], wordHLen, &c.key)
 	c.followArgs = append(append(c.followRoom[:0], read[0], &c.key), read[1:]...)
 	c.Ready()
 	return &c.Command
@@ -244,6 +260,7 @@ func (c *Command) Ready() {
 			// Its number may be 0, which an IntCmd without a reply has as well.
 			c.Cmder = goredis.NewCmd(context.Background(), c.args...)
 			c.expire = goredis.NewCmd(context.Background(), c.expireArgs...)
+			c.size = goredis.NewCmd(context.Background(), c.sizeArgs...)
 		}
 		c.follow = goredis.NewStringSliceCmd(context.Background(), c.followArgs...)
 	case c.anyReply:

@@ -12,6 +12,8 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 )
 
 const (
@@ -21,6 +23,9 @@ const (
 	findPause  = 100 * time.Millisecond
 	// findTimeout bounds a search.
 	findTimeout = 500 * time.Millisecond
+	// obeyAfter is how long all answers have to be older than the one that is followed until they
+	// are obeyed: sentinels and clusters that are set up anew count from 0 again.
+	obeyAfter = time.Minute
 )
 
 // finder finds the servers of a shard that are not given by their addresses.
@@ -34,15 +39,11 @@ func (s *Shard) discover() {
 	defer tick.Stop()
 	var failing bool
 	for {
-		ctx, cancel := context.WithTimeout(s.life, findTimeout)
-		found, err := s.finder.Find(ctx)
-		cancel()
+		err := s.Contain("", s.find)
 		switch {
 		case s.life.Err() != nil:
 			return
-		case err == nil:
-			s.adopt(found)
-		case !failing:
+		case err != nil && !failing:
 			s.Emit(Event{Kind: DiscoveryFailed, Err: err})
 		}
 		if failing && err == nil {
@@ -61,11 +62,49 @@ func (s *Shard) discover() {
 	}
 }
 
+func (s *Shard) find() error {
+	ctx, cancel := context.WithTimeout(s.life, findTimeout)
+	defer cancel()
+	found, err := s.finder.Find(ctx)
+	if err == nil && s.life.Err() == nil {
+		s.adopt(found)
+	}
+	return err
+}
+
 func (s *Shard) nudge() {
 	select {
 	case s.nudged <- struct{}{}:
 	default:
 	}
+}
+
+var errOlder = fmt.Errorf("every answer is older than the servers known, which stay in use; the answer is obeyed if none newer comes within %v", obeyAfter)
+
+// history tells the answers that are older than the one that is followed: those of a sentinel or
+// node that was cut off.
+type history struct {
+	// epoch is that of the answer that is followed.
+	epoch int64
+	// since is when the first of only older answers came, or zero if the last was not older.
+	since time.Time
+}
+
+// follow notes the best answer of a search, and returns an error if it is too old to be followed.
+// One that is not whole sets no epoch: nodes that are alone may count on.
+func (h *history) follow(epoch int64, isWhole bool, now time.Time) error {
+	isOlder := epoch < h.epoch
+	if isOlder && h.since.IsZero() {
+		h.since = now
+	}
+	if isOlder && now.Sub(h.since) < obeyAfter {
+		return errOlder
+	}
+	h.since = time.Time{}
+	if isOlder || isWhole {
+		h.epoch = epoch
+	}
+	return nil
 }
 
 // SentinelOptions locate a primary and its replicas through Redis Sentinel.
@@ -83,17 +122,23 @@ type SentinelOptions struct {
 type Sentinel struct {
 	master  string
 	clients []*goredis.SentinelClient
+	// connect returns a client of one of the sentinels, by its place.
+	connect func(place int) *goredis.SentinelClient
+	history history
 }
 
 // NewSentinel returns a finder that asks the sentinels of the options. It connects at its
 // first use.
 func NewSentinel(opts *Options) *Sentinel {
 	s := &Sentinel{master: opts.Sentinel.Master}
-	for _, addr := range opts.Sentinel.Addrs {
-		o := clientOptions(addr, opts)
+	s.connect = func(place int) *goredis.SentinelClient {
+		o := clientOptions(opts.Sentinel.Addrs[place], opts)
 		o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
 		o.CredentialsProviderContext = opts.Sentinel.Credentials
-		s.clients = append(s.clients, goredis.NewSentinelClient(o))
+		return goredis.NewSentinelClient(o)
+	}
+	for i := range opts.Sentinel.Addrs {
+		s.clients = append(s.clients, s.connect(i))
 	}
 	return s
 }
@@ -120,10 +165,13 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 // Find returns the servers after the latest failover.
 func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
 	found, err := s.Latest(s.AskAll(ctx))
-	if err != nil {
-		return nil, err
+	if err == nil {
+		err = s.history.follow(found.epoch, true, time.Now())
 	}
-	return []Roles{found}, nil
+	if err != nil {
+		return nil, fmt.Errorf("ask the sentinels for %s: %w", s.master, err)
+	}
+	return []Roles{found.Roles}, nil
 }
 
 // AskAll asks the sentinels at the same time; the answers are in their order.
@@ -131,15 +179,25 @@ func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	answers := make([]SentinelReply, len(s.clients))
 	var all sync.WaitGroup
 	for i, client := range s.clients {
-		all.Go(func() { answers[i] = s.ask(ctx, client) })
+		all.Go(func() {
+			err := contain.Run(func() error {
+				answers[i] = s.ask(ctx, client)
+				return nil
+			})
+			if err != nil {
+				// Its connection may be within a reply.
+				answers[i] = SentinelReply{Err: err}
+				_ = client.Close()
+				s.clients[i] = s.connect(i)
+			}
+		})
 	}
 	all.Wait()
 	return answers
 }
 
-// Latest returns the roles after the latest failover that an answer knows of.
-func (s *Sentinel) Latest(answers []SentinelReply) (Roles, error) {
-	var latest SentinelReply
+// Latest returns the answer that knows of the latest failover, or the errors if there is none.
+func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err error) {
 	var failures []error
 	for _, a := range answers {
 		switch {
@@ -150,9 +208,9 @@ func (s *Sentinel) Latest(answers []SentinelReply) (Roles, error) {
 		}
 	}
 	if latest.Primary == "" {
-		return Roles{}, fmt.Errorf("ask the sentinels for %s: %w", s.master, errors.Join(failures...))
+		return SentinelReply{}, errors.Join(failures...)
 	}
-	return latest.Roles, nil
+	return latest, nil
 }
 
 func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {

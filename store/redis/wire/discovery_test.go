@@ -1,7 +1,10 @@
 package wire
 
 import (
+	"context"
+	"errors"
 	"reflect"
+	"strings"
 	"testing"
 	"time"
 )
@@ -143,5 +146,15 @@ func TestReplacementOfConnections(t *testing.T) {
 	}
 	if now = now.Add(time.Minute); wanted(150*time.Millisecond) != 2 {
 		t.Error("not replaced at once, and again after the shortest pause")
+	}
+}
+
+// TestSearchThatHasEnded before a node was asked says why it found nothing.
+func TestSearchThatHasEnded(t *testing.T) {
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := NewCluster(&Options{Cluster: []string{"127.0.0.1:1"}}, time.Second).Find(ended)
+	if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "%!") {
+		t.Errorf("got %v", err)
 	}
 }

@@ -68,7 +68,7 @@ const (
 )
 
 // Hint is what an error reply says of the server.
-type Hint uint8
+type Hint uint16
 
 const (
 	// elsewhere: another server may be the primary by now.
@@ -86,9 +86,13 @@ const (
 	splitting
 	// OneKey says that a call may have only one key while the node imports the slot.
 	OneKey
+	// login: the server refuses the credentials.
+	login
 	// Lacking says that the server does not know the command, or the user may not call it. A script
 	// may.
 	Lacking
+	// LackingInside says that a script calls a command that the server does not know.
+	LackingInside
 )
 
 // Meaning is what an error reply says: its kind in metrics, and of command and server.
@@ -125,9 +129,9 @@ var replies = []struct {
 	// The server accepts no client, or not this password, which operators change at
 	// run time.
 	{"max number of clients", Meaning{KindConnection, Later, Shut}},
-	{"NOAUTH", Meaning{KindAuth, Later, unfit | Shut}},
-	{"WRONGPASS", Meaning{KindAuth, Later, unfit | Shut}},
-	{"unauthenticated", Meaning{KindAuth, Later, unfit | Shut}},
+	{"NOAUTH", Meaning{KindAuth, Later, unfit | Shut | login}},
+	{"WRONGPASS", Meaning{KindAuth, Later, unfit | Shut | login}},
+	{"unauthenticated", Meaning{KindAuth, Later, unfit | Shut | login}},
 	{"DENIED", Meaning{KindAuth, Later, unfit | Shut}},
 	// The user lacks a right. In scripts the words depend on the version of Redis.
 	{"NOPERM this user has no permissions to access one of the keys", Meaning{KindAuth, Final, 0}},
@@ -141,7 +145,8 @@ var replies = []struct {
 	// The server, or a proxy, lacks the command.
 	{"unknown command", Meaning{KindOther, Final, Lacking}},
 	{"unsupported command '", Meaning{KindOther, Final, Lacking}},
-	{"Unknown Redis command", Meaning{KindOther, Final, 0}},
+	{"Unknown Redis command", Meaning{KindOther, Final, LackingInside}},
+	{"Unknown command called from script", Meaning{KindOther, Final, LackingInside}},
 }
 
 // The first words of a script's error before, or after, its first write.

@@ -1,8 +1,13 @@
 package wire
 
 import (
+	"errors"
+	"fmt"
 	"maps"
 	"slices"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 )
 
 // EventKind is the kind of an Event.
@@ -33,6 +38,8 @@ const (
 	Met
 	// ClockJumped: a primary's clock was set, as Err says.
 	ClockJumped
+	// Panicked: this program, or a library, has panicked at what a server said, as Err says.
+	Panicked
 )
 
 // Purpose is what calls of a server are for.
@@ -85,6 +92,26 @@ func (s *Shard) Emit(e Event) {
 	}
 }
 
+// panicPeriod is the least time between two events of panics: each reply of a server may cause one.
+const panicPeriod = time.Minute
+
+// Contain runs f, and returns its error. A panic of f becomes an error and, unless there was one just before,
+// an event.
+func (s *Shard) Contain(addr string, f func() error) error {
+	err := contain.Run(f)
+	if errors.Is(err, contain.ErrPanic) {
+		if addr != "" {
+			err = fmt.Errorf("redis %s: %w", addr, err)
+		}
+		now := time.Now()
+		if last := s.panicked.Load(); last == nil || now.Sub(*last) >= panicPeriod {
+			s.panicked.Store(&now)
+			s.Emit(Event{Kind: Panicked, Addr: addr, Err: err})
+		}
+	}
+	return err
+}
+
 // Fault is what is wrong with a server, and the remedy.
 type Fault struct {
 	Problem, Remedy string
@@ -113,7 +140,10 @@ func (s *Shard) relay() {
 			listeners := slices.Collect(maps.Values(s.listeners))
 			s.mu.Unlock()
 			for _, listen := range listeners {
-				listen(e)
+				_ = s.Contain(e.Addr, func() error {
+					listen(e)
+					return nil
+				})
 			}
 		}
 	}

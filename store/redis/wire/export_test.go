@@ -7,8 +7,8 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 )
 
-// NewClock returns a clock that reads at instants after start.
-func NewClock(start time.Time) *Clock { return &Clock{start: start} }
+// NewClock returns a clock that reads at instants after start, on a machine whose clock is now.
+func NewClock(start time.Time, now func() time.Time) *Clock { return &Clock{start: start, now: now} }
 
 // Offline runs commands as a lane does, without its connection.
 type Offline struct {

@@ -88,11 +88,11 @@ func (c *guarded) Read(b []byte) (n int, err error) {
 // ErrFraming is the error of a connection whose server does not answer as one of the family does.
 var ErrFraming = errors.New("a reply is no RESP2, larger than any that is expected, or nests deeper")
 
-// The most that a reply may have. The largest are the copy of a full sliding_log and the nodes of a
-// cluster whose slots lie scattered.
+// The most that a reply may have. The largest are the copy of a full sliding_log, and the owners of the slots
+// of a cluster where each lies alone. An element takes go-redis 16 bytes, so elements take as much as texts.
 const (
 	mostText     = 16 << 20 // bytes of its texts together
-	mostElements = 1 << 18  // of its arrays together
+	mostElements = 1 << 20  // of its arrays together
 	mostNested   = 8        // arrays within each other
 	mostLine     = 64 << 10 // bytes of a line, such as an error
 )
@@ -151,7 +151,7 @@ func (x *bounds) begin(line []byte) bool {
 	}
 	switch line[0] {
 	case '$':
-		n, err := strconv.Atoi(string(line[1:]))
+		n, err := x.announced(line)
 		if err != nil || n > mostText-x.text {
 			return false
 		}
@@ -162,7 +162,7 @@ func (x *bounds) begin(line []byte) bool {
 		x.end()
 		return true
 	case '*':
-		n, err := strconv.Atoi(string(line[1:]))
+		n, err := x.announced(line)
 		switch {
 		case err != nil || n > mostElements-x.elements:
 			return false
@@ -182,6 +182,15 @@ func (x *bounds) begin(line []byte) bool {
 	}
 	// RESP2 has no other kinds.
 	return false
+}
+
+// announced returns the number in a line, all of which has to be there: go-redis reads as many digits as there
+// are.
+func (x *bounds) announced(line []byte) (int, error) {
+	if x.length > len(x.line) {
+		return 0, ErrFraming
+	}
+	return strconv.Atoi(string(line[1:]))
 }
 
 // end takes in the end of an element, and of the arrays whose last one it is.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -84,7 +85,7 @@ type Lane struct {
 	watched atomic.Int32
 	// hurried is full if somebody waits for what is queued, or sent by now.
 	hurried chan struct{}
-	// splits is set once the server has refused several keys in one call.
+	// splits is set once the server has refused several keys in one call, or looks like a proxy.
 	splits atomic.Bool
 	// unloaded is set while the last attempt to load scripts has lost its connection.
 	unloaded atomic.Bool
@@ -95,6 +96,8 @@ type Lane struct {
 	// unopening once it has refused to open a window without a script.
 	expires, unopening atomic.Bool
 	sample             atomic.Pointer[string]
+	// lacks is set while a script has failed because the server lacks a command.
+	lacks atomic.Bool
 	// fault is the last error that spoke against the server.
 	fault lastFault
 	// Lag is the least age of a replica's data, in nanoseconds.
@@ -201,39 +204,82 @@ func (l *Lane) ping(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
 	defer cancel()
-	err = l.client.Load().Ping(ctx).Err()
+	err = l.contain(func(client *goredis.Client) error { return client.Ping(ctx).Err() })
 	l.fault.note(err)
-	l.noteLogin(err)
+	l.Shard.Options.noteLogin(err)
 	reported(err)
 }
 
 // Opens reports whether windows are opened without scripts.
 func (l *Lane) Opens() bool { return l.expires.Load() && !l.unopening.Load() }
 
-// Sample has LearnExpiry find that out with a key like those of windows, at which nothing is, or
-// what expires.
+// Sample has LearnExpiry and Redirects find that out with a key like those of windows, at which nothing
+// is, or what expires.
 func (l *Lane) Sample(key func() string) {
 	if l.sample.Load() == nil {
 		l.sample.Store(new(key()))
 	}
 }
 
-// LearnExpiry finds out whether the server bounds the life of a key by a plain command, on a
+// LearnExpiry finds out whether the server bounds the life of a key by a plain command, and undoes it, on a
 // connection of its own: some proxies close it on a word that they do not know.
 func (l *Lane) LearnExpiry(ctx context.Context) {
 	key := l.sample.Load()
 	if key == nil || l.expires.Load() || l.unopening.Load() {
 		return
 	}
-	err := l.client.Load().Do(ctx, "pexpire", *key, 1, "nx").Err()
-	// Rights to the command are judged before those to the key, and before the key's slot.
-	if m, isReply := MeaningOf(err); err == nil || isReply && (m.Kind == KindAuth && m.Hint == 0 || strings.HasPrefix(err.Error(), "MOVED ")) {
-		l.expires.Store(true)
+	// The others undo what an opening does to what is not ours.
+	for _, words := range [][]any{{wordPExpire, *key, 1, "nx"}, {wordHLen, *key}, {wordHDel, *key, "r"}, {wordPersist, *key}} {
+		err := l.contain(func(client *goredis.Client) error { return client.Do(ctx, words...).Err() })
+		// Rights to the command are judged before those to the key, and before the key's slot.
+		if m, isReply := MeaningOf(err); err != nil && (!isReply || (m.Kind != KindAuth || m.Hint != 0) && !strings.HasPrefix(err.Error(), "MOVED ")) {
+			return
+		}
 	}
+	l.expires.Store(true)
+}
+
+// Redirects reports whether the server redirects what is at keys like the sample, as [Redirects] says.
+func (l *Lane) Redirects(ctx context.Context, sample *Lane) bool {
+	key := sample.sample.Load()
+	return key != nil && Redirects(ctx, l.client.Load(), *key)
+}
+
+// LackOfTime is [LackOfTime], asked once a script has failed for want of a command.
+func (l *Lane) LackOfTime(ctx context.Context, sample *Lane) error {
+	if !l.lacks.Load() {
+		return nil
+	}
+	var keys []string
+	if key := sample.sample.Load(); key != nil && !l.Shard.InCluster {
+		keys = []string{*key}
+	}
+	err := LackOfTime(ctx, l.client.Load(), keys...)
+	l.lacks.Store(err != nil)
+	return err
 }
 
 // Info asks the server for INFO.
-func (l *Lane) Info(ctx context.Context) (string, error) { return l.client.Load().Info(ctx).Result() }
+func (l *Lane) Info(ctx context.Context) (text string, err error) {
+	err = l.contain(func(client *goredis.Client) (err error) {
+		text, err = client.Info(ctx).Result()
+		return err
+	})
+	return text, err
+}
+
+// ClusterSize returns how many primaries with slots the server knows in its Redis Cluster.
+func (l *Lane) ClusterSize(ctx context.Context) (n int, err error) {
+	err = l.contain(func(client *goredis.Client) error {
+		text, err := client.ClusterInfo(ctx).Result()
+		if err != nil {
+			return err
+		}
+		n, err = strconv.Atoi(fieldOf(text, "cluster_size"))
+		return err
+	})
+	return n, err
+}
 
 // Figures describes the lane for operators.
 func (l *Lane) Figures() store.LaneFigures {
@@ -257,11 +303,29 @@ func (l *Lane) Figures() store.LaneFigures {
 // warm connects and loads the scripts ahead of the first call, which reports any
 // failure.
 func (l *Lane) warm(ctx context.Context, scripts []*Script) {
-	pipe := l.client.Load().Pipeline()
-	for _, s := range scripts {
-		s.Load(ctx, pipe)
+	for range 2 {
+		err := l.contain(func(client *goredis.Client) error {
+			pipe := client.Pipeline()
+			for _, s := range scripts {
+				s.Load(ctx, pipe)
+			}
+			_, err := pipe.Exec(ctx)
+			return err
+		})
+		// A proxy may close the connection on a word that it does not know. A late server is none.
+		if l.NoteHidden(err); !isCut(err) || KindOf(err) == KindTimeout || ctx.Err() != nil {
+			return
+		}
 	}
-	_, _ = pipe.Exec(ctx)
+	l.splits.Store(true)
+}
+
+// NoteHidden notes the error of loading scripts, or of INFO: where these are unknown, a proxy may spread
+// the keys of a call over servers, and send it to one of them.
+func (l *Lane) NoteHidden(err error) {
+	if m, _ := MeaningOf(err); m.Hint&Lacking != 0 && m.Kind != KindAuth {
+		l.splits.Store(true)
+	}
 }
 
 // reconnect makes calls use new connections, because a name or a virtual IP may

@@ -1,6 +1,7 @@
 package wire
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -69,7 +71,10 @@ func (l *Lane) run(batch []*Call, cmds []*Command) {
 		l.way.note(took, now)
 	}
 	for _, c := range live {
-		l.conclude(c)
+		_ = l.Shard.Contain(l.Addr, func() error {
+			l.conclude(c)
+			return nil
+		})
 	}
 }
 
@@ -118,14 +123,19 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 		}
 		return
 	}
-	defer func() {
-		if reason := recover(); reason != nil {
-			fault := l.contain(cmds, reason)
-			l.fault.note(fault)
-			reported(fault)
-		}
-	}()
-	fault := l.pipeline(ctx, cmds)
+	fault := l.contain(func(*goredis.Client) error { return l.try(ctx, cmds) })
+	if errors.Is(fault, contain.ErrPanic) {
+		giveUp(cmds, fault)
+	}
+	l.fault.note(fault)
+	reported(fault)
+}
+
+// try sends every command once and sets the outcomes. It returns an error that speaks against the server, if
+// there is one.
+func (l *Lane) try(ctx context.Context, cmds []*Command) (fault error) {
+	fault = l.pipeline(ctx, cmds)
+	l.undoForeign(cmds)
 	instead := replacePlain(cmds)
 	if len(instead) > 0 {
 		fault = l.pipeline(ctx, instead)
@@ -149,18 +159,21 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 			l.Scripted.Store(true)
 		}
 	}
-	l.fault.note(fault)
-	reported(fault)
+	return fault
 }
 
-// errPanic is the error of calls during which the client of the server panicked.
-var errPanic = errors.New("its client panicked")
+// contain uses the client. A panic, such as of go-redis at a malformed reply, becomes an error, and replaces
+// the connections, because replies that were not read would be taken for those to later commands.
+func (l *Lane) contain(use func(client *goredis.Client) error) error {
+	err := l.Shard.Contain(l.Addr, func() error { return use(l.client.Load()) })
+	if errors.Is(err, contain.ErrPanic) {
+		l.renew()
+	}
+	return err
+}
 
-// contain turns a panic, such as of go-redis at a malformed reply, into the error of the commands that
-// have no outcome. It replaces the connections, because replies that were not read would be taken for
-// those to later commands.
-func (l *Lane) contain(cmds []*Command, reason any) (fault error) {
-	fault = fmt.Errorf("redis %s: %w: %v", l.Addr, errPanic, reason)
+// giveUp makes a panic the outcome of the commands that have none.
+func giveUp(cmds []*Command, fault error) {
 	for _, c := range cmds {
 		switch {
 		case c.Outcome != nil:
@@ -170,8 +183,6 @@ func (l *Lane) contain(cmds []*Command, reason any) (fault error) {
 			c.Outcome = fmt.Errorf("%w: %w", store.ErrUncertain, fault)
 		}
 	}
-	l.renew()
-	return fault
 }
 
 // IsUp reports whether calls are made. Pings find out when a server is back.
@@ -260,7 +271,10 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 			l.Shard.nudge()
 		}
 		reconnect = reconnect || Says(cmd.Outcome, demoted)
-		l.noteLogin(cmd.Outcome)
+		if Says(cmd.Outcome, LackingInside) {
+			l.lacks.Store(true)
+		}
+		l.Shard.Options.noteLogin(cmd.Outcome)
 	}
 	if reconnect {
 		l.Shard.reconnect(l.Addr)
@@ -269,10 +283,10 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 	return fault
 }
 
-// noteLogin reports that the server refuses the credentials, if err says so.
-func (l *Lane) noteLogin(err error) {
-	if m, _ := MeaningOf(err); l.Shard.Options.LoginRefused != nil && m.Kind == KindAuth && m.Hint&Shut != 0 {
-		l.Shard.Options.LoginRefused()
+// noteLogin reports that a server refuses the credentials, if err says so.
+func (o *Options) noteLogin(err error) {
+	if o.LoginRefused != nil && Says(err, login) {
+		o.LoginRefused()
 	}
 }
 
@@ -319,6 +333,7 @@ func (c *Command) AddTo(ctx context.Context, pipe goredis.Pipeliner) {
 	}
 	if c.expireArgs != nil {
 		c.add(ctx, pipe, c.expire)
+		c.add(ctx, pipe, c.size)
 	}
 	c.add(ctx, pipe, c.follow)
 }
@@ -417,7 +432,7 @@ func (c *Command) Result() (text string, err error) {
 		text, _ = cmd.Val().(string)
 	}
 	if err = c.Err(); err == nil && c.expireArgs != nil {
-		err = c.expire.Err()
+		err = cmp.Or(c.expire.Err(), c.size.Err())
 	}
 	return text, err
 }
@@ -461,6 +476,53 @@ func (c *Command) Numbers() []int64 {
 	return numbers
 }
 
+// undoForeign undoes what openings have done to what is not ours, also if their callers have left.
+// Those show nothing then, as where there is no window, so that the script says what is wrong.
+func (l *Lane) undoForeign(cmds []*Command) {
+	var undone []*Command
+	var undo [][]any
+	for _, c := range cmds {
+		if c.expireArgs == nil {
+			continue
+		}
+		opened, bounded := c.Cmder.(*goredis.Cmd), c.expire.Val() == int64(1)
+		made := opened.Val() == int64(1)
+		if !IsReply(opened.Err()) {
+			fields, _ := c.size.Val().(int64)
+			texts, err := c.follow.Result()
+			if err != nil || !c.write.(Opening).IsForeign(made, fields, texts) {
+				continue
+			}
+			c.follow.SetVal(make([]string, len(texts)))
+		}
+		before := len(undo)
+		if made {
+			undo = append(undo, []any{wordHDel, c.key, c.args[2]})
+		}
+		// Something was there before, so it never expired.
+		if bounded {
+			undo = append(undo, []any{wordPersist, c.key})
+		}
+		if len(undo) > before {
+			undone = append(undone, c)
+		}
+	}
+	if len(undo) == 0 {
+		return
+	}
+	ctx, cancel := context.WithTimeout(l.life, ReplyTimeout)
+	defer cancel()
+	pipe := l.client.Load().Pipeline()
+	for _, words := range undo {
+		pipe.Do(ctx, words...)
+	}
+	if _, err := pipe.Exec(ctx); err != nil {
+		for _, c := range undone {
+			c.Outcome = NotExecuted(fmt.Errorf("redis %s: undo what an opening did to another program's data: %w", l.Addr, err))
+		}
+	}
+}
+
 // replacePlain makes the plain writes that the server has refused calls of the script,
 // and returns them.
 func replacePlain(cmds []*Command) (instead []*Command) {
@@ -487,10 +549,11 @@ func withOutcome(cmds []*Command, h Hint) (some []*Command) {
 // source. The server knows that script then, and not its bundle.
 func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
 	err := l.load(ctx, cmds)
-	isCut := err != nil && !IsReply(err) && !IsDialError(err)
-	bySource := err != nil && ctx.Err() == nil && (Says(err, Lacking) || isCut)
-	neverLoads := Says(err, Lacking) || isCut && l.unloaded.Load()
-	l.unloaded.Store(isCut)
+	l.NoteHidden(err)
+	cut := isCut(err)
+	bySource := err != nil && ctx.Err() == nil && (Says(err, Lacking) || cut)
+	neverLoads := Says(err, Lacking) || cut && l.unloaded.Load()
+	l.unloaded.Store(cut)
 	for _, cmd := range cmds {
 		switch {
 		case bySource:
@@ -509,6 +572,9 @@ func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
 	}
 	return fault
 }
+
+// isCut reports whether a call was sent and had no reply.
+func isCut(err error) bool { return err != nil && !IsReply(err) && !IsDialError(err) }
 
 func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 	pipe := l.client.Load().Pipeline()

@@ -1,8 +1,10 @@
 package wire
 
 import (
+	"context"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 
@@ -78,17 +80,45 @@ func (l *Lane) redirected(c *Call) (parts map[string]*Call) {
 // redirection returns the node to which err redirects a command, which did not run,
 // and whether that node runs it only after ASKING.
 func (l *Lane) redirection(err error) (addr string, asking, ok bool) {
-	if err == nil {
-		return "", false, false
-	}
-	if addr, ok = goredis.IsMovedError(err); !ok {
-		addr, asking = goredis.IsAskError(err)
-	}
+	addr, asking = redirectIn(err)
 	colon := strings.LastIndexByte(addr, ':')
 	if colon < 0 {
 		return "", false, false
 	}
 	return nodeAddr(strings.Trim(addr[:colon], "[]"), addr[colon+1:], l.Addr), asking, true
+}
+
+// redirectIn returns the address in a redirection, and whether that is of one key, or "".
+func redirectIn(err error) (addr string, asking bool) {
+	if err == nil {
+		return "", false
+	}
+	if addr, ok := goredis.IsMovedError(err); ok {
+		return addr, false
+	}
+	return goredis.IsAskError(err)
+}
+
+// probedParts is in how many parts of the slots Redirects looks.
+const probedParts = 64
+
+// Redirects reports whether the server of a client is a node of a Redis Cluster that lacks slots: it
+// names another one for some of the keys that begin with key, one in each part of the slots.
+func Redirects(ctx context.Context, client *goredis.Client, key string) bool {
+	pipe := client.Pipeline()
+	var probed [probedParts]bool
+	for n := 0; pipe.Len() < probedParts && n < SlotCount; n++ {
+		name := key + strconv.Itoa(n)
+		if part := int(SlotOf([]byte(name))) * probedParts / SlotCount; !probed[part] {
+			probed[part] = true
+			pipe.Get(ctx, name)
+		}
+	}
+	replies, _ := pipe.Exec(ctx)
+	return slices.ContainsFunc(replies, func(reply goredis.Cmder) bool {
+		addr, _ := redirectIn(reply.Err())
+		return addr != ""
+	})
 }
 
 // laneAt returns the lane to a node, or nil once the shard is closed. While it is being

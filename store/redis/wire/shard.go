@@ -111,6 +111,8 @@ type Shard struct {
 	listeners map[int]func(Event)
 	listened  int
 	events    chan Event
+	// panicked is when the last event of a panic was; nil if there was none.
+	panicked atomic.Pointer[time.Time]
 }
 
 type laneKey struct {

@@ -2,6 +2,7 @@ package wire_test
 
 import (
 	"context"
+	"crypto/sha1"
 	"errors"
 	"fmt"
 	"reflect"
@@ -153,7 +154,7 @@ func TestSimulatedServerCountsWithoutScripts(t *testing.T) {
 func openSimulated(clock *storetest.Clock) *simulatedStore {
 	s := newSimulatedStore(clock, simredis.New(clock.Now, simredis.NewInterpreter()).Do)
 	// The suite's clock can run back, and estimates round towards their start.
-	s.Clock, s.Bundles = wire.NewClock(clock.Now().Add(-24*time.Hour)), true
+	s.Clock, s.Bundles = wire.NewClock(clock.Now().Add(-24*time.Hour), clock.Now), true
 	return s
 }
 
@@ -315,34 +316,53 @@ func otherScripts(now time.Time, do func(args ...string) (any, error)) (replies 
 		dumped := call(luascripts.Dump, []any{key}, "hash")
 		note(dumped[:8])
 		for range 2 {
-			note(call(luascripts.Restore, []any{"restored", "mark"}, wire.AppendPacked(nil, expiry, 1), "hash", dumped[8:]))
+			note(call(luascripts.Restore, []any{"restored", "mark"}, wire.AppendPacked(nil, expiry, 1, 0), "hash", dumped[8:]))
 		}
 	}
 	note(send("hgetall", "restored"), send("pexpiretime", "restored"), send("pexpiretime", "mark"))
 
-	override := func(op string, args ...any) {
-		note(call(luascripts.Override, []any{"overrides"}, append([]any{op}, args...)...))
+	override := func(op string, args ...any) string {
+		return call(luascripts.Override, []any{"overrides", "log"}, append([]any{op}, args...)...)
 	}
-	for _, lasts := range []time.Duration{time.Hour, 2 * time.Hour, -time.Second} {
-		for _, op := range []string{"set", "keep", "set"} {
-			override(op, lasts.String(), wire.AppendPacked(nil, lasts.Milliseconds(), 2), op+" "+lasts.String())
+	// lines notes the lines of a reply, without what differs with the clocks.
+	lines := func(reply string, fixed int) {
+		all := strings.Split(reply, "\n")
+		for i, line := range all {
+			if _, content, ok := strings.Cut(line, " "); ok && i >= fixed {
+				all[i] = content
+			}
 		}
+		slices.Sort(all[fixed:])
+		note(all[fixed:]...)
 	}
-	override("set", "third", wire.AppendPacked(nil, time.Hour.Milliseconds(), 2), "x")
+	change := func(name string, lasts time.Duration, content, expected, meta string) {
+		reply := override("change", 3, name, wire.AppendPacked(nil, lasts.Milliseconds(), 2), content, expected, meta)
+		if before, isSet := strings.CutPrefix(reply, "SET "); isSet {
+			// How long the content before would have lasted differs with the clocks.
+			reply = "SET " + strings.TrimLeft(before, "0123456789 ")
+		}
+		note(reply)
+	}
+	first := fmt.Sprintf("%x", sha1.Sum([]byte("first")))
+	for _, name := range []string{"hour", "day", "second", "fourth"} {
+		change(name, time.Hour, "first", "0", "{}")
+		change(name, time.Hour, "first", "", "{}")
+		change(name, 2*time.Hour, "second", first, "{}")
+		change(name, 0, "third", first, "{}")
+		change(name, 0, "copy", "", "")
+	}
+	number := send("hget", "overrides", "v")
+	change("day", 0, "", "0", "{}")
+	change("day", 0, "", "", "{}")
+	change("day", 0, "", "", "{}")
 	note(send("hset", "overrides", "damaged", "x"))
-	lines := strings.Split(call(luascripts.Override, []any{"overrides"}, "read"), "\n")
-	for i, line := range lines {
-		// How long it lasts differs with the clocks.
-		if _, content, ok := strings.Cut(line, " "); ok {
-			lines[i] = content
-		}
+	lines(override("page", "0"), 1)
+	lines(override("changes", number), 1)
+	note(override("changes", "7"), override("changes", "x"), send("zcard", "log"))
+	for _, name := range []string{"hour", "second", "fourth", "damaged"} {
+		change(name, 0, "", "", "{}")
 	}
-	slices.Sort(lines[1:])
-	note(lines[1:]...)
-	for _, name := range []string{"1h0m0s", "1h0m0s", "2h0m0s", "damaged"} {
-		override("remove", name)
-	}
-	note(send("exists", "overrides"), call(luascripts.Override, []any{"restored"}, "read"))
+	note(send("exists", "overrides"), override("page", "0"), override("changes", number))
 	return replies
 }
 

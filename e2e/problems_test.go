@@ -1,0 +1,86 @@
+package e2e
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+// problemsOf returns the problems that the status lists, by kind.
+func problemsOf(c *caddytest.Caddy) map[string][]string {
+	c.T.Helper()
+	var status struct{ Problems []struct{ Kind, Text string } }
+	c.AdminJSON(http.MethodGet, "/rate_limit/", "", &status)
+	byKind := map[string][]string{}
+	for _, p := range status.Problems {
+		byKind[p.Kind] = append(byKind[p.Kind], p.Text)
+	}
+	return byKind
+}
+
+// awaitProblem waits until there is a problem of a kind with a text, or none of the kind if that is empty.
+func awaitProblem(c *caddytest.Caddy, kind, text string) {
+	c.T.Helper()
+	eventually(c.T, fmt.Sprintf("problems of kind %s with %q", kind, text), func() error {
+		all := strings.Join(problemsOf(c)[kind], "; ")
+		return want(all+" being as it should", strings.Contains(all, text) && (all == "") == (text == ""), true)
+	})
+}
+
+// TestProxyThatIsNotTrusted is a problem of the status, a metric, a line of the log and the command,
+// until the config trusts it.
+func TestProxyThatIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	site := func(trust string, more string) string {
+		return caddytest.Site(trust, "route {\nrate_limit {\n"+zoneWith("api", "key {client_ip}", "events 1000")+more+"}\nrespond ok\n}")
+	}
+	c := caddytest.Start(t, site("", ""))
+	ask := func(header string) {
+		for i := range 30 {
+			must(t, "a request", want("status", c.Get("/", fmt.Sprintf("%s: 203.0.113.%d", header, i)).StatusCode, http.StatusOK))
+		}
+	}
+	ask("X-Forwarded-For")
+	awaitProblem(c, "proxy_address", "add trusted_proxies static with the proxy's address to the global option servers")
+	must(t, "metric", want("problems", c.Metric(`caddy_rate_limit_problems{kind="proxy_address"}`), "1"))
+	prints(t, 0, []string{"problem of store default: zone api: 100 % of the requests come through a proxy"}, "status", "--address", c.Admin)
+	ask("X-Forwarded-For")
+	awaitProblem(c, "proxy_address", "does not trust")
+	c.AwaitLines(t, 1, "a problem began", `"kind":"proxy_address"`, `"level":"warn"`)
+	// The problem of another zone shows that the requests were looked at.
+	c.MustLoad(site("servers {\ntrusted_proxies static 127.0.0.1\n}", zoneWith("other", "events 1000")))
+	ask("X-Forwarded-For")
+	awaitProblem(c, "empty_key", "zone other: the key is empty in 100 % of the requests")
+	must(t, "a trusted proxy", want("problems", len(problemsOf(c)["proxy_address"]), 0))
+	must(t, "metric", want("problems", c.Metric(`caddy_rate_limit_problems{kind="proxy_address"}`), "0"))
+}
+
+// TestProblemsOfSetup: a server that is set up wrongly, and a Caddy with another key_secret, which can
+// read no rules of clients either, are problems as long as they are.
+func TestProblemsOfSetup(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, redistest.Args("--maxmemory-policy", "allkeys-lru"))
+	site := func(secret string) string {
+		return zonesSite(caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr()), "key_secret "+secret+strings.Repeat("x", 32)), zoneWith("api"), "respond ok")
+	}
+	one := caddytest.Start(t, site("one"))
+	awaitProblem(one, "misconfigured", "maxmemory-policy is allkeys-lru")
+	must(t, "set", server.Client().ConfigSet(t.Context(), "maxmemory-policy", "noeviction").Err())
+	awaitProblem(one, "misconfigured", "")
+	must(t, "alone", want("problems", len(problemsOf(one)), 0))
+
+	other := caddytest.Start(t, site("other"))
+	awaitProblem(one, "disagreement", "has another key_secret")
+	awaitProblem(other, "disagreement", "has another key_secret")
+	prints(t, 0, nil, "block", "api", "alice", "1h", "--address", other.Admin)
+	awaitProblem(one, "damaged_overrides", "unblock removes what is damaged")
+	one.AwaitLines(t, 1, "a problem began", `"kind":"damaged_overrides"`)
+	must(t, "the one that set it", want("problems", len(problemsOf(other)["damaged_overrides"]), 0))
+	prints(t, 0, nil, "unblock", "api", "alice", "--address", other.Admin)
+	awaitProblem(one, "damaged_overrides", "")
+	one.AwaitLines(t, 1, "a problem is over", `"kind":"damaged_overrides"`, `"level":"info"`)
+}

@@ -1,0 +1,78 @@
+package admin
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/history"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// mostNamed is how many zones a text names.
+const mostNamed = 5
+
+// consequences returns what becomes of requests for which a shard of the store cannot answer, by the
+// on_error of the zones that count there: "12.3/s pass unlimited: on_error allow (zone api)". How many pass
+// is of the last ten seconds, in all shards.
+func consequences(running runningConfig, storeName string) string {
+	zones := zonesInStores(running)
+	byRule, passed := map[string][]string{}, 0.0
+	for _, name := range sortedKeys(zones) {
+		for _, z := range zones[name] {
+			if z.store.Name != storeName {
+				continue
+			}
+			rule := cmp.Or(z.OnError, z.store.OnError)
+			byRule[rule] = append(byRule[rule], name)
+			if s, isKnown := history.Default.Latest(name, time.Now()); isKnown && rule == stores.OnErrorAllow {
+				passed += float64(s.Unchecked) / history.Ranges[0].Step.Seconds()
+			}
+		}
+	}
+	allowed := "requests pass unlimited"
+	if passed > 0 {
+		allowed = fmt.Sprintf("%.1f/s pass unlimited", passed)
+	}
+	var all []string
+	for _, c := range [][2]string{
+		{stores.OnErrorAllow, allowed},
+		{stores.OnErrorDeny, "requests are refused with 503"},
+		{stores.OnErrorLocal, "this Caddy counts on alone"},
+	} {
+		if names := byRule[c[0]]; names != nil {
+			all = append(all, fmt.Sprintf("%s: on_error %s (%s)", c[1], c[0], zonesText(names)))
+		}
+	}
+	return strings.Join(all, ", ")
+}
+
+func zonesText(names []string) string {
+	text := "zones "
+	if len(names) == 1 {
+		text = "zone "
+	}
+	if more := len(names) - mostNamed; more > 0 {
+		return fmt.Sprintf("%s%s and %d more", text, strings.Join(names[:mostNamed], ", "), more)
+	}
+	return text + strings.Join(names, ", ")
+}
+
+// withoutPrimary returns what becomes of requests for which a shard without a primary cannot answer, after
+// a separator. Replicas answer checks of windows that are open.
+func withoutPrimary(shard *store.ShardFigures, consequences string) string {
+	isReplica := func(server store.ServerFigures) bool {
+		return server.Role == store.RoleReplica && server.State == store.ServerUp
+	}
+	switch {
+	case consequences == "":
+		return ""
+	case slices.ContainsFunc(shard.Servers, isReplica):
+		return "; where no replica can answer, " + consequences
+	default:
+		return "; " + consequences
+	}
+}

@@ -1,0 +1,189 @@
+package fleet
+
+import (
+	"cmp"
+	"slices"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// mergeFound joins the buckets of one client in each zone and store.
+func mergeFound(parts []part[adminapi.Found], a asked) adminapi.Found {
+	zones := joined[zoneKey, []part[adminapi.Buckets]]{}
+	merged := adminapi.Found{Zones: []adminapi.Buckets{}, Errors: a.errors()}
+	for _, p := range parts {
+		for _, b := range p.answer.Zones {
+			into, _ := zones.at(zoneKey{b.Zone, b.Store}, nil)
+			*into = append(*into, part[adminapi.Buckets]{p.address, b})
+		}
+		for _, text := range p.answer.Errors {
+			merged.Errors = append(merged.Errors, failure{p.address, text}.String())
+		}
+	}
+	a.failed = nil // said of the whole
+	for _, zone := range zones.all {
+		merged.Zones = append(merged.Zones, mergeBuckets(zone, a))
+	}
+	return merged
+}
+
+// mergeMatches joins the clients that begin with a text, in the order in which one Caddy lists them: of
+// each what the Caddy knows that knows most.
+func mergeMatches(parts []part[adminapi.Matches], a asked) adminapi.Matches {
+	type id struct{ zone, store, key string }
+	merged, clients := adminapi.Matches{Errors: a.errors()}, joined[id, adminapi.Match]{}
+	for _, p := range parts {
+		merged.More = merged.More || p.answer.More
+		merged.Unlisted = append(merged.Unlisted, p.answer.Unlisted...)
+		for _, c := range p.answer.Clients {
+			if into, isNew := clients.at(id{c.Zone, c.Store, c.ClientKey}, c); !isNew && c.Used > into.Used {
+				*into = c
+			}
+		}
+	}
+	slices.Sort(merged.Unlisted)
+	merged.Unlisted = slices.Compact(merged.Unlisted)
+	slices.SortFunc(clients.all, func(a, b adminapi.Match) int { return a.Compare(&b) })
+	merged.Clients = append([]adminapi.Match{}, clients.all...)
+	return merged
+}
+
+// mergeBuckets joins the copies of buckets: of a shared store each server's once, of another those in
+// the memory of each Caddy.
+func mergeBuckets(parts []part[adminapi.Buckets], a asked) adminapi.Buckets {
+	merged, buckets := adminapi.Buckets{Errors: a.errors()}, joined[string, adminapi.Bucket]{}
+	for _, p := range parts {
+		merged.Zone, merged.Store = p.answer.Zone, p.answer.Store
+		for _, b := range p.answer.Buckets {
+			into, isNew := buckets.at(b.ClientKey, b)
+			if isNew {
+				into.Servers, into.Overrides = nil, nil
+			} else {
+				into.LastRefused = max(into.LastRefused, b.LastRefused)
+				into.Ledger = addAccounts(into.Ledger, b.Ledger)
+				into.Local = cmp.Or(into.Local, b.Local)
+			}
+			into.Servers = addCopies(into.Servers, b.Servers, p.address)
+			switch {
+			case b.Previous == nil:
+			case isNew || into.Previous == nil:
+				into.Previous = &adminapi.Copies{Shard: b.Previous.Shard, Servers: addCopies(nil, b.Previous.Servers, p.address)}
+			default:
+				into.Previous.Servers = addCopies(into.Previous.Servers, b.Previous.Servers, p.address)
+			}
+			for _, o := range b.Overrides {
+				if !slices.ContainsFunc(into.Overrides, func(known adminapi.Override) bool { return known.Kind == o.Kind }) {
+					into.Overrides = append(into.Overrides, o)
+				}
+			}
+		}
+	}
+	merged.Buckets = append([]adminapi.Bucket{}, buckets.all...)
+	return merged
+}
+
+// addCopies adds what the Caddy at an address says of servers: of each server that is kept which says
+// most.
+func addCopies(to, from []adminapi.Copy, address string) []adminapi.Copy {
+	for _, c := range from {
+		c.Address = cmp.Or(c.Address, address)
+		i := slices.IndexFunc(to, func(known adminapi.Copy) bool { return known.Address == c.Address })
+		switch {
+		case i < 0:
+			to = append(to, c)
+		case says(&c) > says(&to[i]):
+			to[i] = c
+		}
+	}
+	return to
+}
+
+// says ranks a copy: an error says least, and a state without its limit less than others.
+func says(c *adminapi.Copy) int {
+	switch {
+	case c.Error != "":
+		return 0
+	case c.State != nil && c.State.Limit == nil:
+		return 1
+	default:
+		return 2
+	}
+}
+
+// addAccounts joins what Caddys know of a bucket beyond the store's count.
+func addAccounts(a, b *adminapi.Account) *adminapi.Account {
+	if a == nil || b == nil {
+		return cmp.Or(a, b)
+	}
+	return &adminapi.Account{
+		Used: max(a.Used, b.Used), InFlight: a.InFlight + b.InFlight, Unsent: a.Unsent + b.Unsent,
+		Reserved: a.Reserved + b.Reserved, Full: a.Full || b.Full,
+	}
+}
+
+// mergeResets joins what was emptied.
+func mergeResets(parts []part[adminapi.Resets], _ asked) adminapi.Resets {
+	merged, buckets := adminapi.Resets{}, joined[string, adminapi.Reset]{}
+	for _, p := range parts {
+		merged.Zone, merged.Store = p.answer.Zone, p.answer.Store
+		for _, b := range p.answer.Buckets {
+			into, _ := buckets.at(b.ClientKey, b)
+			into.Deleted = into.Deleted || b.Deleted
+		}
+	}
+	merged.Buckets = append([]adminapi.Reset{}, buckets.all...)
+	return merged
+}
+
+// overrideID identifies an override of a zone or a client.
+type overrideID struct {
+	kind             store.OverrideKind
+	zone, store, key string
+}
+
+// mergeOverrides joins what operators have set. Of what Caddys keep in their own memory, the last one
+// set is listed, and who has it if not all do.
+func mergeOverrides(parts []part[adminapi.Overrides], a asked) adminapi.Overrides {
+	merged, overrides := adminapi.Overrides{Errors: a.errors()}, joined[overrideID, adminapi.Override]{}
+	for _, p := range parts {
+		for _, o := range p.answer.Overrides {
+			into, isNew := overrides.at(overrideID{o.Kind, o.Zone, o.Store, o.ClientKey}, o)
+			have := append(into.Addresses, p.address)
+			if !isNew && o.Since > into.Since {
+				*into = o
+			}
+			into.Addresses = have
+		}
+		for _, text := range p.answer.Errors {
+			merged.Errors = append(merged.Errors, failure{p.address, text}.String())
+		}
+	}
+	merged.Overrides = append([]adminapi.Override{}, overrides.all...)
+	for i := range merged.Overrides {
+		if o := &merged.Overrides[i]; a.areShared(o.Store) || len(o.Addresses) == len(parts) {
+			o.Addresses = nil
+		}
+	}
+	return merged
+}
+
+// mergeAudit joins the changes, the latest first.
+func mergeAudit(parts []part[adminapi.Audit], a asked) adminapi.Audit {
+	type id struct {
+		overrideID
+		at float64
+	}
+	merged, all := adminapi.Audit{Errors: a.errors()}, joined[id, adminapi.AuditedChange]{}
+	for _, p := range parts {
+		for _, c := range p.answer.Changes {
+			all.at(id{overrideID{c.Kind, c.Zone, c.Store, c.Client.ClientKey}, c.At}, c)
+		}
+		for _, text := range p.answer.Errors {
+			merged.Errors = append(merged.Errors, failure{p.address, text}.String())
+		}
+	}
+	merged.Changes = append([]adminapi.AuditedChange{}, all.all...)
+	slices.SortStableFunc(merged.Changes, func(a, b adminapi.AuditedChange) int { return cmp.Compare(b.At, a.At) })
+	return merged
+}

@@ -1,0 +1,174 @@
+package admin
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// trafficLasts is how much time problems of traffic are about.
+	trafficLasts = time.Minute
+	// fewRequests is from how many requests on a share of them says something; of one client's
+	// share, that is manyRequests.
+	fewRequests, manyRequests = 20, 1000
+	// A problem is that at least this percentage of the requests have a proxy's address, or an
+	// empty key, or the same one.
+	proxyPercent, emptyPercent, oneKeyPercent = 25, 10, 90
+	// idleFor is how long a zone may decide about no request after its config was loaded.
+	idleFor = 10 * time.Minute
+)
+
+// traffic is what the requests of the zones were like in the last minute. The zero value has
+// measured nothing.
+type traffic struct {
+	began time.Time
+	zones map[string]*zoneTraffic
+}
+
+// zoneTraffic is that of one zone, in all stores.
+type zoneTraffic struct {
+	// first is the count of requests when the config was loaded.
+	first int64
+	// looks are in the order of time; the first is the last one that is older than a minute.
+	looks []look
+}
+
+// look is what one look at a zone has found: its counters, and a sample of the requests since
+// the look before.
+type look struct {
+	at                         time.Time
+	requests, allowed, evicted int64
+	samples                    []limiter.Sample
+}
+
+// measure takes a look at each zone.
+func (t *traffic) measure(running runningConfig, now time.Time) {
+	if t.zones == nil {
+		t.began, t.zones = now, map[string]*zoneTraffic{}
+	}
+	for name, zone := range zonesInStores(running) {
+		counts := &zone[0].Counts
+		l := look{
+			at: now, requests: telemetry.ValueOf(counts.Requests), allowed: telemetry.ValueOf(counts.Decisions[telemetry.ErrorAllowed]),
+			evicted: telemetry.ValueOf(telemetry.Default.Evicted.WithLabelValues(name)),
+		}
+		for _, bound := range zone {
+			l.samples = append(l.samples, limiter.TakeSample(limiter.ZoneID{Store: bound.store.Name, Zone: name}))
+		}
+		if t.zones[name] == nil {
+			// What came before is none of this config's.
+			l.samples = nil
+			t.zones[name] = &zoneTraffic{first: l.requests}
+		}
+		t.zones[name].add(l)
+	}
+}
+
+func (z *zoneTraffic) add(l look) {
+	z.looks = append(z.looks, l)
+	for len(z.looks) > 1 && l.at.Sub(z.looks[1].at) >= trafficLasts {
+		z.looks = z.looks[1:]
+	}
+}
+
+// minute is what a zone's requests of the last minute were like. Forwarded, empty and ofOne are
+// parts of sampled.
+type minute struct {
+	requests, allowed, evicted         int64
+	sampled, forwarded, empty, ofOne   int
+	decided, isProxied, isEmpty, isOne bool
+}
+
+// last returns the last minute up to now.
+func (z *zoneTraffic) last(now time.Time) (m minute) {
+	from, to := z.looks[0], z.looks[len(z.looks)-1]
+	m.decided = to.requests > z.first
+	if now.Sub(to.at) >= trafficLasts {
+		return m
+	}
+	m.requests, m.allowed, m.evicted = to.requests-from.requests, to.allowed-from.allowed, to.evicted-from.evicted
+	ofKey := map[uint64]int{}
+	for _, l := range z.looks[1:] {
+		for _, s := range l.samples {
+			m.sampled, m.forwarded, m.empty = m.sampled+s.Requests, m.forwarded+s.Forwarded, m.empty+s.Empty
+			// A key with nearly all requests has most of nearly every sample.
+			ofKey[s.Key] += s.OfKey
+			m.ofOne = max(m.ofOne, ofKey[s.Key])
+		}
+	}
+	isShare := func(part, percent, least int) bool { return m.sampled >= least && part*100 >= m.sampled*percent }
+	m.isProxied, m.isEmpty = isShare(m.forwarded, proxyPercent, fewRequests), isShare(m.empty, emptyPercent, fewRequests)
+	m.isOne = isShare(m.ofOne, oneKeyPercent, manyRequests)
+	return m
+}
+
+// problems returns what is wrong with the requests of the zones.
+func (t *traffic) problems(running runningConfig, now time.Time) (all []problem) {
+	zones := zonesInStores(running)
+	for _, name := range sortedKeys(zones) {
+		measured := t.zones[name]
+		if measured == nil {
+			continue
+		}
+		zone, m := zones[name][0], measured.last(now)
+		add := func(k kind, format string, args ...any) {
+			all = append(all, problem{
+				adminapi.Problem{Store: zone.store.Name, Zone: name, Text: "zone " + name + ": " + fmt.Sprintf(format, args...)},
+				subject{kind: k, store: zone.store.Name, zone: name},
+			})
+		}
+		percent := func(part int) int { return part * 100 / m.sampled }
+		if m.allowed > 0 {
+			add(adminapi.ProblemUnchecked, "%d of %d requests in the last minute (%.1f a second) passed unchecked, because the store cannot answer and on_error lets them: restore the store; with on_error local this Caddy would count them meanwhile",
+				m.allowed, m.requests, float64(m.allowed)/trafficLasts.Seconds())
+		}
+		if m.isProxied {
+			add(adminapi.ProblemProxyAddress, "%d %% of the requests come through a proxy that Caddy does not trust, so its clients share one bucket: add trusted_proxies static with the proxy's address to the global option servers, and let the key have {client_ip}", percent(m.forwarded))
+		} else if m.isOne {
+			add(adminapi.ProblemOneKey, "one key has %d %% of the requests, so the key may be the same for all clients, such as a proxy's address: let it have what tells clients apart; if all should share one limit, write key static", percent(m.ofOne))
+		}
+		if m.isEmpty {
+			add(adminapi.ProblemEmptyKey, "the key is empty in %d %% of the requests (about %.1f a second), which are counted by the client's address instead: see to it that clients send what key asks for, or end key with {client_ip}",
+				percent(m.empty), float64(m.requests)*float64(m.empty)/float64(m.sampled)/trafficLasts.Seconds())
+		}
+		if m.evicted > 0 {
+			add(adminapi.ProblemEvicted, "%d buckets that counted were forgotten in the last minute, so their clients begin anew: %s", m.evicted, evictionRemedy(zone.store))
+		}
+		if !m.decided && now.Sub(t.began) >= idleFor && isInUse(running, name) && !isUnlimited(zone.rule()) {
+			add(adminapi.ProblemIdleZone, "it has decided about no request since the config was loaded, although its handler gets requests: see to it that its matcher fits some, that events is not unlimited for all, and that no zone before refuses them")
+		}
+	}
+	return all
+}
+
+// evictionRemedy says what keeps a store, or the local counts beside it, from forgetting buckets.
+func evictionRemedy(handle *stores.Handle) string {
+	if open := handle.EnterOpen(); open != nil {
+		defer handle.Leave()
+		if open.IsRemote {
+			return "the local counts are full while the store is away: restore it, or set max_new_buckets in it"
+		}
+	}
+	return "raise max_buckets, or set max_new_buckets"
+}
+
+// isInUse reports whether a handler with the zone gets requests.
+func isInUse(running runningConfig, zone string) bool {
+	for _, l := range running.Limiters() {
+		for _, z := range l.Zones {
+			if z.Name == zone && l.IsInUse() {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// isUnlimited reports whether operators have lifted the limit.
+func isUnlimited(rule *store.Override) bool { return rule != nil && rule.Events == store.Unlimited }

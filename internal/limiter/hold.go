@@ -1,0 +1,147 @@
+package limiter
+
+import (
+	"fmt"
+	"path"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// Hold is what a call of rate_limit_service has spent of a bucket, as any process needs it to give it back
+// or to charge more, whatever its config says of the zone by then.
+type Hold struct {
+	Store string      `json:"store,omitempty"`
+	Limit store.Limit `json:"limit"`
+	// ClientKey may have any bytes.
+	ClientKey []byte `json:"key,omitempty"`
+	Events    int64  `json:"events,omitempty"`
+	Burst     int64  `json:"burst,omitempty"`
+	// Cost is what is held.
+	Cost int64 `json:"cost"`
+	// IsTaken is set if the store has confirmed that the cost was spent, so that it can be given back. If
+	// not, on_error has let the call pass.
+	IsTaken bool          `json:"taken,omitempty"`
+	ID      string        `json:"id,omitempty"`
+	Receipt store.Receipt `json:"receipt,omitzero"`
+}
+
+// Hold returns what the call holds in the zone at that place of its decisions, once it has ended, and
+// whether the zone counts it: one that only observes does not where there is no room.
+func (p *Passage) Hold(place int) (h Hold, counts bool) {
+	e := p.tracker.own[0]
+	z, req := &e.zones[place], e.reqs[place]
+	if o := z.outcome(); o != telemetry.Allowed && o != telemetry.ErrorAllowed {
+		return Hold{}, false
+	}
+	return Hold{
+		Store: z.handle.Name, Limit: *req.Limit, ClientKey: []byte(req.ClientKey), Events: req.Events, Burst: req.Burst,
+		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt,
+	}, true
+}
+
+// Validate returns an error, which wraps [store.ErrDamaged], unless h can be what [Passage.Hold] returns: what a
+// store keeps may be damaged.
+func (h *Hold) Validate() error {
+	l := &h.Limit
+	isValid := l.Zone != "" && l.Algorithm < store.Algorithms &&
+		l.Window >= time.Microsecond && l.Window <= store.MaxWindow && l.Window%time.Microsecond == 0 && isCalendar(l) &&
+		len(h.ClientKey) > 0 && len(h.ClientKey) <= store.MaxClientKey &&
+		h.Events >= 1 && h.Events <= algorithm.Of(l.Algorithm).MostEvents && h.Burst >= 0 && h.Burst <= store.MaxEvents &&
+		h.Cost >= 0 && h.Cost <= store.MaxEvents &&
+		h.Receipt.Period >= 0 && h.Receipt.Period <= store.MaxInteger && h.Receipt.Position >= 0 && h.Receipt.Position <= store.MaxInteger
+	if !isValid {
+		return fmt.Errorf("%w: no call can hold %d in zone %.100q", store.ErrDamaged, h.Cost, l.Zone)
+	}
+	return nil
+}
+
+// isCalendar reports whether the windows of a limit are those of its calendar, if it has one. Different names of
+// a file that has a time zone must not fill the memory.
+func isCalendar(l *store.Limit) bool {
+	c := l.Calendar
+	if c.Unit == "" {
+		return c == store.Calendar{}
+	}
+	return c.Unit.Length() > 0 && c.Validate() == nil && (c.TimeZone == "" || path.Clean(c.TimeZone) == c.TimeZone) &&
+		l.Algorithm == store.FixedWindow && l.Align && l.Window == c.Window()
+}
+
+// GiveBack gives back a part of what is held, and waits for that. The error wraps [store.ErrNotExecuted]
+// if nothing was given back.
+func (l *Limiter) GiveBack(h *Hold, amount int64) error {
+	handle, open, err := l.enterFor(h)
+	if err != nil {
+		return err
+	}
+	defer handle.Leave()
+	refunded := make(chan error, 1)
+	open.Accounts.RefundReported(h.request(amount), func(st store.State) { refunded <- st.Err })
+	if remote, is := open.Base.(store.Remote); is {
+		remote.Hurry(string(h.ClientKey))
+	}
+	if err := <-refunded; err != nil {
+		return err
+	}
+	if z := l.zoneOf(h); z != nil {
+		z.Counts.Refunded.Add(float64(amount))
+		z.room.wake(string(h.ClientKey))
+	}
+	return nil
+}
+
+// ChargeMore charges an amount to the bucket of a hold, whether or not it fits, as charges of requests are:
+// without waiting, and while the shard is away once it is back. The error wraps [store.ErrNotExecuted].
+func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
+	handle, open, err := l.enterFor(h)
+	if err != nil {
+		return err
+	}
+	defer handle.Leave()
+	req := h.request(amount)
+	if req.Receipt = (store.Receipt{}); req.ID != "" {
+		// What is under the old ID stays.
+		req.ID = identity.NewRequestID()
+	}
+	open.Charge([]store.Request{req})
+	if z := l.zoneOf(h); z != nil {
+		z.Counts.Charged.Add(float64(amount))
+	}
+	return nil
+}
+
+func (h *Hold) request(cost int64) store.Request {
+	return store.Request{
+		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt,
+	}
+}
+
+// enterFor enters the store of a hold.
+func (l *Limiter) enterFor(h *Hold) (handle *stores.Handle, open *stores.Opened, err error) {
+	for _, handle := range l.Stores() {
+		if handle.Name != h.Store {
+			continue
+		}
+		if open, err = handle.Enter(); err != nil {
+			err = fmt.Errorf("%w: %w", store.ErrNotExecuted, err)
+		}
+		return handle, open, err
+	}
+	return nil, nil, fmt.Errorf("%w: store %s is none of this config's", store.ErrNotExecuted, h.Store)
+}
+
+// zoneOf returns the zone of a hold in its store, or nil if the config has none of that name.
+func (l *Limiter) zoneOf(h *Hold) *boundZone {
+	for _, z := range l.Zones {
+		for in, handle := range l.Stores() {
+			if z.Name == h.Limit.Zone && handle.Name == h.Store {
+				return &z.bound[in]
+			}
+		}
+	}
+	return nil
+}

@@ -1,0 +1,163 @@
+package limiter
+
+import (
+	"cmp"
+	"net/http"
+
+	"github.com/caddyserver/caddy/v2"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Passage is a request of the past that is decided and counted again. The handlers behind the
+// limiters do not run: End tells what they answered. It does what [Limiter.ServeHTTP] does, in parts,
+// because other requests arrive between them: Meet for each handler, Ask when the request arrives,
+// and End when its response had ended. Only Meet may run at the same time as other passages.
+type Passage struct {
+	w       http.ResponseWriter
+	tracker *tracker
+	// err is why a handler, behind those that the tracker has met, cannot judge the request.
+	err error
+	// room is an empty tracker that Reuse has got from the passage before, or nil.
+	room *tracker
+}
+
+// NewPassage returns a passage whose response has the header of w.
+func NewPassage(w http.ResponseWriter) *Passage { return &Passage{w: w} }
+
+// Reuse makes p the passage of another request, as NewPassage does, in the memory of the one before: that has
+// ended, and nothing of its request is in use any more.
+func (p *Passage) Reuse(w http.ResponseWriter) {
+	room := cmp.Or(p.tracker, p.room)
+	if room != nil {
+		room.reuse(w)
+	}
+	*p = Passage{w: w, room: room}
+}
+
+// reuse makes t the empty tracker of another request. Its first evaluation keeps the room of its slices.
+func (t *tracker) reuse(w http.ResponseWriter) {
+	zones, reqs, states := t.first.zones, t.first.reqs, t.first.states
+	clear(zones[:cap(zones)])
+	clear(reqs[:cap(reqs)])
+	clear(states[:cap(states)])
+	*t = tracker{}
+	t.first.use(zones, reqs, states)
+	t.ResponseWriter, t.own = w, t.room[:0]
+}
+
+// Meet resolves what the request asks of the zones of a handler, and reports whether the handler can
+// judge it.
+func (p *Passage) Meet(l *Limiter, r *http.Request) bool {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if p.tracker == nil {
+		repl.Map(placeholders(r))
+	}
+	t, e, err := l.collect(cmp.Or(p.tracker, p.room), p.w, r, repl)
+	switch {
+	case err == nil && e != nil:
+		p.tracker = t
+	case err != nil && p.tracker == nil && p.room != nil:
+		// Some zones were met before one failed.
+		p.room.reuse(p.w)
+	}
+	p.err = err
+	return err == nil
+}
+
+// Ask asks the zones of all handlers but those that skip selects, and returns the status with which
+// one ends the request, or 0. If one does, End follows at once.
+func (p *Passage) Ask(skip func(z *Zone) bool) (status int) {
+	var evaluations []*evaluation
+	if p.tracker != nil {
+		evaluations = p.tracker.own
+		p.tracker.own = evaluations[:0]
+	}
+	for _, e := range evaluations {
+		if e.leaveOut(skip); len(e.zones) == 0 {
+			continue
+		}
+		p.tracker.own = append(p.tracker.own, e)
+		if p.tracker.response != nil {
+			p.tracker.response.began = e.limiter.Now()
+		}
+		if err := e.limiter.admit(p.tracker, e, p.w, p.tracker.request); err != nil {
+			return statusOf(err)
+		}
+	}
+	if p.err != nil {
+		return statusOf(p.err)
+	}
+	return 0
+}
+
+// leaveOut makes e go on without some zones. It has asked none.
+func (e *evaluation) leaveOut(some func(z *Zone) bool) {
+	if some == nil {
+		return
+	}
+	zones, reqs := e.zones[:0], e.reqs[:0]
+	for i := range e.zones {
+		if !some(e.zones[i].Zone) {
+			zones, reqs = append(zones, e.zones[i]), append(reqs, e.reqs[i])
+		}
+	}
+	e.zones, e.reqs = zones, reqs
+}
+
+// StatusLeft is the status of a request whose client left before there was one.
+const StatusLeft = statusLeft
+
+// End settles the request by the status, or [StatusLeft], and the size of its body.
+func (p *Passage) End(status int, size int64) {
+	t := p.tracker
+	if t == nil || len(t.own) == 0 {
+		return
+	}
+	t.commit(status)
+	t.response.wrote(size, nil)
+	t.finish(ending{ctx: t.request.Context()})
+	t.end()
+}
+
+// Decision is what a zone has decided about a request.
+type Decision struct {
+	Zone  *Zone
+	Store string
+	// ClientKey is what the zone's key yields.
+	ClientKey string
+	Outcome   telemetry.Outcome
+	// Burst is how many events are admitted at once, other than in a window; 0 if they are as many.
+	Burst int64
+	// Needed is the least limit that admits the request beside what its client has used.
+	Needed int64
+	// State is what is known of the bucket. It is zero unless the store, or in its place this process,
+	// has answered.
+	State store.State
+}
+
+// Decisions visits what the zones have decided. After End their states show what was settled.
+func (p *Passage) Decisions(visit func(d Decision)) {
+	if p.tracker == nil {
+		return
+	}
+	for _, e := range p.tracker.own {
+		for i := range e.zones {
+			visit(e.decision(i))
+		}
+	}
+}
+
+func (e *evaluation) decision(i int) Decision {
+	z := &e.zones[i]
+	d := Decision{Zone: z.Zone, Store: z.handle.Name, ClientKey: e.resolvedKey(i), Outcome: z.outcome()}
+	if d.Burst = e.reqs[i].Burst; len(e.states) > i {
+		// A take shows its own cost, and a check does not.
+		d.Needed = e.states[i].Used + e.reqs[i].Cost - e.spent(i)
+	}
+	if z.hasAnswered() {
+		d.State = e.states[i]
+	}
+	return d
+}

@@ -1,0 +1,185 @@
+package option
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// nested is an error inside of a part of the configuration, such as a zone.
+type nested struct {
+	part, path string
+	err        error
+}
+
+// In returns an error inside of a part, which JSON has at the path.
+func In(part, path string, err error) error { return &nested{part, path, err} }
+
+// Error implements the interface error.
+func (e *nested) Error() string { return e.part + ": " + e.err.Error() }
+
+// Unwrap returns what is wrong in the part.
+func (e *nested) Unwrap() error { return e.err }
+
+// InJSON returns an error of the configuration in the words of JSON: the path of the field,
+// and not the option of a Caddyfile.
+func InJSON(err error) error {
+	if err == nil {
+		return nil
+	}
+	var path, part string
+	for inside := (*nested)(nil); errors.As(err, &inside); err = inside.err {
+		path += inside.path + "."
+		// A part with a name is easier to find by that than by its number.
+		if inside.part != inside.path {
+			part = cmp.Or(part, ", in "+inside.part)
+		}
+	}
+	if bad := new(Error); errors.As(err, &bad) {
+		return fmt.Errorf("%s%s %w%s", path, bad.field, bad.problem, part)
+	}
+	if path == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w%s", strings.TrimSuffix(path, "."), err, part)
+}
+
+// Decode decodes the JSON of a module strictly. An error names the path of the field that is wrong.
+func Decode(text []byte, to any) error {
+	if err := checkJSON("", text, reflect.TypeOf(to).Elem()); err != nil {
+		return err
+	}
+	return caddy.StrictUnmarshalJSON(text, to)
+}
+
+// checkJSON returns what is wrong with the value at a path, which has to fit into a type.
+func checkJSON(path string, text json.RawMessage, t reflect.Type) error {
+	isNull := string(bytes.TrimSpace(text)) == "null"
+	switch {
+	case isNull && t.Kind() == reflect.Pointer:
+		return nil
+	case t.Kind() == reflect.Pointer:
+		return checkJSON(path, text, t.Elem())
+	case isLeaf(t):
+		return checkLeaf(path, text, t)
+	case isNull:
+		return nil
+	case t.Kind() == reflect.Struct:
+		return checkObject(path, text, func(name string) (reflect.Type, error) { return fieldType(t, name) })
+	case t.Kind() == reflect.Map:
+		return checkObject(path, text, func(string) (reflect.Type, error) { return t.Elem(), nil })
+	default:
+		return checkList(path, text, t.Elem())
+	}
+}
+
+// isLeaf reports whether what has the type is decoded as a whole.
+func isLeaf(t reflect.Type) bool {
+	if reflect.PointerTo(t).Implements(reflect.TypeFor[json.Unmarshaler]()) {
+		return true
+	}
+	return !slices.Contains([]reflect.Kind{reflect.Struct, reflect.Map, reflect.Slice}, t.Kind())
+}
+
+// checkObject checks the members of an object, each of which has a type.
+func checkObject(path string, text json.RawMessage, typeOf func(name string) (reflect.Type, error)) error {
+	var members map[string]json.RawMessage
+	if json.Unmarshal(text, &members) != nil {
+		return located(path, errors.New("it must be an object, in { }"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(members)) {
+		inner := strings.TrimPrefix(path+"."+name, ".")
+		t, err := typeOf(name)
+		if err != nil {
+			return located(inner, err)
+		}
+		if err := checkJSON(inner, members[name], t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func checkList(path string, text json.RawMessage, t reflect.Type) error {
+	var items []json.RawMessage
+	if json.Unmarshal(text, &items) != nil {
+		return located(path, errors.New("it must be a list, in [ ]"))
+	}
+	for i, item := range items {
+		if err := checkJSON(fmt.Sprintf("%s[%d]", path, i), item, t); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkLeaf decodes a value. The error quotes none, because it may be a secret.
+func checkLeaf(path string, text json.RawMessage, t reflect.Type) error {
+	err := json.Unmarshal(text, reflect.New(t).Interface())
+	switch {
+	case err == nil:
+		return nil
+	case t == reflect.TypeFor[caddy.Duration]():
+		err = errors.New("it must be a time span, such as \"250ms\", \"10s\" or \"1d\", or a number of nanoseconds")
+	case kindWords[t.Kind()] != "" && errors.As(err, new(*json.UnmarshalTypeError)):
+		err = errors.New("it must be " + kindWords[t.Kind()])
+	}
+	return located(path, err)
+}
+
+// kindWords say what a value of a kind is in JSON.
+var kindWords = map[reflect.Kind]string{
+	reflect.Bool: "true or false", reflect.String: "a text, in quotes", reflect.Float64: "a number",
+	reflect.Int: "a whole number", reflect.Int64: "a whole number",
+}
+
+func located(path string, err error) error {
+	if path == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %w", path, err)
+}
+
+// JSONFields returns the fields of JSON that a struct has, those of embedded ones included.
+func JSONFields(t reflect.Type) (fields []reflect.StructField) {
+	for _, field := range reflect.VisibleFields(t) {
+		if field.IsExported() && JSONName(field) != "" {
+			fields = append(fields, field)
+		}
+	}
+	return fields
+}
+
+// JSONName returns the name of a field in JSON, and "" if it has none.
+func JSONName(field reflect.StructField) string {
+	name, _, _ := strings.Cut(field.Tag.Get("json"), ",")
+	return name
+}
+
+// fieldType returns the type of a struct's field with that name in JSON.
+func fieldType(t reflect.Type, name string) (reflect.Type, error) {
+	var known []string
+	for _, field := range JSONFields(t) {
+		// The decoder ignores case, too.
+		if strings.EqualFold(JSONName(field), name) {
+			return field.Type, nil
+		}
+		known = append(known, JSONName(field))
+	}
+	switch near := DidYouMean(name, known); {
+	case insteadInJSON(name) != "":
+		return nil, fmt.Errorf("unknown field: %s", insteadInJSON(name))
+	case near != "":
+		return nil, fmt.Errorf("unknown field%s", near)
+	default:
+		return nil, fmt.Errorf("unknown field: it must be one of %s", strings.Join(known, ", "))
+	}
+}

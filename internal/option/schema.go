@@ -1,0 +1,154 @@
+package option
+
+import (
+	"encoding/json"
+	"reflect"
+	"regexp"
+	"slices"
+	"strings"
+
+	"github.com/caddyserver/caddy/v2"
+)
+
+// Schema is a JSON schema, of draft 2020-12.
+type Schema map[string]any
+
+// Schemer is a type that knows the schema of its values, because it decodes them itself.
+type Schemer interface{ JSONSchema() Schema }
+
+// SchemaOf returns the schema of a struct: its fields by their types, and what the rows say of them.
+func SchemaOf(t reflect.Type, rows []Row) Schema {
+	properties, required := Schema{}, []string{}
+	for _, field := range JSONFields(t) {
+		name := JSONName(field)
+		row, description := rowOf(rows, name)
+		schema := schemaOf(field.Type, row, rows)
+		if description != "" {
+			schema["description"] = description
+		}
+		if row.Default == "required" && row.Block == nil && name == row.Fields()[0] {
+			required = append(required, name)
+		}
+		properties[name] = schema
+	}
+	return Schema{
+		"type": "object", "properties": properties, "required": required, "additionalProperties": false,
+		// Caddy's IDs of objects, such as @id.
+		"patternProperties": Schema{"^@": Schema{}},
+	}
+}
+
+// rowOf returns the row that sets a field, and what it means. A row without Doc shares that of a row
+// before.
+func rowOf(rows []Row, field string) (row Row, description string) {
+	doc, usual := "", ""
+	for _, row := range rows {
+		if row.Doc != "" {
+			doc, usual = row.Doc, row.Default
+		}
+		if !slices.Contains(row.Fields(), field) {
+			continue
+		}
+		if row.Section == "" {
+			return row, describedInside(rows, row.Name)
+		}
+		return row, described(row, doc, usual)
+	}
+	return Row{}, ""
+}
+
+// describedInside returns what a block says of an option that is described there only.
+func describedInside(rows []Row, name string) string {
+	for _, row := range Flatten(rows) {
+		if row.Name == name && row.Doc != "" {
+			return described(row, row.Doc, row.Default)
+		}
+	}
+	return ""
+}
+
+// described returns what editors show of a field: also the line, where the field has another name.
+func described(row Row, doc, usual string) string {
+	if usual != "" && !strings.HasPrefix(usual, "required") {
+		doc += " Default: " + usual + "."
+	}
+	if row.JSON != nil {
+		doc += " In a Caddyfile: `" + row.Name + " " + row.Args + "`."
+	}
+	return plainText(doc)
+}
+
+// Fields are the fields of JSON that the line sets.
+func (r Row) Fields() []string {
+	if r.JSON == nil {
+		return []string{r.Name}
+	}
+	return r.JSON
+}
+
+// link is a link in Markdown.
+var link = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
+
+// longForms has the placeholders in JSON that documentation writes as in a Caddyfile.
+var longForms = strings.NewReplacer("{client_ip}", "{http.vars.client_ip}", "{header.", "{http.request.header.")
+
+func plainText(markdown string) string {
+	return longForms.Replace(link.ReplaceAllString(markdown, "$1"))
+}
+
+// schemaOf returns the schema of values of a type, which the row sets, one of rows.
+func schemaOf(t reflect.Type, row Row, rows []Row) Schema {
+	if schemer, is := reflect.Zero(t).Interface().(Schemer); is && t.Kind() != reflect.Pointer {
+		return schemer.JSONSchema()
+	}
+	switch t {
+	case reflect.TypeFor[caddy.Duration]():
+		return Schema{"type": []string{"string", "integer"}, "pattern": `^(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d))+)$`}
+	case reflect.TypeFor[json.RawMessage]():
+		return Schema{}
+	}
+	switch t.Kind() {
+	case reflect.Pointer:
+		return schemaOf(t.Elem(), row, rows)
+	case reflect.Slice:
+		return Schema{"type": "array", "items": schemaOf(t.Elem(), row, rows)}
+	case reflect.Map:
+		return Schema{"type": "object", "additionalProperties": schemaOf(t.Elem(), row, rows)}
+	case reflect.Struct:
+		return named(SchemaOf(t, row.inner(rows)), row)
+	default:
+		return row.choices(Schema{"type": jsonTypes[t.Kind()]})
+	}
+}
+
+// inner are the options of the row's block, where one without a name stands for those of the block outside.
+func (r Row) inner(outside []Row) []Row {
+	if slices.ContainsFunc(r.Block, func(row Row) bool { return row.Name == "" }) {
+		return slices.Concat(r.Block, outside)
+	}
+	return r.Block
+}
+
+// named adds what the row of a block says of the name before the block.
+func named(schema Schema, row Row) Schema {
+	if row.Args != "<name>" {
+		return schema
+	}
+	schema["required"] = append(schema["required"].([]string), "name")
+	schema["properties"].(Schema)["name"] = Schema{"type": "string", "pattern": name.String(), "description": plainText(row.Doc)}
+	return schema
+}
+
+// choices adds the words of which the value must be one.
+func (r Row) choices(schema Schema) Schema {
+	if r.Field.choice == nil {
+		return schema
+	}
+	schema["enum"] = strings.Split(r.Args, "|")
+	return schema
+}
+
+// jsonTypes are the types in JSON of values of a kind.
+var jsonTypes = map[reflect.Kind]string{
+	reflect.Bool: "boolean", reflect.String: "string", reflect.Float64: "number", reflect.Int: "integer", reflect.Int64: "integer",
+}

@@ -1,0 +1,164 @@
+package limit
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// maxReservations bounds the open reservations of a store in this process: each takes less than 1 KiB.
+const maxReservations = 100_000
+
+// RefusedError is the error of [Limit.Reserve] where there is no room.
+type RefusedError struct {
+	// Result says how long to wait. Allowed is false.
+	Result Result
+}
+
+func (e *RefusedError) Error() string {
+	return fmt.Sprintf("limit: there is no room for %s", e.Result.RetryAfter)
+}
+
+// Reservation is what was taken by an estimate. It ends once: by [Reservation.Commit], by
+// [Reservation.Release], or by itself at its deadline. It is safe for concurrent use.
+type Reservation struct {
+	limit    *Limit
+	request  store.Request
+	result   Result
+	deadline time.Time
+	timer    *time.Timer
+	ended    atomic.Bool
+}
+
+// Reserve takes n events, an estimate, if they fit. If they do not, the error is a [*RefusedError], or
+// [ErrNever] if n exceeds the limit. End the reservation by Commit or Release: otherwise it is
+// released at its deadline, Config.ReserveFor from now, as if nothing had been spent. If the process
+// ends before, the estimate stays spent; slots of Concurrency are free once Window is over.
+func (l *Limit) Reserve(ctx context.Context, key string, n int64) (*Reservation, error) {
+	return l.reserve(ctx, key, n, func(ctx context.Context, r *store.Request) (store.State, error) {
+		if r.Cost > r.Capacity() {
+			return store.State{}, ErrNever
+		}
+		st, err := l.take(ctx, r)
+		if err == nil && !st.Allowed {
+			err = &RefusedError{resultOf(&st)}
+		}
+		return st, err
+	})
+}
+
+// WaitReserve is Reserve, but waits until the estimate fits, as [Limit.Wait] does.
+func (l *Limit) WaitReserve(ctx context.Context, key string, n int64) (*Reservation, error) {
+	return l.reserve(ctx, key, n, l.await)
+}
+
+func (l *Limit) reserve(ctx context.Context, key string, n int64, take func(context.Context, *store.Request) (store.State, error)) (*Reservation, error) {
+	if err := mayAsk(n); err != nil {
+		return nil, err
+	}
+	request, err := l.request(key, n)
+	if err != nil {
+		return nil, err
+	}
+	if l.store.open.Add(1) > maxReservations {
+		l.store.open.Add(-1)
+		return nil, ErrTooMany
+	}
+	st, err := take(ctx, &request)
+	if err != nil {
+		l.store.open.Add(-1)
+		return nil, err
+	}
+	request.Receipt = st.Receipt
+	r := &Reservation{limit: l, request: request, result: resultOf(&st), deadline: time.Now().Add(l.config.ReserveFor)}
+	r.timer = time.AfterFunc(l.config.ReserveFor, r.expire)
+	return r, nil
+}
+
+// Deadline is when the reservation is released unless it has ended.
+func (r *Reservation) Deadline() time.Time { return r.deadline }
+
+// Result is what the bucket looked like once the estimate was taken.
+func (r *Reservation) Result() Result { return r.result }
+
+// Commit ends the reservation with what was spent in fact: it refunds the rest of the estimate, or
+// charges what is more, even if that does not fit. With Concurrency it is Release. A refund counts
+// while the window in which the estimate was taken does. The error is [ErrEnded] if the reservation
+// has ended, or ErrUnavailable: then the estimate stays spent, and the reservation has ended. It corrects
+// the estimate even if ctx has ended.
+func (r *Reservation) Commit(ctx context.Context, actual int64) error {
+	if err := mayAsk(actual); err != nil {
+		return err
+	}
+	if algorithm.Of(r.limit.config.Algorithm).Lease {
+		actual = 0
+	}
+	return r.end(ctx, actual)
+}
+
+// Release ends the reservation, and refunds the whole estimate: nothing was spent. Its errors are
+// those of Commit.
+func (r *Reservation) Release(ctx context.Context) error { return r.end(ctx, 0) }
+
+func (r *Reservation) end(ctx context.Context, actual int64) error {
+	if !r.begin() {
+		return ErrEnded
+	}
+	r.timer.Stop()
+	// What is not given back now is lost. Redis.ChargeTimeout bounds it.
+	return r.settle(context.WithoutCancel(ctx), actual)
+}
+
+// begin reports whether the reservation has not ended before.
+func (r *Reservation) begin() bool {
+	if !r.ended.CompareAndSwap(false, true) {
+		return false
+	}
+	r.limit.store.open.Add(-1)
+	return true
+}
+
+// settle refunds or charges what makes the actual cost of the estimate.
+func (r *Reservation) settle(ctx context.Context, actual int64) error {
+	l, request := r.limit, r.request
+	switch diff := actual - request.Cost; {
+	case diff == 0:
+		return nil
+	case diff > 0:
+		if request.Cost = diff; request.ID != "" {
+			// What is under the old ID stays.
+			request.ID = identity.NewRequestID()
+		}
+		_, err := l.call(ctx, l.store.buckets.Charge, &request)
+		return err
+	default:
+		request.Cost = -diff
+		_, err := l.call(ctx, l.store.buckets.Refund, &request)
+		if err == nil {
+			l.lines.wake(request.ClientKey)
+		}
+		return err
+	}
+}
+
+// expire releases the reservation at its deadline, unless the store is closed.
+func (r *Reservation) expire() {
+	s := r.limit.store
+	if !s.beginExpiring() {
+		return
+	}
+	var err error
+	if r.begin() {
+		err = r.settle(context.Background(), 0)
+	}
+	// Who hears of the error may close the store.
+	s.expiring.Done()
+	if err != nil {
+		s.report(err)
+	}
+}

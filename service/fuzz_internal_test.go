@@ -1,0 +1,141 @@
+package service
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+
+	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
+	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/wrapperspb"
+
+	"github.com/shardlimit/caddy-shardlimit/service/limitv1"
+)
+
+// provisioned returns a service with a config.
+func provisioned(tb testing.TB, config string) *Service {
+	tb.Helper()
+	s := new(Service)
+	if err := json.Unmarshal([]byte(config), s); err != nil {
+		tb.Fatal(err)
+	}
+	ctx, err := caddy.ProvisionContext(new(caddy.Config))
+	if err != nil {
+		tb.Fatal(err)
+	}
+	ctx, cancel := caddy.NewContext(ctx)
+	tb.Cleanup(cancel)
+	if err := s.Provision(ctx); err != nil {
+		tb.Fatal(err)
+	}
+	return s
+}
+
+// serve answers a request as Caddy's server lets the service do.
+func serve(tb testing.TB, s *Service, r *http.Request) *httptest.ResponseRecorder {
+	tb.Helper()
+	w := httptest.NewRecorder()
+	r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, nil)
+	if err := s.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })); err != nil {
+		tb.Error(err)
+	}
+	return w
+}
+
+// FuzzDescriptors sends any message. Nothing may panic, and what is answered has a status for each
+// descriptor.
+func FuzzDescriptors(f *testing.F) {
+	const config = `{
+		"domains": [{"name": "a", "descriptors": [
+			{"key": "k", "zone": "z"}, {"key": "k", "value": "x*", "zone": "c", "descriptors": [{"key": "k", "zone": "l"}]},
+			{"key": "remote_address", "zone": "c"}, {"key": "d", "denied": true}, {"key": "u", "unlimited": true}, {"key": "r", "zone": "z", "always": true}
+		]}],
+		"zones": [
+			{"name": "z", "events": 5, "window": "1m"},
+			{"name": "c", "key": ["{rate_limit_service.k}", "{http.vars.client_ip}"], "events": "{rate_limit_service.e}", "events_fallback": 3, "window": "1s", "algorithm": "gcra", "cost": "{rate_limit_service.c}", "ipv6_prefix": 64},
+			{"name": "l", "key": "{http.request.header.K}", "events": 7, "window": "1s", "algorithm": "sliding_log"}
+		]}`
+	s := provisioned(f, config)
+	for _, d := range []*commonv3.RateLimitDescriptor{
+		{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "k", Value: "v"}}},
+		{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "k", Value: "xy"}, {Key: "k", Value: "2"}}, HitsAddend: wrapperspb.UInt64(0)},
+		{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "remote_address", Value: "2001:db8::1"}}, HitsAddend: wrapperspb.UInt64(3), IsNegativeHits: true},
+		{Entries: []*commonv3.RateLimitDescriptor_Entry{{Key: "k", Value: "x"}, {Key: "e", Value: "1"}, {Key: "c", Value: "4503599627370496"}}},
+	} {
+		text, err := proto.Marshal(&ratelimitv3.RateLimitRequest{Domain: "a", HitsAddend: 2, Descriptors: []*commonv3.RateLimitDescriptor{d, d}})
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text []byte) {
+		r := httptest.NewRequest(http.MethodPost, procedure, bytes.NewReader(text))
+		r.Header.Set("Content-Type", "application/proto")
+		w := serve(t, s, r)
+		answer, err := io.ReadAll(w.Result().Body)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if w.Code != http.StatusOK {
+			var failure struct{ Code string }
+			if json.Unmarshal(answer, &failure) != nil || failure.Code != "invalid_argument" && failure.Code != "resource_exhausted" {
+				t.Fatalf("status %d: %s", w.Code, answer)
+			}
+			return
+		}
+		var asked ratelimitv3.RateLimitRequest
+		var got ratelimitv3.RateLimitResponse
+		if err := proto.Unmarshal(answer, &got); err != nil {
+			t.Fatal(err)
+		}
+		if err := proto.Unmarshal(text, &asked); err != nil || len(got.GetStatuses()) != len(asked.GetDescriptors()) {
+			t.Fatalf("%v: %d statuses for %d descriptors", err, len(got.GetStatuses()), len(asked.GetDescriptors()))
+		}
+	})
+}
+
+// FuzzLimits sends any message to a procedure. Nothing may panic, and no error is one of the server.
+func FuzzLimits(f *testing.F) {
+	s := provisioned(f, `{
+		"domains": [{"name": "a", "descriptors": [
+			{"key": "k", "zone": "z"}, {"key": "l", "zone": "l"}, {"key": "d", "denied": true}, {"key": "u", "unlimited": true}, {"key": "r", "zone": "z", "always": true}
+		]}],
+		"zones": [
+			{"name": "z", "events": 5, "window": "1m", "cost": "{rate_limit_service.c}", "cost_fallback": 2},
+			{"name": "l", "events": 7, "window": "1s", "algorithm": "sliding_log"}
+		]}`)
+	names := []string{"Take", "Reserve", "Commit", "Release"}
+	descriptors := []*limitv1.Descriptor{
+		{Entries: []*limitv1.Entry{{Key: "k", Value: "v"}}, Hits: proto.Uint64(3)}, {Entries: []*limitv1.Entry{{Key: "l", Value: "v"}, {Key: "c", Value: "9"}}},
+	}
+	for i, m := range []proto.Message{
+		&limitv1.TakeRequest{Domain: "a", Descriptors: descriptors, RequestId: "t"},
+		&limitv1.ReserveRequest{Domain: "a", Descriptors: descriptors, RequestId: "r"},
+		&limitv1.CommitRequest{RequestId: "r", Hits: []uint64{4503599627370496, 0}},
+		&limitv1.ReleaseRequest{RequestId: "r"},
+	} {
+		text, err := proto.Marshal(m)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add(uint8(i), text)
+	}
+	f.Fuzz(func(t *testing.T, which uint8, text []byte) {
+		r := httptest.NewRequest(http.MethodPost, limitService+names[int(which)%len(names)], bytes.NewReader(text))
+		r.Header.Set("Content-Type", "application/proto")
+		w := httptest.NewRecorder()
+		r = caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, nil)
+		if err := s.ServeHTTP(w, r, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error { return nil })); err != nil {
+			t.Fatal(err)
+		}
+		if w.Code >= http.StatusInternalServerError {
+			t.Fatalf("status %d: %s", w.Code, w.Body)
+		}
+	})
+}

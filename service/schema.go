@@ -1,0 +1,33 @@
+package service
+
+import (
+	"reflect"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
+)
+
+// schema is that of the handler in JSON.
+func schema() option.Schema {
+	s := new(Service)
+	of := s.ServiceSchema(reflect.TypeFor[Service](), s.rows(places{})...)
+	text := func(words string) option.Schema { return option.Schema{"type": "string", "description": words} }
+	flag := func(words string) option.Schema { return option.Schema{"type": "boolean", "description": words} }
+	of["$defs"] = option.Schema{"descriptor": option.Schema{
+		"type": "object", "required": []string{"key"}, "additionalProperties": false,
+		"properties": option.Schema{
+			"key":         text("The key of the entry."),
+			"value":       text("The value of the entry, or what it begins with, before *. Default: any other."),
+			"zone":        text("The zone that limits descriptors that end with this entry."),
+			"always":      flag("Whether the zone charges what does not fit, and refuses nothing: reports of what was used."),
+			"unlimited":   flag("Whether descriptors that end with this entry have no limit."),
+			"denied":      flag("Whether descriptors that end with this entry are always refused."),
+			"descriptors": option.Schema{"type": "array", "items": Descriptor{}.JSONSchema(), "description": "The entries that may follow this one."},
+		},
+	}}
+	return of
+}
+
+// JSONSchema implements [option.Schemer].
+func (Descriptor) JSONSchema() option.Schema {
+	return option.Schema{"$ref": "#/$defs/" + directive + "/$defs/descriptor"}
+}

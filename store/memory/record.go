@@ -1,0 +1,129 @@
+package memory
+
+import (
+	"container/heap"
+	"context"
+	"fmt"
+	"strconv"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// records are those of all views. The zero value is empty.
+type records struct {
+	mu      sync.Mutex
+	all     map[string]*record
+	queue   recordQueue
+	bytes   int
+	version int64
+}
+
+// record is one of them, at a place of the queue.
+type record struct {
+	store.Record
+	// due is in microseconds since the epoch.
+	due   int64
+	place int
+}
+
+// recordBytes is what a record takes beside ID and value.
+const recordBytes = 150
+
+func (r *record) size() int { return len(r.ID) + len(r.Value) + recordBytes }
+
+// Record implements [store.Records].
+func (s *Store) Record(_ context.Context, id string) (store.Record, error) {
+	kept := &s.buckets.records
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	return kept.at(id, s.now().UnixMicro()), nil
+}
+
+// at returns what there is under an ID. mu is held.
+func (k *records) at(id string, now int64) store.Record {
+	r := k.all[id]
+	if r == nil {
+		return store.Record{ID: id, Now: now}
+	}
+	there := r.Record
+	there.Left, there.Now = time.Duration(r.due-now)*time.Microsecond, now
+	return there
+}
+
+// PutRecord implements [store.Records].
+func (s *Store) PutRecord(_ context.Context, r store.Record) (store.Record, error) {
+	if err := store.CheckRecord(&r); err != nil {
+		return store.Record{}, err
+	}
+	kept := &s.buckets.records
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	now := s.now().UnixMicro()
+	if there := kept.at(r.ID, now); there.Version != r.Version {
+		return there, fmt.Errorf("%w: %w", store.ErrNotExecuted, store.ErrChanged)
+	}
+	next := &record{Record: store.Record{ID: r.ID, Value: r.Value}, due: now + r.Left.Microseconds()}
+	before := kept.all[r.ID]
+	if before == nil && r.Value != "" && kept.bytes+next.size() > store.MaxRecords {
+		return store.Record{}, store.ErrRecordsFull
+	}
+	if before != nil {
+		heap.Remove(&kept.queue, before.place)
+		delete(kept.all, r.ID)
+		kept.bytes -= before.size()
+	}
+	if r.Value != "" {
+		if kept.all == nil {
+			kept.all = map[string]*record{}
+		}
+		kept.version++
+		next.Version = strconv.FormatInt(kept.version, 10)
+		kept.all[r.ID] = next
+		heap.Push(&kept.queue, next)
+		kept.bytes += next.size()
+	}
+	return kept.at(r.ID, now), nil
+}
+
+// DueRecords implements [store.Records].
+func (s *Store) DueRecords(_ context.Context, most int) (due []store.Record, err error) {
+	kept := &s.buckets.records
+	kept.mu.Lock()
+	defer kept.mu.Unlock()
+	now := s.now().UnixMicro()
+	for len(due) < most && len(kept.queue) > 0 && kept.queue[0].due <= now {
+		r := kept.queue[0]
+		due = append(due, kept.at(r.ID, now))
+		r.due = now + store.RecordPause.Microseconds()
+		heap.Fix(&kept.queue, 0)
+	}
+	return due, nil
+}
+
+// recordQueue is a heap of records by when they are due.
+type recordQueue []*record
+
+func (q recordQueue) Len() int           { return len(q) }
+func (q recordQueue) Less(i, j int) bool { return q[i].due < q[j].due }
+func (q recordQueue) Swap(i, j int) {
+	q[i], q[j] = q[j], q[i]
+	q[i].place, q[j].place = i, j
+}
+
+// Push implements [heap.Interface].
+func (q *recordQueue) Push(x any) {
+	r := x.(*record)
+	r.place = len(*q)
+	*q = append(*q, r)
+}
+
+// Pop implements [heap.Interface].
+func (q *recordQueue) Pop() any {
+	last := len(*q) - 1
+	r := (*q)[last]
+	(*q)[last] = nil
+	*q = (*q)[:last]
+	return r
+}
