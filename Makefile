@@ -7,21 +7,32 @@ FUZZTIME          ?= 5s
 # Without what debuggers need, test binaries are linked in two thirds of the time.
 TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 # What make check and make check-all run with the race detector.
-RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME) ./...
+RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
-# Of the tests of whole Caddys those that depend on the server.
-FAMILY             = Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
+# Of the tests of whole Caddys those that depend on the server, and the pairs of features.
+FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
+# The tests that the race detector has nothing to find in: models and simulations, which run in one
+# goroutine, one of memory, and one that computes.
+ALONE              = TestModel|TestSimulation|TestSimulationOfArithmetic|TestMemoryDoesNotGrowWithTheLog|TestSuggestsTheLeastLimit
+# Its own libraries are none of go.mod.
+GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
+# The systems that make release-check builds for, such as linux_amd64; all if it is empty.
+TARGETS           ?=
+# The programs that the tests run.
+TOOLS              = redis-server nginx nutcracker haproxy chromium
+# What scripts/install-needed.sh unpacks for those who are not root.
+export PATH := $(PATH):$(CURDIR)/bin/needed
 # How many simulated histories make soak goes through: about twenty minutes' worth.
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help servers family build run test test-product test-lab check check-all contrib model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test test-product test-lab race-product race-lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 13
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
 
 # With a version, which is any, xcaddy asks nobody for the versions of the module.
 build: ## build Caddy with this checkout, into ./caddy
@@ -33,8 +44,10 @@ run: ## run Caddy with Caddyfile.example
 # The tests of the product and of the laboratory wait most of the time, so both run at once.
 # internal/redistest sets how many tests of a package run in parallel.
 test: ## install what the tests need, and run them, with a sample of each sweep
-	scripts/install-needed.sh redis-server nginx nutcracker haproxy chromium
-	@echo "Running the tests; the first time, Go builds Caddy and its libraries, which takes a few minutes."
+	@echo "make test: on two processors Go compiles Caddy and its libraries for about ten minutes the first time,"
+	@echo "and the tests take five to seven minutes. Before that it installs what is missing of $(TOOLS)."
+	@scripts/install-needed.sh $(TOOLS)
+	@echo "Everything is there. Compiling and running the tests:"
 	@$(MAKE) --no-print-directory -j 2 test-product test-lab
 
 test-product:
@@ -44,31 +57,46 @@ test-lab:
 	cd lab && $(TEST) -p 3 ./...
 	cd contrib && $(TEST) ./...
 
-check: export SWEEP = more
-check: RACETIME = 40m
-check: ## run all tests with the race detector and larger samples, each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
-	scripts/install-needed.sh
-	$(RACE)
-	cd lab && $(RACE)
+race-product:
+	$(RACE) -skip '^($(ALONE))$$' ./...
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/replay ./store/ledger
+
+race-lab:
+	cd lab && $(RACE) -p 3 ./...
 	cd contrib && $(TEST) ./...
-	$(MAKE) --no-print-directory family
+
+check: export RACETIME = 40m
+check: ## run all tests with the race detector, larger samples of simulations and pairs, each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
+	scripts/install-needed.sh
+	@$(MAKE) --no-print-directory race-product race-lab
+	@SWEEP=$${SWEEP:-more} UNGUIDED=1 $(MAKE) --no-print-directory -j 2 -O family fuzz-build-model
+
+# Most of these compute, where family waits.
+fuzz-build-model:
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
-	$(BUILD)
+	$(BUILD) -skip TestBuild/oldest
 	scripts/model.sh
 
 check-all: export SWEEP = all
-check-all: RACETIME = 4h
+check-all: export RACETIME = 4h
 check-all: ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
 	scripts/install-needed.sh
-	$(RACE)
-	cd lab && $(RACE)
-	cd contrib && $(TEST) ./...
-	FUZZTIME=1m scripts/fuzz.sh
-	$(BUILD)
-	scripts/model.sh
+	@$(MAKE) --no-print-directory race-product race-lab
+	@$(MAKE) --no-print-directory fuzz-build-model contrib FUZZTIME=1m
 
 contrib: ## build the last commit by the README's command, with the newest and the oldest Caddy and Go, and run what that builds
 	$(BUILD)
+
+release-check: ## build what a release of the last commit has, but for images, SBOMs and signatures, look into it, and install the deb into a folder; render the chart
+	cd contrib && $(TEST) ./...
+	GORELEASER='$(GORELEASER)' TARGETS='$(TARGETS)' $(GO) test -tags build,release -count=1 -timeout 90m -v -run 'TestRelease$$' ./e2e/build
+
+# The entry of the changelog is outside dist, which GoReleaser empties.
+release: ## publish the tag that is checked out, as a draft with its entry of the changelog; the workflow of releases runs it
+	grep -q "^## $$(git describe --exact-match --tags | sed 's/^v//') (" CHANGELOG.md
+	mkdir -p bin
+	awk '/^## / {section++; next} section == 1' CHANGELOG.md >bin/release-notes.md
+	$(GORELEASER) release --clean --release-notes bin/release-notes.md
 
 model: ## check the protocol of charges between processes with Spin
 	scripts/install-needed.sh spin cc
@@ -93,18 +121,18 @@ family: servers ## run the tests that depend on the server with each of SERVERS
 		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) -run '$(FAMILY)' ./e2e || exit 1; \
 	done
 
-# golangci-lint does what go vet does, for the system that it runs on.
-lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golangci-lint, go.mod and the modules
+# golangci-lint does what go vet does, for the system that it runs on; for the others, and for the
+# oldest Go, it is enough to know that the code compiles.
+lint: $(GOLANGCI) ## check format, types for macOS, FreeBSD and Windows and with the oldest Go, golangci-lint, go.mod and the modules
 	@files=$$(gofmt -l .) || exit 1; \
 	if [ -n "$$files" ]; then echo "not formatted (see make fmt):"; echo "$$files"; exit 1; fi
-	@for os in linux darwin windows; do \
-		[ $$os != "$$($(GO) env GOOS)" ] || continue; \
-		for dir in . lab; do \
-			echo "GOOS=$$os go vet ./... in $$dir"; \
-			(cd $$dir && GOOS=$$os CGO_ENABLED=0 $(GO) vet ./...) || exit 1; \
-		done; \
+	$(GO) build -o bin/typecheck ./scripts/typecheck
+	@for dir in . lab; do \
+		echo "typecheck darwin freebsd windows in $$dir"; \
+		(cd $$dir && $(CURDIR)/bin/typecheck darwin freebsd windows) || exit 1; \
 	done
-	$(GOLANGCI) run --build-tags build ./...
+	GOTOOLCHAIN=go$$(sed -n 's/^go //p' go.mod) bin/typecheck linux
+	$(GOLANGCI) run --build-tags build,release ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
 	@for dir in lab contrib e2e/clients/call; do \
@@ -114,9 +142,9 @@ lint: $(GOLANGCI) ## check format, go vet (for Linux, macOS and Windows), golang
 evidence: bench guarantees faults calls algorithms ## measure all of docs/evidence.md, in about two hours, into dist/evidence
 	cd lab && $(GO) run . scaling -figures ../dist/evidence/benchmarks.md -capacity ''
 
-bench: ## measure the limiter and its peers, into dist/evidence
+bench: servers ## measure the limiter and its peers, and Redis beside Valkey, into dist/evidence
 	scripts/install-needed.sh redis-server
-	cd lab && $(GO) run . bench
+	cd lab && REDISTEST_FAMILY=$(CURDIR)/bin/servers/valkey-server-9.1 $(GO) run . bench
 
 bench-quick: ## run every benchmark for a moment, and write nothing
 	scripts/install-needed.sh redis-server
