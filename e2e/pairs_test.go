@@ -66,6 +66,8 @@ type pairRun struct {
 	answers   []pairAnswer
 	// acquainted is set once each regular client has sent a request.
 	acquainted bool
+	// zones are those of the site: no step changes them.
+	zones []string
 	// newBuckets is how many buckets a zone may have opened for made-up clients, if that is bounded.
 	newBuckets float64
 	// books is what read returned last.
@@ -163,6 +165,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 		must(t, "load", want("having "+words+" in "+text, strings.Contains(text, words), true))
 		return
 	}
+	p.zones = p.site().zonesOf()
 	p.load()
 	ready := time.Since(began)
 

@@ -14,6 +14,14 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// waits waits for one event of client a, in any goroutine.
+func waits(t *testing.T, l *limit.Limit) {
+	t.Helper()
+	if err := l.Wait(t.Context(), "a", 1); err != nil {
+		t.Errorf("wait: %v", err)
+	}
+}
+
 // faulty is a store whose takes and penalties take a while, and fail where there is an error.
 type faulty struct {
 	store.Store
@@ -72,7 +80,7 @@ func TestWaitTakesTurns(t *testing.T) {
 		var all sync.WaitGroup
 		for i := range 7 {
 			all.Go(func() {
-				must(t, "wait", l.Wait(t.Context(), "a", 1))
+				waits(t, l)
 				mu.Lock()
 				defer mu.Unlock()
 				served = append(served, i)
@@ -169,7 +177,7 @@ func TestWaitAsksSeldom(t *testing.T) {
 	var all sync.WaitGroup
 	began := time.Now()
 	for range 20 {
-		all.Go(func() { must(t, "wait", l.Wait(t.Context(), "a", 1)) })
+		all.Go(func() { waits(t, l) })
 	}
 	all.Wait()
 	calls, err := server.Calls()
@@ -191,7 +199,7 @@ func TestWaitTogether(t *testing.T) {
 		began := time.Now()
 		var all sync.WaitGroup
 		for range 10 {
-			all.Go(func() { must(t, "wait", l.Wait(t.Context(), "a", 1)) })
+			all.Go(func() { waits(t, l) })
 		}
 		all.Wait()
 		must(t, "ten calls", want("took", time.Since(began), time.Second))
@@ -209,7 +217,7 @@ func TestWaitIsNotOvertaken(t *testing.T) {
 		synctest.Wait()
 		for range 5 {
 			time.Sleep(1500 * time.Millisecond) // an event fits
-			go func() { must(t, "a small one", l.Wait(t.Context(), "a", 1)) }()
+			go waits(t, l)
 		}
 		began := time.Now()
 		must(t, "the large one", errors.Join(<-large, want("in time", time.Since(began) <= 3*time.Second, true)))

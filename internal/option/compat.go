@@ -67,7 +67,7 @@ var inJSON = map[string]string{
 	"dry_run":           insteadDryRunJSON,
 	"limit":             insteadAmountJSON,
 	"log_only":          insteadDryRunJSON,
-	"max_concurrent":    "write \"algorithm\": \"concurrency\", and the number as events",
+	"max_concurrent":    "write a zone into zones with \"algorithm\": \"concurrency\", and the number as \"events\"",
 	"period":            insteadAmountJSON,
 	"rate":              insteadAmountJSON,
 	"requests":          insteadAmountJSON,

@@ -6,6 +6,7 @@ import (
 	"net/http"
 	"net/url"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/chromedp/cdproto/cdp"
@@ -98,10 +99,9 @@ func TestCharts(t *testing.T) {
 func TestManyZones(t *testing.T) {
 	t.Parallel()
 	api, page := startScripted(t)
-	var passed int64
+	var passed atomic.Int64
 	api.answerWith("GET ", func() (int, any) {
-		passed += 50
-		return http.StatusOK, busy(passed)
+		return http.StatusOK, busy(passed.Add(50))
 	})
 	history := func(names ...int) string {
 		query := "GET history?range=1h"
@@ -154,7 +154,7 @@ func TestManyZones(t *testing.T) {
 	b.await("all closed", `document.querySelectorAll('#zones details[open]').length === 0`)
 	// The trouble ends, and the focus stays.
 	b.do(focus("[data-zone=zone-4] summary"))
-	api.answer("GET ", busy(passed))
+	api.answer("GET ", busy(passed.Load()))
 	order("in the order of the config", 0, 1, 2, 3, 4, 5, 6, 7)
 	b.wantTexts("the summary without trouble", "#summary", "8 zones, none in trouble")
 	b.await("the focus", `document.activeElement.parentElement.dataset.zone === 'zone-4'`)
