@@ -4,6 +4,7 @@
 //
 //	node call.mjs <client> <url> <name> <value> ...   with request headers
 import {Octokit} from "@octokit/core";
+import {retry} from "@octokit/plugin-retry";
 import {throttling} from "@octokit/plugin-throttling";
 import axios from "axios";
 import axiosRetry from "axios-retry";
@@ -20,14 +21,25 @@ for (let i = 0; i < rest.length; i += 2) {
 }
 const retries = 2;
 
+async function callByOctokit(...plugins) {
+	const again = (_after, _options, _octokit, count) => count < retries;
+	const octokit = new (Octokit.plugin(...plugins))({
+		baseUrl: url, throttle: {onRateLimit: again, onSecondaryRateLimit: again, fallbackSecondaryRateRetryAfter: 1},
+		log: {debug() {}, info() {}, warn() {}, error() {}},
+	});
+	return (await octokit.request("GET /", {headers})).status;
+}
+
 const clients = {
-	async octokit() {
-		const again = (_after, _options, _octokit, count) => count < retries;
-		const octokit = new (Octokit.plugin(throttling))({
-			baseUrl: url, throttle: {onRateLimit: again, onSecondaryRateLimit: again, fallbackSecondaryRateRetryAfter: 1},
-			log: {debug() {}, info() {}, warn() {}, error() {}},
-		});
-		return (await octokit.request("GET /", {headers})).status;
+	"octokit throttling"() {
+		return callByOctokit(throttling);
+	},
+	"octokit retry"() {
+		return callByOctokit(retry);
+	},
+	// As the package octokit has them.
+	"octokit retry, throttling"() {
+		return callByOctokit(retry, throttling);
 	},
 	async got() {
 		return (await got(url, {headers, throwHttpErrors: false, retry: {limit: retries}})).statusCode;
