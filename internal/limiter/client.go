@@ -185,7 +185,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 		return nil, impossible
 	}
 	if len(buckets) == 0 {
-		return nil, fmt.Errorf("no text of its key (%s) has %d placeholders: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
+		return nil, fmt.Errorf("no text of its key (%s) has as many placeholders as there are values, %d: give key once for each placeholder of one of them, in their order", strings.Join(z.Key, ", "), len(values))
 	}
 	return buckets, nil
 }

@@ -146,10 +146,39 @@ func checkWords(texts []string) error {
 	case family == "header" || family == "cookie":
 		meant = family + ".<name>"
 	default:
-		return nil
+		if meant = elsewhere(lower); meant == "" {
+			return nil
+		}
 	}
 	const fixed = "%s is a fixed text, the same for all requests: write {%s} for what it names, or another word, such as static"
 	return option.Errorf("key", fixed, word, meant).JSONf(fixed, word, cmp.Or(fullName(meant), meant))
+}
+
+// addressWords and headerWords are what other programs, and people, call a client's address, and headers that tell
+// clients apart.
+var (
+	addressWords = []string{"ip", "client-ip", "remote_addr", "binary_remote_addr", "remote_ip", "x-forwarded-for", "x-real-ip"}
+	headerWords  = []string{"authorization", "api-key", "apikey", "user-agent"}
+)
+
+// elsewhere returns the placeholder for what a word names in other programs, such as a header without more
+// or a variable of nginx, or "". The word is in lower case.
+func elsewhere(word string) string {
+	name := strings.TrimPrefix(word, "$")
+	header, isHeader := strings.CutPrefix(name, "http_")
+	header = strings.ReplaceAll(header, "_", "-")
+	switch {
+	case slices.Contains(addressWords, name) || isHeader && slices.Contains(addressWords, header):
+		return "client_ip"
+	case isHeader || strings.HasPrefix(header, "x-") || slices.Contains(headerWords, header):
+		return "header." + http.CanonicalHeaderKey(header)
+	case name != word:
+		if cookie, is := strings.CutPrefix(name, "cookie_"); is {
+			return "cookie." + cookie
+		}
+		return "<placeholder>"
+	}
+	return ""
 }
 
 // fullName returns the placeholder for which a Caddyfile has a shorter name, or "".

@@ -169,7 +169,7 @@ func TestImpossibleAddresses(t *testing.T) {
 		{"{http.request.remote.host}", 0, 0, "@", ""},
 		// The address is the last text of this key.
 		{"{" + headerA + "}", 0, 0, "10.0.0.300", ""},
-		{"{" + headerA + "}-" + clientIPText, 0, 0, "10.0.0.300", "of its placeholders behind it: 1, got 0"},
+		{"{" + headerA + "}-" + clientIPText, 0, 0, "10.0.0.300", "has as many placeholders as there are values, 1"},
 	} {
 		z := keyZone(test.key)
 		z.IPv4Prefix, z.IPv6Prefix = test.ipv4, test.ipv6

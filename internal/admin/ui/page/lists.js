@@ -109,7 +109,7 @@ async function listOverrides() {
 	const ask = ++asks, answer = await call(root + "overrides");
 	if (ask !== asks) return;
 	lists.overrides.show(answer.overrides, (answer.errors || []).map(e => "Not all are known: " + e + ". ").join("") +
-		(answer.overrides.length ? "" : "Nobody is blocked, and nothing was set."));
+		(answer.overrides.length || (answer.errors || []).length ? "" : "Nobody is blocked, and nothing was set."));
 }
 
 const kindOf = o => {
