@@ -294,8 +294,7 @@ const evidence = "docs/evidence.md"
 func operatorsDocuments(t *testing.T) []string {
 	t.Helper()
 	return slices.DeleteFunc(append([]string{"README.md"}, documents(t, "docs/*.md")...), func(file string) bool {
-		// Nobody operates what the comparison is about.
-		return file == "docs/design.md" || file == "docs/comparison.md" || file == evidence
+		return file == "docs/design.md" || file == evidence
 	})
 }
 
