@@ -34,9 +34,6 @@ const clients = {
 	"octokit throttling"() {
 		return callByOctokit(throttling);
 	},
-	"octokit retry"() {
-		return callByOctokit(retry);
-	},
 	// As the package octokit has them.
 	"octokit retry, throttling"() {
 		return callByOctokit(retry, throttling);
