@@ -19,6 +19,7 @@ FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Che
 ALONE              = TestModel|TestSimulation|TestSimulationOfArithmetic|TestMemoryDoesNotGrowWithTheLog|TestSuggestsTheLeastLimit
 # Its own libraries are none of go.mod.
 GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
+SYFT               = bin/syft/v1.57.1/syft
 # The systems that make release-check builds for, such as linux_amd64; all if it is empty.
 TARGETS           ?=
 # The programs that the tests run.
@@ -87,16 +88,16 @@ check-all: ## run what make check does with all pairs of features, all cases of 
 contrib: ## build the last commit by the README's command, with the newest and the oldest Caddy and Go, and run what that builds
 	$(BUILD)
 
-release-check: ## build what a release of the last commit has, but for images, SBOMs and signatures, look into it, and install the deb into a folder; render the chart
+release-check: $(SYFT) ## build what a release of the last commit has, but for images and signatures, look into it, and install the deb into a folder; render the chart
 	cd contrib && $(TEST) ./...
-	GORELEASER='$(GORELEASER)' TARGETS='$(TARGETS)' $(GO) test -tags build,release -count=1 -timeout 90m -v -run 'TestRelease$$' ./e2e/build
+	PATH=$(CURDIR)/$(dir $(SYFT)):$$PATH GORELEASER='$(GORELEASER)' TARGETS='$(TARGETS)' $(GO) test -tags build,release -count=1 -timeout 90m -v -run 'TestRelease$$' ./e2e/build
 
 # The entry of the changelog is outside dist, which GoReleaser empties.
-release: ## publish the tag that is checked out, as a draft with its entry of the changelog; the workflow of releases runs it
+release: $(SYFT) ## publish the tag that is checked out, as a draft with its entry of the changelog; the workflow of releases runs it
 	grep -q "^## $$(git describe --exact-match --tags | sed 's/^v//') (" CHANGELOG.md
 	mkdir -p bin
 	awk '/^## / {section++; next} section == 1' CHANGELOG.md >bin/release-notes.md
-	$(GORELEASER) release --clean --release-notes bin/release-notes.md
+	PATH=$(CURDIR)/$(dir $(SYFT)):$$PATH $(GORELEASER) release --clean --release-notes bin/release-notes.md
 
 model: ## check the protocol of charges between processes with Spin
 	scripts/install-needed.sh spin cc
@@ -184,3 +185,7 @@ demo: ## show the limiter at work on Redis servers of its own
 $(GOLANGCI):
 	GOBIN=$(CURDIR)/bin $(GO) install github.com/golangci/golangci-lint/v2/cmd/golangci-lint@$(GOLANGCI_VERSION)
 	mv bin/golangci-lint $@
+
+# It lists what is in each archive of a release.
+$(SYFT):
+	GOBIN=$(CURDIR)/$(@D) $(GO) install github.com/anchore/syft/cmd/syft@$(notdir $(@D))

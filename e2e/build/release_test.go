@@ -36,7 +36,7 @@ var packaged = []string{
 }
 
 // TestRelease has GoReleaser, the command GORELEASER, build a release of the last commit for TARGETS,
-// or for all systems of .goreleaser.yaml, without images, SBOMs and signatures, and looks into each
+// or for all systems of .goreleaser.yaml, without images and signatures, and looks into each
 // file. It installs the deb for this machine into a folder and limits requests with its Caddy.
 // `make release-check` runs it.
 func TestRelease(t *testing.T) {
@@ -53,7 +53,7 @@ func TestRelease(t *testing.T) {
 		run(t, root, append(os.Environ(), "GOFLAGS="), "bash", "-c", os.Getenv("GORELEASER")+" "+args)
 	}
 	goreleaser("check .goreleaser.yaml")
-	goreleaser("release --config " + config + " --snapshot --clean --skip=docker,sbom,sign")
+	goreleaser("release --config " + config + " --snapshot --clean --skip=docker,sign")
 
 	names := map[string]string{} // what a file is, by its name
 	for _, target := range targets {
@@ -63,7 +63,9 @@ func TestRelease(t *testing.T) {
 		if system == "windows" {
 			archive = ".zip"
 		}
-		names[strings.Join([]string{prefix, number, system, processor}, "_")+archive] = "archive"
+		archive = strings.Join([]string{prefix, number, system, processor}, "_") + archive
+		names[archive] = "archive"
+		names[archive+".sbom.json"] = "sbom"
 		if system == "linux" {
 			names[strings.Join([]string{prefix, number, processor}, "_")+".deb"] = "deb"
 			rpm := map[string]string{"amd64": "x86_64", "arm64": "aarch64"}[processor]
@@ -91,6 +93,8 @@ func TestRelease(t *testing.T) {
 			}
 		case "rpm":
 			inRPM(t, file)
+		case "sbom":
+			listed(t, file)
 		default:
 			t.Errorf("a release has %s, which is not expected", name)
 		}
@@ -101,6 +105,16 @@ func TestRelease(t *testing.T) {
 	}
 	for name := range names {
 		t.Errorf("a release has no %s", name)
+	}
+}
+
+// listed checks that an SBOM names Caddy and go-redis with their versions, which Syft reads from the binary.
+func listed(t *testing.T, file string) {
+	t.Helper()
+	text, err := os.ReadFile(file)
+	must(t, "read", err)
+	for _, module := range []string{"github.com/caddyserver/caddy/v2", "github.com/redis/go-redis/v9"} {
+		must(t, file, want("naming "+module, strings.Contains(string(text), "pkg:golang/"+module+"@v"), true))
 	}
 }
 
