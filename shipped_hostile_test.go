@@ -1,6 +1,7 @@
 package shardlimit_test
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
@@ -88,7 +90,8 @@ func shippedName(key string, zones []shippedZone) string {
 }
 
 // TestShippedConfigsKnowTheirClients runs each shipped config, and sends it requests of one client in all
-// spellings that it can think of: together they are admitted no more often than the limit says.
+// spellings that it can think of: together they are admitted no more often than the limit says, and simulate says
+// the same of the first and of one that is refused.
 func TestShippedConfigsKnowTheirClients(t *testing.T) {
 	t.Parallel()
 	found, shards := map[string]bool{}, caddytest.StartShards(t, 2, 1)
@@ -386,8 +389,10 @@ func (s *shippedSite) exhaust(t *testing.T, what string, z shippedZone, a shippe
 		}
 		return resp.StatusCode == passes
 	}
+	foreseen := s.foresee(requests[0](n))
 	must(t, what, want("the first request being admitted", ask(0), true))
 	must(t, what, want("it being counted", isCounted, true))
+	must(t, what, want("what simulate says of it", foreseen.Decision, "allowed"))
 	if capacity > mostAsked {
 		before := s.buckets()
 		must(t, what, want("having buckets", before > 0, true))
@@ -414,6 +419,23 @@ func (s *shippedSite) exhaust(t *testing.T, what string, z shippedZone, a shippe
 		return
 	}
 	must(t, what, want("some being refused", refused > 0 || time.Since(begun) > z.Window, true))
+	if refused > 0 && foreseen.PassedOver == nil { // else simulate does not know who the client is
+		// Between the two, room may be made, and another zone refuse longest.
+		for try := 1; ; try++ {
+			foreseen := s.foresee(requests[0](n))
+			if ask(0) {
+				continue
+			}
+			zone := cmp.Or(refusedBy, foreseen.Zone) // not all responses name it
+			err := errors.Join(want("what simulate says of a refused one", foreseen.Decision, "refused"), want("its zone", foreseen.Zone, zone))
+			if err == nil {
+				break
+			}
+			if try > 10 {
+				t.Fatalf("%s: %v", what, err)
+			}
+		}
+	}
 	if refused > 0 && wait <= time.Second {
 		// Meanwhile another zone may be full.
 		obeyed := refusedBy
@@ -421,6 +443,24 @@ func (s *shippedSite) exhaust(t *testing.T, what string, z shippedZone, a shippe
 		ask(0)
 		must(t, what, want("a request that obeys Retry-After being refused again", status == http.StatusTooManyRequests && refusedBy == obeyed, false))
 	}
+}
+
+// foresee returns what simulate says of a request.
+func (s *shippedSite) foresee(r rawRequest) (answer adminapi.Simulation) {
+	s.c.T.Helper()
+	method, target, _ := strings.Cut(r.line, " ")
+	asked := adminapi.SimulatedRequest{Method: method, URL: s.c.URL + target, RemoteAddr: r.source[0], Headers: http.Header{"Host": {cmp.Or(r.host, s.host)}}}
+	if s.sender == r.source[0] {
+		asked.RemoteAddr = r.source[1]
+	}
+	for _, header := range r.headers {
+		name, value, _ := strings.Cut(header, ": ")
+		asked.Headers.Add(name, value)
+	}
+	body, err := json.Marshal(asked)
+	must(s.c.T, "marshal", err)
+	s.c.AdminJSON(http.MethodPost, "/rate_limit/simulate", string(body), &answer)
+	return answer
 }
 
 // isLimited reports whether a zone limits the request of a response.

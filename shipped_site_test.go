@@ -27,6 +27,8 @@ import (
 type shippedSite struct {
 	c     *caddytest.Caddy
 	zones []shippedZone
+	// config is what Caddy runs.
+	config map[string]any
 	// proxy is an address that the config trusts, "" if there is none, and forwards the header in which it
 	// names clients.
 	proxy, forwards string
@@ -90,16 +92,23 @@ func startShipped(t *testing.T, text, backend string, shards caddytest.Shards, e
 			object["command"] = "true"
 		}
 	})
+	s.config = config
+	s.load(edits...)
+	return s
+}
+
+// load edits the config and loads it.
+func (s *shippedSite) load(edits ...func(config map[string]any)) {
+	s.c.T.Helper()
 	for _, edit := range edits {
-		edit(config)
+		edit(s.config)
 	}
-	loaded, err := json.Marshal(config)
-	must(t, "marshal", err)
+	loaded, err := json.Marshal(s.config)
+	must(s.c.T, "marshal", err)
 	if status, answer := s.c.AdminCall(http.MethodPost, "/load", "application/json", string(loaded)); status != http.StatusOK {
-		t.Fatalf("load: %d %s\n%s", status, answer, loaded)
+		s.c.T.Fatalf("load: %d %s\n%s", status, answer, loaded)
 	}
 	s.c.AwaitServers()
-	return s
 }
 
 // moveServers moves a config's servers to free addresses, that of the site to c.Addr, and returns the
