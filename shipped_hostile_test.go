@@ -423,11 +423,9 @@ func (s *shippedSite) exhaust(t *testing.T, what string, z shippedZone, a shippe
 		// Between the two, room may be made, and another zone refuse longest.
 		for try := 1; ; try++ {
 			foreseen := s.foresee(requests[0](n))
-			if ask(0) {
-				continue
-			}
+			isAdmitted := ask(0)
 			zone := cmp.Or(refusedBy, foreseen.Zone) // not all responses name it
-			err := errors.Join(want("what simulate says of a refused one", foreseen.Decision, "refused"), want("its zone", foreseen.Zone, zone))
+			err := errors.Join(want("being admitted", isAdmitted, false), want("what simulate says of a refused one", foreseen.Decision, "refused"), want("its zone", foreseen.Zone, zone))
 			if err == nil {
 				break
 			}

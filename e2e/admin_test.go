@@ -241,10 +241,10 @@ func TestBadBucketRequests(t *testing.T) {
 		reason          string
 	}{
 		{"GET", "nobody?key=alice", 404, `zone \"nobody\" is unknown; there is all, api, moving`},
-		{"GET", "api", 400, "0 placeholders"},
+		{"GET", "api", 400, "as there are values, 0"},
 		{"GET", "api?key=", 400, "key is empty"},
-		{"GET", "api?key=alice&key=bob", 400, "2 placeholders"},
-		{"GET", "all?key=alice", 400, "1 placeholders"},
+		{"GET", "api?key=alice&key=bob", 400, "as there are values, 2"},
+		{"GET", "all?key=alice", 400, "as there are values, 1"},
 		{"GET", "api?keys=alice", 400, `parameter \"keys\" is unknown`},
 		{"GET", "api?client_key=a&client_key=b", 400, "twice"},
 		{"GET", "api?client_key=a&key=b", 400, "not both"},
@@ -254,7 +254,7 @@ func TestBadBucketRequests(t *testing.T) {
 		{"GET", "api?key=alice&store=other", 404, "default"},
 		{"GET", "moving?key=alice", 400, "several stores: name one of default, other (--store, in a URL store=)"},
 		{"DELETE", "moving?key=alice", 400, "several stores"},
-		{"DELETE", "api", 400, "0 placeholders"},
+		{"DELETE", "api", 400, "as there are values, 0"},
 		{"POST", "api?key=alice", 405, "POST"},
 	} {
 		status, text := c.AdminCall(bad.method, "/rate_limit/buckets/"+bad.request, "", "")

@@ -276,7 +276,7 @@ func (z *Zone) named(values []string) (t *keyTemplate, others []string, err erro
 		case t.takes(values[1:]):
 			return t, values[1:], nil
 		case len(t.placeholders) > 0:
-			err = fmt.Errorf("%s: write the value of each of its placeholders behind it: %d, got %d", values[0], len(distinct(t.placeholders)), len(values)-1)
+			err = fmt.Errorf("%s: write the value of each of its placeholders behind it: it has %d, and %d are given", values[0], len(distinct(t.placeholders)), len(values)-1)
 		}
 	}
 	return nil, values, err

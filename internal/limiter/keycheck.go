@@ -3,6 +3,7 @@ package limiter
 import (
 	"cmp"
 	"net/http"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -128,7 +129,8 @@ func checkWords(texts []string) error {
 	if strings.ContainsAny(texts[0], "{}") || strings.TrimSpace(texts[0]) == "" {
 		return nil
 	}
-	texts = append(strings.Fields(texts[0]), texts[1:]...)
+	whole := texts[0]
+	texts = append(strings.Fields(whole), texts[1:]...)
 	word, lower := texts[0], strings.ToLower(texts[0])
 	family, rest, dotted := strings.Cut(word, ".")
 	family = strings.ToLower(family)
@@ -145,41 +147,55 @@ func checkWords(texts []string) error {
 		meant = word
 	case family == "header" || family == "cookie":
 		meant = family + ".<name>"
+	case word == whole && elsewhere(lower) != "":
+		meant = elsewhere(lower)
 	default:
-		if meant = elsewhere(lower); meant == "" {
-			return nil
-		}
+		return nil
 	}
 	const fixed = "%s is a fixed text, the same for all requests: write {%s} for what it names, or another word, such as static"
 	return option.Errorf("key", fixed, word, meant).JSONf(fixed, word, cmp.Or(fullName(meant), meant))
 }
 
-// addressWords and headerWords are what other programs, and people, call a client's address, and headers that tell
-// clients apart.
+// addressWords and headerWords are what people call a client's address, and headers that tell clients apart.
 var (
-	addressWords = []string{"ip", "client-ip", "remote_addr", "binary_remote_addr", "remote_ip", "x-forwarded-for", "x-real-ip"}
-	headerWords  = []string{"authorization", "api-key", "apikey", "user-agent"}
+	addressWords = []string{"ip", "remote_addr", "remote_ip", "binary_remote_addr", "x-forwarded-for", "x-real-ip"}
+	headerWords  = []string{
+		"authorization", "api-key", "apikey", "x-api-key", "x-api-token", "x-auth-token", "x-access-token", "x-client-id", "x-tenant-id",
+		"x-user-id", "user-agent",
+	}
 )
 
-// elsewhere returns the placeholder for what a word names in other programs, such as a header without more
-// or a variable of nginx, or "". The word is in lower case.
-func elsewhere(word string) string {
-	name := strings.TrimPrefix(word, "$")
+// elsewhere returns the placeholder for a text that names an address or a header without more, or a variable
+// of nginx, and "" for others. The text is in lower case.
+func elsewhere(text string) string {
+	name, isVariable := strings.CutPrefix(text, "$")
 	header, isHeader := strings.CutPrefix(name, "http_")
 	header = strings.ReplaceAll(header, "_", "-")
+	argument, isArgument := strings.CutPrefix(name, "arg_")
+	cookie, isCookie := strings.CutPrefix(name, "cookie_")
 	switch {
-	case slices.Contains(addressWords, name) || isHeader && slices.Contains(addressWords, header):
+	case slices.Contains(addressWords, name), isVariable && isHeader && slices.Contains(addressWords, header):
 		return "client_ip"
-	case isHeader || strings.HasPrefix(header, "x-") || slices.Contains(headerWords, header):
+	case slices.Contains(headerWords, name):
+		return "header." + http.CanonicalHeaderKey(name)
+	case !isVariable || !nginxName.MatchString(name):
+		return ""
+	case header == "host":
+		return "host"
+	case isHeader:
 		return "header." + http.CanonicalHeaderKey(header)
-	case name != word:
-		if cookie, is := strings.CutPrefix(name, "cookie_"); is {
-			return "cookie." + cookie
-		}
-		return "<placeholder>"
+	case isArgument:
+		return "query." + argument
+	case isCookie:
+		return "cookie." + cookie
+	case fullNames[name] != "":
+		return name
 	}
-	return ""
+	return "<placeholder>"
 }
+
+// nginxName is what variables of nginx are called.
+var nginxName = regexp.MustCompile(`^[a-z]\w*$`)
 
 // fullName returns the placeholder for which a Caddyfile has a shorter name, or "".
 func fullName(name string) string {

@@ -37,6 +37,9 @@ func TestKeysThatCannotWork(t *testing.T) {
 		"a forwarded address":      {[]string{"X-Forwarded-For"}, "write {client_ip}"},
 		"nginx's header":           {[]string{"$http_x_api_key"}, "write {header.X-Api-Key}"},
 		"nginx's address":          {[]string{"$binary_remote_addr"}, "write {client_ip}"},
+		"nginx's host":             {[]string{"$http_host"}, "write {host}"},
+		"nginx's path":             {[]string{"$uri"}, "write {uri}"},
+		"nginx's argument":         {[]string{"$arg_token"}, "write {query.token}"},
 		"nginx's cookie":           {[]string{"$cookie_session"}, "write {cookie.session}"},
 		"another variable":         {[]string{"$tenant"}, "write {<placeholder>}"},
 		"word of a family":         {[]string{"header", "X-Api-Key"}, "header X-Api-Key is a fixed text, the same for all requests: write {header.X-Api-Key}"},
@@ -73,9 +76,9 @@ func TestKeysThatCannotWork(t *testing.T) {
 // TestKeysThatWork are no errors, and nothing in them is doubtful.
 func TestKeysThatWork(t *testing.T) {
 	for _, texts := range [][]string{
-		{"static"}, {"everybody"}, {"api"}, {`\{literal\}`}, {"{http.request.header.X-Api-Key}", clientIPText},
+		{"static"}, {"everybody"}, {"api"}, {"api-key-holders"}, {"ips"}, {"ip pool"}, {"x"}, {"x-ai"}, {"http_api"}, {"$5-plan"}, {"X-Api-Keys"}, {`\{literal\}`}, {"{http.request.header.X-Api-Key}", clientIPText},
 		{"{http.request.header.A}|{http.request.cookie.b}", "{http.request.uri.query.c}", clientIPText}, {"{http.request.host}", clientIPText},
-		{"{http.auth.user.id}", "anonymous"}, {"{http.request.tls.client.fingerprint}"}, {"{http.vars.tenant}"}, {"{http.regexp.name.1}"},
+		{"{http.auth.user.id}", "anonymous"}, {"{http.auth.user.id}", "x-anonymous"}, {"{http.request.tls.client.fingerprint}"}, {"{http.vars.tenant}"}, {"{http.regexp.name.1}"},
 		{clientIPText + " {http.request.uri.path}"}, {"{http.request.remote.host}"}, {"{env.TENANT}", "{time.now.year}"},
 		{"{http.request.host.labels.2}", clientIPText}, {"{http.request.uri.path.0}"}, {"{http.matchers.file.type}"},
 	} {
