@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -13,7 +14,9 @@ import (
 )
 
 // TestSlowShardAdmitsNoMoreThanTheLimit in one Caddy, which decides alone whenever a check or take
-// is not answered in time: what was admitted either way counts together.
+// is not answered in time: what was admitted either way counts together. A take without an answer counts
+// for two seconds, in which the shard has it or never gets it; only a machine that takes longer for all of
+// this learns from the shard that some were never made.
 func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
 	const limit, workers, requests = 100, 16, 24
@@ -41,6 +44,7 @@ func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 				}
 			})
 			var served atomic.Int64
+			began := time.Now()
 			for range workers {
 				all.Go(func() {
 					for range requests {
@@ -51,12 +55,20 @@ func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 				})
 			}
 			all.Wait()
+			took := time.Since(began)
 			close(stop)
 			pauses.Wait()
-			if n := served.Load(); n > limit || n == 0 {
-				t.Errorf("%d requests were served, %v of which the shard did not answer in time: want at most %d",
-					n, c.MetricSum("caddy_rate_limit_store_errors_total"), limit)
+			most := int64(limit)
+			if took > 2*time.Second {
+				n, err := strconv.Atoi(c.Metric(`caddy_rate_limit_store_errors_total{kind="timeout",store="default"}`))
+				must(t, "the metric", err)
+				most += int64(n)
 			}
+			if n := served.Load(); n > most || n == 0 {
+				t.Errorf("%d requests were served in %v, %v of which the shard did not answer in time: want at most %d",
+					n, took, c.MetricSum("caddy_rate_limit_store_errors_total"), most)
+			}
+			t.Logf("%d of %d were served in %v", served.Load(), most, took)
 		})
 	}
 }
