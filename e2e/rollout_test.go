@@ -7,7 +7,6 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -233,7 +232,7 @@ func TestRolloutHoldsRequests(t *testing.T) {
 				// The bucket is gone soon after the event.
 				eventually(t, "a shard has the bucket", func() error {
 					must(t, "a request", want("status", c.Probe("/", "X-Key: alice", "X-Group: group").Status, http.StatusOK))
-					at = slices.IndexFunc([]int{0, 1}, func(i int) bool { return servers[i:i+1].Content(t, "slow", "alice").Spent != "" })
+					at = findHolder(t, servers, "slow", "alice")
 					return want("being there", at >= 0, true)
 				})
 				slow, second := servers[at:at+1], servers[1-at:2-at]

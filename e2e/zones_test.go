@@ -180,16 +180,25 @@ func keyApart(t *testing.T, s caddytest.Shards, c *caddytest.Caddy, group string
 	return ""
 }
 
-// holderOf returns the index of the shard that holds the client's bucket.
-func holderOf(t *testing.T, s caddytest.Shards, zone, client string) int {
+// findHolder returns the index of the shard that holds the client's bucket, or -1.
+func findHolder(t *testing.T, s caddytest.Shards, zone, client string) int {
 	t.Helper()
 	for i := range s {
 		if s[i:i+1].Content(t, zone, client).Spent != "" {
 			return i
 		}
 	}
-	t.Fatalf("no shard has client %s of zone %s", client, zone)
 	return -1
+}
+
+// holderOf is findHolder of a bucket that is there.
+func holderOf(t *testing.T, s caddytest.Shards, zone, client string) int {
+	t.Helper()
+	i := findHolder(t, s, zone, client)
+	if i < 0 {
+		t.Fatalf("no shard has client %s of zone %s", client, zone)
+	}
+	return i
 }
 
 // TestRefusalRefundsWhatWasTaken with every algorithm, if another zone or an inner handler refuses.

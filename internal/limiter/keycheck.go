@@ -147,10 +147,10 @@ func checkWords(texts []string) error {
 		meant = word
 	case family == "header" || family == "cookie":
 		meant = family + ".<name>"
-	case word == whole && elsewhere(lower) != "":
-		meant = elsewhere(lower)
 	default:
-		return nil
+		if meant = elsewhere(lower); meant == "" || word != whole {
+			return nil
+		}
 	}
 	const fixed = "%s is a fixed text, the same for all requests: write {%s} for what it names, or another word, such as static"
 	return option.Errorf("key", fixed, word, meant).JSONf(fixed, word, cmp.Or(fullName(meant), meant))
