@@ -108,6 +108,20 @@ func TestReadmeNamesTheCommands(t *testing.T) {
 	}
 }
 
+// TestReadmeNamesTheOldestVersions: `make contrib` builds with the Go and the Caddy of go.mod.
+func TestReadmeNamesTheOldestVersions(t *testing.T) {
+	readme, err := os.ReadFile("README.md")
+	must(t, "read", err)
+	module, err := os.ReadFile("go.mod")
+	must(t, "read", err)
+	needs := regexp.MustCompile(`(?s)\ngo (\d+\.\d+)\.0\n.*\n\tgithub\.com/caddyserver/caddy/v2 v(\S+)\n`).FindSubmatch(module)
+	if needs == nil {
+		t.Fatal("go.mod has no oldest Go and Caddy")
+	}
+	sentence := fmt.Sprintf("\nGo %s, Caddy %s and Redis 7.0, or later, or Valkey", needs[1], needs[2])
+	must(t, "the README", want("naming the versions of go.mod", strings.Contains(string(readme), sentence), true))
+}
+
 // TestReadmeShowsTheFirstAnswer compares the answer in the README with that of Caddyfile.example.
 func TestReadmeShowsTheFirstAnswer(t *testing.T) {
 	text, err := os.ReadFile("Caddyfile.example")

@@ -44,7 +44,7 @@ rate_limit.stores.redis
 `
 
 // TestBuild runs the README's command with the newest Caddy, and with the oldest Go and Caddy that
-// the README names, and then what that builds. The builds do not run in parallel, because each
+// go.mod allows, and then what that builds. The builds do not run in parallel, because each
 // finds in Go's cache what an earlier one has compiled.
 func TestBuild(t *testing.T) {
 	t.Parallel()
@@ -52,7 +52,8 @@ func TestBuild(t *testing.T) {
 	readme := read(t, root, "README.md")
 	command := find(t, readme, `\n(xcaddy build .*)\n`)[1]
 	must(t, "the Dockerfile", want("running the README's command", strings.Contains(read(t, root, "contrib/docker/Dockerfile"), "\nRUN "+command+"\n"), true))
-	oldest := find(t, readme, `\nGo (\d+\.\d+) or later, Caddy (\d+\.\d+\.\d+) or later, `)
+	needs := read(t, root, "go.mod")
+	oldestGo, oldestCaddy := "go"+find(t, needs, `\ngo (\S+)\n`)[1], find(t, needs, `\n\tgithub\.com/caddyserver/caddy/v2 (\S+)\n`)[1]
 
 	bin := t.TempDir()
 	run(t, root, nil, "go", "build", "-o", bin, "github.com/caddyserver/xcaddy/cmd/xcaddy")
@@ -75,8 +76,8 @@ func TestBuild(t *testing.T) {
 	}{
 		{"newest", command, nil, "\ndep\t" + path + "\t" + version + "\t"},
 		{
-			"oldest", strings.Replace(command, "build", "build v"+oldest[2], 1), []string{"GOTOOLCHAIN=go" + oldest[1] + ".0"},
-			"go\tgo" + oldest[1] + ".0\n.*\ndep\tgithub.com/caddyserver/caddy/v2\tv" + oldest[2] + "\t.*\ndep\t" + path + "\t" + version + "\t",
+			"oldest", strings.Replace(command, "build", "build "+oldestCaddy, 1), []string{"GOTOOLCHAIN=" + oldestGo},
+			"go\t" + oldestGo + "\n.*\ndep\tgithub.com/caddyserver/caddy/v2\t" + oldestCaddy + "\t.*\ndep\t" + path + "\t" + version + "\t",
 		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
