@@ -370,6 +370,9 @@ func (s *shippedSite) exhaust(t *testing.T, what string, z shippedZone, a shippe
 		r, sent := requests[i](n), time.Now()
 		n++
 		resp := s.must(r)
+		if z.chargesByResponse() {
+			s.settle(t) // the cost is known a moment after the client has the response
+		}
 		isCounted, status = isLimited(resp), resp.StatusCode
 		switch {
 		case resp.StatusCode == passes:
