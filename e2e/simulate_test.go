@@ -132,7 +132,32 @@ func TestSimulateWaitsOnlyWhereAllWould(t *testing.T) {
 	c.Probe("/", "X-Key: bob")
 	s = simulate(c, "/", "X-Key: bob")
 	must(t, fmt.Sprintf("%+v", s), errors.Join(want("decision", s.Decision, "allowed"), want("wait", s.Wait > 0 && s.Wait <= 30, true),
-		want("reason", s.Zones[0].Reason, "over_limit")))
+		want("zone", s.Zone, "patient"), want("outcome", s.Zones[0].Outcome, "allowed"), want("reason", s.Zones[0].Reason, "")))
+}
+
+// TestSimulateRightAfterAResponse: what a request spends or gives back is on its way, and counts for a simulation as
+// it does for the request after it.
+func TestSimulateRightAfterAResponse(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	_, zones := zonesPerWay("events 1")
+	c := caddytest.Start(t, zonesSite(servers.Store(), zones, "@free header X-Free 1\nrespond @free 304\nrespond ok"))
+	decisions := map[int]string{http.StatusOK: "allowed", http.StatusNotModified: "allowed", http.StatusTooManyRequests: "refused"}
+	for algorithm, mode := range ways {
+		path := "/" + algorithm + "." + mode
+		for client := range 5 {
+			for free, decision := range map[string]string{"X-Free: 1": "allowed", "X-Free: 0": "refused"} {
+				if algorithm == "concurrency" {
+					decision = "allowed"
+				}
+				headers := []string{free, fmt.Sprintf("X-Key: %s %d", free, client)}
+				c.Probe(path, headers...)
+				s := simulate(c, path, headers...)
+				a := c.Probe(path, headers...)
+				must(t, fmt.Sprintf("%s, %s: %+v", path, free, s), errors.Join(want("foreseen", s.Decision, decision), want("served", decisions[a.Status], decision)))
+			}
+		}
+	}
 }
 
 // TestOneZoneDecides: of several zones, headers, placeholders and a simulation speak of the same
@@ -402,7 +427,7 @@ func TestSimulateTakesTheRoutes(t *testing.T) {
 
 	c.Probe("/held", "X-Key: alice")
 	s = simulate(c, "/held", "X-Key: alice")
-	if s.Decision != "allowed" || s.Wait <= 0 || s.Wait > 10 || s.Zones[0].Allowed {
+	if s.Decision != "allowed" || s.Wait <= 0 || s.Wait > 10 || !s.Zones[0].Allowed || s.Zone != s.Zones[0].Name {
 		t.Errorf("held: %+v", s)
 	}
 	c.Probe("/observed", "X-Key: alice")

@@ -312,6 +312,12 @@ func TestStoreCallsAreTraced(t *testing.T) {
 		}
 		return want("a refusing span", slices.Contains(spans(), fmt.Sprintf(check, false)), true)
 	})
+
+	must(t, "kill the server", servers[0].Primary.Kill())
+	eventually(t, "a failure is traced", func() error {
+		c.Get("/")
+		return want("a span of a store that does not answer", strings.Contains(strings.Join(spans(), "\n"), "check Error map[rate_limit.store:default rate_limit.zones:"), true)
+	})
 }
 
 func measuredSite(store string, events int, charge string) string {

@@ -533,7 +533,7 @@ type SimulatedRequest struct {
 type Simulation struct {
 	// Decision is allowed, refused, blocked, error_allowed or error_refused.
 	Decision string `json:"decision"`
-	// Zone is the one that refuses.
+	// Zone is the one that refuses, or that holds an allowed request.
 	Zone string `json:"zone,omitempty"`
 	// Wait is how many seconds a refused client has to wait, or an allowed request
 	// is held.

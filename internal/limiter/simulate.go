@@ -44,13 +44,15 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	if err != nil {
 		return false, err
 	}
-	for i := range e.zones {
-		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
-	}
 	if waits {
-		s.Answer.Wait = max(s.Answer.Wait, v.state().RetryAfter.Seconds())
+		if wait := v.state().RetryAfter.Seconds(); wait > s.Answer.Wait {
+			s.Answer.Zone, s.Answer.Wait = v.zone().Name, wait
+		}
 		e.endWait()
 		v = s.tracker.verdict(anyHandler)
+	}
+	for i := range e.zones {
+		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
 	}
 	return s.tell(v), nil
 }

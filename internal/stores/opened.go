@@ -214,16 +214,18 @@ func endSpan(span trace.Span, states []store.State) {
 	if span == nil {
 		return
 	}
-	allowed := true
+	allowed, isAnswered := true, true
 	for i := range states {
 		if err := states[i].Err; err != nil {
+			isAnswered = false
 			span.RecordError(err)
 			span.SetStatus(codes.Error, "the store cannot answer")
-		} else if !states[i].Allowed {
-			allowed = false
 		}
+		allowed = allowed && states[i].Allowed
 	}
-	span.SetAttributes(attribute.Bool("rate_limit.allowed", allowed))
+	if isAnswered {
+		span.SetAttributes(attribute.Bool("rate_limit.allowed", allowed))
+	}
 	span.End()
 }
 

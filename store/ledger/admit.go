@@ -277,30 +277,45 @@ func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
 type PeekFunc = func(r store.Request) store.State
 
 // Foresee returns what Admit would answer, or Take if the request takes, and
-// changes nothing: a copy of the bucket decides. peek stands for the store. Where Admit
-// would wait for a charge in flight, Foresee counts the charge as arrived.
+// changes nothing: a copy of the bucket decides. peek stands for the store. It waits where they
+// would, for what is in flight and decides.
 func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.State) {
-	m := l.moment()
-	b, asked, rest, isServed := l.copyOf(&r, &m), m.Now, r, false
-	if takes {
-		if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
+	until := l.registry.clock().Add(l.opts.Timeout)
+	for again := 0; ; {
+		m := l.moment()
+		b, asked, rest, isServed := l.copyOf(&r, &m), m.Now, r, false
+		if takes {
+			if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
+				return st
+			}
+			rest, isServed = b.Rest(&r, &m)
+		} else if b.AskKnown(&r, &st, &m) {
 			return st
 		}
-		rest, isServed = b.Rest(&r, &m)
-	} else if b.AskKnown(&r, &st, &m) {
-		return st
-	}
-	st = peek(rest)
-	switch {
-	case st.Err != nil:
-	case isServed:
-		st.Allowed, st.RetryAfter = true, 0
-	case !takes:
+		if st = peek(rest); st.Err != nil {
+			return st
+		}
+		if isServed {
+			st.Allowed, st.RetryAfter = true, 0
+			return st
+		}
 		m = l.moment()
 		b = l.copyOf(&r, &m)
-		return b.Foresee(&r, st, asked, &m)
+		mayWait, decide := again < core.MaxRetakes && l.registry.clock().Before(until), b.Foresee
+		if takes {
+			decide = b.ForeseeTake
+		}
+		switch decide(&rest, &st, asked, mayWait, &m) {
+		case core.Nothing:
+			return st
+		case core.AwaitCharge:
+			l.awaitCharge(&r, until)
+		case core.AwaitReturn:
+			l.awaitReturn(r, until)
+		case core.Again:
+			again++
+		}
 	}
-	return st
 }
 
 // ForeseeKnown is RefuseKnown, and counts nothing.

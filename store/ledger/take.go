@@ -351,6 +351,24 @@ func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
 	}
 }
 
+// awaitReturn waits until something has arrived that is on its way back to the bucket of r.
+func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
+	t := taking{call: call{ledger: l, ctx: context.Background(), reqs: []store.Request{r}}}
+	t.states = make([]store.State, 1)
+	e := l.find(&r)
+	if e == nil {
+		return
+	}
+	c := e.AwaitReturn(t.waiter(0))
+	if c != nil {
+		t.expectTurn()
+	}
+	e.stripe.mu.Unlock()
+	if c != nil {
+		t.awaitReturns([]*core.Claim{c}, l.registry.now()+until.Sub(l.registry.clock()).Microseconds())
+	}
+}
+
 // reclaim looks for what the store refused in a batch that overtook the request.
 func (t *taking) reclaim() {
 	var again []int

@@ -227,7 +227,11 @@ refused.
 
 func (s *session) showSimulation(sim *adminapi.Simulation) {
 	fmt.Fprint(s.out, sim.Decision)
-	if sim.Zone != "" {
+	switch {
+	case sim.Zone == "":
+	case sim.Decision == "allowed":
+		fmt.Fprintf(s.out, ", held by zone %s", shown(sim.Zone))
+	default:
 		fmt.Fprintf(s.out, " by zone %s", shown(sim.Zone))
 	}
 	if wait := seconds(sim.Wait); wait != "" {

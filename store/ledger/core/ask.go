@@ -323,13 +323,22 @@ func (b *Bucket) AheadAnswered(r *store.Request, st *store.State, c *Check, m *M
 	return Nothing
 }
 
-// Foresee returns what a check of r would be answered, if peek is what the store would
-// say. Where a charge in flight decides, it counts as arrived.
-func (b *Bucket) Foresee(r *store.Request, peek store.State, asked int64, m *Moment) store.State {
-	st := peek
-	b.hear(r, &st, asked, m)
-	b.judge(r, &st, st.Now, m)
-	return st
+// Foresee sets the state that a check of r would be answered with, if st is what the store said to
+// a request that peeked at the instant asked. Do is Nothing; AwaitCharge if a charge in flight decides; or Again
+// if st may lack one that was answered meanwhile. Unless mayWait is set, it is Nothing.
+func (b *Bucket) Foresee(r *store.Request, st *store.State, asked int64, mayWait bool, m *Moment) Do {
+	if mayWait && !algorithm.Of(r.Limit.Algorithm).Copies() && b.written > asked {
+		return Again
+	}
+	b.hear(r, st, asked, m)
+	switch j := b.judge(r, st, st.Now, m); {
+	case j != unclear:
+	case mayWait:
+		return AwaitCharge
+	default:
+		b.RefuseUnclear(r, st, m)
+	}
+	return Nothing
 }
 
 // Penalize notes the penalty that a request earns, in a bucket that can be copied.

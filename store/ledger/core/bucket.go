@@ -95,6 +95,8 @@ const (
 	// AwaitCharge is to ask again, or to judge the take, when the charge in flight is answered, which
 	// decides.
 	AwaitCharge
+	// AwaitReturn is to ask again when something on its way back to the bucket arrives.
+	AwaitReturn
 	// Take is to take from the store. The answer goes to TakeAnswered.
 	Take
 	// Fetch is to take a batch from the store. The answer goes to Fetched.
@@ -207,7 +209,11 @@ func (b *Bucket) Copy() Bucket {
 	}
 	if b.extra != nil {
 		r := *b.extra
-		r.returning = nil
+		if r.returning != nil {
+			v := *r.returning
+			v.waiters = nil
+			r.returning = &v
+		}
 		c.extra = &r
 	}
 	return c

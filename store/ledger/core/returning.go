@@ -122,6 +122,17 @@ func (b *Bucket) ClaimReturn(w Waiter, asked int64) *Claim {
 	}
 }
 
+// AwaitReturn lets a request wait that claims nothing of what is on its way back. It returns nil if nothing is.
+func (b *Bucket) AwaitReturn(w Waiter) *Claim {
+	v := b.extras().returning
+	if v == nil {
+		return nil
+	}
+	c := &Claim{Waiter: w}
+	v.waiters = append(v.waiters, c)
+	return c
+}
+
 // Withdraw ends the waiting of c, and leaves what has arrived for it to those behind it. It
 // reports whether c has waited: if not, its waiter has got its turn.
 func (b *Bucket) Withdraw(c *Claim, m *Moment) (waited bool) {
@@ -141,9 +152,9 @@ func (b *Bucket) Withdraw(c *Claim, m *Moment) (waited bool) {
 	return waited
 }
 
-// maxRetakes is how often a refused take is repeated because of what came back while it was
+// MaxRetakes is how often a refused take is repeated because of what came back while it was
 // asked. All takes together are repeated for no more than has come back.
-const maxRetakes = 4
+const MaxRetakes = 4
 
 // Retakes are how a call of takes goes on that the store refused while something was on its
 // way back to their buckets. So a client that sends one request after the other is not refused
@@ -158,7 +169,7 @@ type Retakes struct {
 // ToRepeat returns the places of the takes that the store refused, or none once they were repeated
 // often enough. They are to be repeated if each has a claim, and otherwise none.
 func (t *Retakes) ToRepeat(states []store.State) (places []int) {
-	if t.count >= maxRetakes {
+	if t.count >= MaxRetakes {
 		return nil
 	}
 	for i := range states {
@@ -179,7 +190,7 @@ func (t *Retakes) Claimed(waits bool, timeout, now int64) {
 	case !waits:
 		t.count++
 	case now >= t.Until:
-		t.count = maxRetakes
+		t.count = MaxRetakes
 	}
 }
 

@@ -96,11 +96,47 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 		refund.Receipt = st.Receipt
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
-	// The take counts in what is known, and others counts without it.
+	b.refuseOvertaken(r, st, others)
+	return Nothing, refund
+}
+
+// refuseOvertaken refuses a take that counts in what is known; others counts without it.
+func (b *Bucket) refuseOvertaken(r *store.Request, st *store.State, others int64) {
 	RefuseForFlight(st, r, b.known, max(others-st.Used, 0))
 	st.Used = max(others, 0)
 	st.Remaining = max(st.Limit-st.Used, 0)
-	return Nothing, refund
+}
+
+// ForeseeTake sets the state that a take of r would be answered with, if st is what the store said to
+// a request that peeked at the instant asked. Do is Nothing; AwaitCharge or AwaitReturn if what is in flight
+// decides; or Again if st may lack what has come back meanwhile. Unless mayWait is set, it is Nothing.
+func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, mayWait bool, m *Moment) Do {
+	if !st.Allowed {
+		switch c := b.ClaimReturn(Waiter{Request: r, State: st}, asked); {
+		case c == nil || !mayWait:
+			return Nothing
+		case c.Arrived:
+			return Again
+		default:
+			return AwaitReturn
+		}
+	}
+	if r.Cost == 0 || algorithm.Of(r.Limit.Algorithm).Lease {
+		return Nothing
+	}
+	taken := *st
+	taken.Used += r.Cost
+	b.hearTake(r, &taken, asked, m)
+	b.countOwn(r, m)
+	switch others, j := b.overtakes(r, &taken, b.extras().landed, m); {
+	case j == fits:
+	case j == unclear && mayWait:
+		return AwaitCharge
+	default:
+		b.refuseOvertaken(r, &taken, others)
+		*st = taken
+	}
+	return Nothing
 }
 
 // showUnheard makes the answer to a take that costs nothing count what this process has charged,
