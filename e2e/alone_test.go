@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"slices"
 	"strconv"
 	"sync"
 	"sync/atomic"
@@ -14,9 +15,9 @@ import (
 )
 
 // TestSlowShardAdmitsNoMoreThanTheLimit in one Caddy, which decides alone whenever a check or take
-// is not answered in time: what was admitted either way counts together. A take without an answer counts
-// for two seconds, in which the shard has it or never gets it; only a machine that takes longer for all of
-// this learns from the shard that some were never made.
+// is not answered in time: what was admitted either way counts together, but for takes whose reply was lost. A take
+// without an answer counts for two seconds; only on a machine that takes longer for all of this can more pass before it
+// turns out that some were never made.
 func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
 	const limit, workers, requests = 100, 16, 24
@@ -59,16 +60,43 @@ func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 			close(stop)
 			pauses.Wait()
 			most := int64(limit)
+			unheard := `caddy_rate_limit_undelivered_total{operation="take",outcome="uncertain",shard="a",store="default"}`
 			if took > 2*time.Second {
-				n, err := strconv.Atoi(c.Metric(`caddy_rate_limit_store_errors_total{kind="timeout",store="default"}`))
-				must(t, "the metric", err)
-				most += int64(n)
+				unheard = `caddy_rate_limit_store_errors_total{kind="timeout",store="default"}`
 			}
+			n, err := strconv.Atoi(c.Metric(unheard))
+			must(t, "the metric", err)
+			most += int64(n)
 			if n := served.Load(); n > most || n == 0 {
 				t.Errorf("%d requests were served in %v, %v of which the shard did not answer in time: want at most %d",
 					n, took, c.MetricSum("caddy_rate_limit_store_errors_total"), most)
 			}
 			t.Logf("%d of %d were served in %v", served.Load(), most, took)
+		})
+	}
+}
+
+// TestTakesThatNeverRanAreCharged: a shard hangs while Caddy connects, so it never gets some takes of requests that
+// pass meanwhile.
+func TestTakesThatNeverRanAreCharged(t *testing.T) {
+	t.Parallel()
+	const passed = 5
+	for algorithm, charge := range ways {
+		if charge != "before" || algorithm == "concurrency" {
+			continue
+		}
+		t.Run(algorithm, func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartShards(t, 1, 0)
+			c := caddytest.Start(t, zonesSite(servers.Store("check_timeout 50ms"), zoneWith("api", "events 10", "window 24h", "algorithm "+algorithm, "charge before"), "respond ok"))
+			c.Probe("/", "X-Key: bob")
+			must(t, "pause", servers[0].Primary.Pause())
+			// The first one is written to the connection that is there.
+			for _, client := range append([]string{"carol"}, slices.Repeat([]string{"alice"}, passed)...) {
+				must(t, client, want("status", c.Probe("/", "X-Key: "+client).Status, http.StatusOK))
+			}
+			must(t, "resume", servers[0].Primary.Resume())
+			servers.AwaitUsed(t, "api", "alice", passed)
 		})
 	}
 }

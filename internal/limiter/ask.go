@@ -432,7 +432,9 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if z.ChargeBefore && z.bucket != unknownBucket && errors.Is(failed, store.ErrUncertain) {
-			z.becomeUncertain(z.needsID)
+			if z.becomeUncertain(z.needsID); z.isLost() {
+				e.noteEnd(i, failed)
+			}
 		}
 	}
 	if failed == nil {
@@ -447,6 +449,15 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		}
 	}
 	return nil
+}
+
+// noteEnd notes how the take of zone i ends that failed with err.
+func (e *evaluation) noteEnd(i int, err error) {
+	r := e.ensureRare()
+	if r.ends == nil {
+		r.ends = map[int]*store.Late{}
+	}
+	r.ends[i] = store.LateOf(err)
 }
 
 // becomeUncertain notes that a take, which may have an ID, may have spent the cost.

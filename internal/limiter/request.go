@@ -59,6 +59,8 @@ type rare struct {
 	refusal *verdict
 	// zones are by index, as far as any needs it.
 	zones []rareZone
+	// ends are, by the index of a zone, how takes without an ID end that may have spent the cost.
+	ends map[int]*store.Late
 }
 
 // rareZone holds what few zones of a request need.
@@ -184,8 +186,8 @@ const (
 	phaseUncertain
 	// phaseUncertainHeld: the same, and the cost is in flight in case it has not.
 	phaseUncertainHeld
-	// phaseLost and phaseLostHeld are the same of a take without an ID: nothing can be done, and
-	// the request does not take again.
+	// phaseLost and phaseLostHeld are the same of a take without an ID: the request does not take again, and is
+	// charged if it turns out that the take spent nothing.
 	phaseLost
 	phaseLostHeld
 	storePhases

@@ -34,7 +34,7 @@ func TestDues(t *testing.T) {
 			if got != end.want {
 				t.Errorf("phase %d, final %d: %d is due, want %d", phase, end.f, got, end.want)
 			}
-			ended, unknown := storePhase(phase) == phaseHeld, storePhase(phase) == phaseUncertainHeld || storePhase(phase) == phaseLostHeld
+			ended, unknown := storePhase(phase) == phaseHeld, storePhase(phase) >= phaseUncertainHeld
 			if (len(s.ended) == 1) != ended || (len(s.unknown) == 1) != unknown {
 				t.Errorf("phase %d, final %d: ends %+v", phase, end.f, s)
 			}

@@ -498,9 +498,10 @@ type settlement struct {
 	// what each held.
 	ended []store.Request
 	held  []int64
-	// unknown are those whose takes may have spent the cost, with what each held.
+	// unknown are those whose takes may have spent the cost, with what each held, and how those end that have no ID.
 	unknown     []store.Request
 	heldUnknown []int64
+	ends        []*store.Late
 	// again are repeats of uncertain takes, under their ID.
 	charges, again, refunds []store.Request
 }
@@ -520,7 +521,11 @@ func (s *settlements) add(e *evaluation, i int, f final, spent, cost int64) due 
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}
-	return in.store.add(e.reqs[i], z.stored, f, spent, cost)
+	d := in.store.add(e.reqs[i], z.stored, f, spent, cost)
+	if z.isLost() && e.rare != nil {
+		in.store.ends[len(in.store.ends)-1] = e.rare.ends[i]
+	}
+	return d
 }
 
 func (s *settlement) add(req store.Request, phase storePhase, f final, spent, cost int64) due {
@@ -530,8 +535,10 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 	case phaseHeld:
 		s.ended, s.held = append(s.ended, ended), append(s.held, req.Cost)
 	case phaseUncertainHeld, phaseLostHeld:
-		s.unknown, s.heldUnknown = append(s.unknown, ended), append(s.heldUnknown, req.Cost)
-	case phaseNone, phaseTaken, phaseUncertain, phaseLost:
+		s.unknown, s.heldUnknown, s.ends = append(s.unknown, ended), append(s.heldUnknown, req.Cost), append(s.ends, nil)
+	case phaseLost:
+		s.unknown, s.heldUnknown, s.ends = append(s.unknown, ended), append(s.heldUnknown, 0), append(s.ends, nil)
+	case phaseNone, phaseTaken, phaseUncertain:
 	}
 	switch d {
 	case dueCharge:
@@ -567,7 +574,7 @@ func (s *settlement) send(open *stores.Opened) {
 		open.Accounts.Settle(s.ended, s.held)
 	}
 	if len(s.unknown) > 0 {
-		open.Accounts.SettleUnknown(s.unknown, s.heldUnknown)
+		open.Accounts.SettleUnknown(s.unknown, s.heldUnknown, s.ends)
 	}
 	open.Charge(s.charges)
 	open.ChargeByID(s.again)

@@ -54,7 +54,7 @@ type Accounts interface {
 	ForeseeAlone(r *store.Request) store.State
 
 	Settle(reqs []store.Request, held []int64)
-	SettleUnknown(reqs []store.Request, held []int64)
+	SettleUnknown(reqs []store.Request, held []int64, ends []*store.Late)
 	ChargeDetached(reqs []store.Request)
 	ChargeByID(reqs []store.Request)
 	RefundDetached(reqs []store.Request)

@@ -216,7 +216,7 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 // a rate over a series that begins with the first failure would miss that failure.
 func (m *Metrics) ExportUndelivered(store string, shards []string) {
 	for _, shard := range shards {
-		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Refund, algorithm.Penalize} {
+		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
 			for _, outcome := range []string{"lost", "uncertain", "expired"} {
 				m.Undelivered.WithLabelValues(store, shard, op.String(), outcome)
 			}

@@ -50,7 +50,7 @@ func (p alone) serve(r store.Request, ms int) (admitted, decided bool) {
 	time.Sleep(time.Duration(ms) * time.Millisecond)
 	switch {
 	case unknown:
-		p.SettleUnknown([]store.Request{r}, []int64{r.Cost})
+		p.SettleUnknown([]store.Request{r}, []int64{r.Cost}, nil)
 	case decided || !p.takes:
 		p.Settle([]store.Request{r}, nil)
 	}
@@ -211,6 +211,44 @@ func TestForeseenAlone(t *testing.T) {
 	})
 }
 
+// TestTakesThatEndLate: the cost of a request that passed counts once here, and is charged if its take spent nothing.
+func TestTakesThatEndLate(t *testing.T) {
+	for _, k := range []struct {
+		end       error
+		used, odd int64
+	}{{nil, 0, 0}, {store.ErrNotExecuted, 1, 0}, {store.ErrUncertain, 0, 1}} {
+		synctest.Test(t, func(t *testing.T) {
+			s, odd := newSimulation(1), int64(0)
+			l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+				if op != algorithm.Take || !errors.Is(err, k.end) {
+					t.Errorf("%v: %s is undelivered: %v", k.end, op, err)
+				}
+				odd += n
+			}})
+			l.Run()
+			defer l.Leave()
+			var take store.Late
+			r := requestOf("alice", 10)
+			s.setDown(true, false)
+			if st := l.AdmitAlone(&r); !st.Allowed {
+				t.Fatalf("%+v", st)
+			}
+			l.SettleUnknown([]store.Request{r}, []int64{1}, []*store.Late{&take})
+			for range 2 {
+				if st := l.ForeseeAlone(&r); st.Used != 1 {
+					t.Errorf("%v: %d are used here, want 1", k.end, st.Used)
+				}
+				take.End(k.end)
+			}
+			s.setDown(false, false)
+			time.Sleep(time.Minute)
+			if used := s.used(r); used != k.used || odd != k.odd {
+				t.Errorf("%v: %d are used and %d undelivered, want %d and %d", k.end, used, odd, k.used, k.odd)
+			}
+		})
+	}
+}
+
 // TestResetEmptiesWhatIsCountedAlone, although a charge sent before it has no answer yet.
 func TestResetEmptiesWhatIsCountedAlone(t *testing.T) {
 	for _, limit := range kinds {
@@ -333,7 +371,7 @@ func TestCountedAloneIsKept(t *testing.T) {
 		if st := l.AdmitAlone(&r); !st.Allowed {
 			t.Fatalf("the first request: %+v", st)
 		}
-		l.SettleUnknown([]store.Request{r}, []int64{1})
+		l.SettleUnknown([]store.Request{r}, []int64{1}, nil)
 		flood()
 		if st := l.AdmitAlone(&r); st.Allowed {
 			t.Errorf("the second request: %+v", st)

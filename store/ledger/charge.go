@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -44,23 +45,50 @@ func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 		}
 		e := l.enter(&reqs[i], &m)
 		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
-		if n.Do == core.Hold {
-			l.awaitTick(e)
-		}
-		w.carry(e, &n, &out)
+		l.noted(e, &n, w, &out)
 		e.release(&m)
 	}
 	w.send(&out)
 }
 
-// SettleUnknown ends what requests hold whose takes may have spent their cost: nothing is
-// charged, and it counts here until what the primary says has it.
-func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64) {
+// noted makes the charge of an entry, which is locked, leave through w.
+func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
+	if n.Do == core.Hold {
+		l.awaitTick(e)
+	}
+	w.carry(e, n, out)
+}
+
+// SettleUnknown ends what requests hold whose takes may have spent their cost, which counts here until what
+// the primary says has it. Where the late end of a take says that it did not, the cost is charged; where there is
+// nil, the store knows the take by its ID.
+func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64, ends []*store.Late) {
 	m := l.moment()
 	for i := range reqs {
 		e := l.enter(&reqs[i], &m)
 		e.SettleUnknown(&reqs[i], held[i], &m)
 		e.release(&m)
+	}
+	for i, end := range ends {
+		if req := []store.Request{reqs[i]}; end != nil && req[0].Cost > 0 {
+			end.Then(func(err error) { l.takeEnded(req, err) })
+		}
+	}
+}
+
+// takeEnded charges a request that was served, and whose take has ended late, if that spent nothing.
+func (l *Ledger) takeEnded(req []store.Request, err error) {
+	switch w := l.writer(); {
+	case err == nil:
+	case errors.Is(err, store.ErrNotExecuted):
+		m, out := l.moment(), outgoing{most: 1}
+		e := l.enter(&req[0], &m)
+		n := e.Charge(req, &m)
+		l.noted(e, &n, w, &out)
+		e.release(&m)
+		w.send(&out)
+	case w.opts.OnUndelivered != nil:
+		w.opts.OnUndelivered(w.Owner(req[0].ClientKey), algorithm.Take, 1, err)
 	}
 }
 

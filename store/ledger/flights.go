@@ -233,7 +233,7 @@ func (l *Local) Settle(reqs []store.Request, held []int64) {
 }
 
 // SettleUnknown is [Ledger.SettleUnknown].
-func (l *Local) SettleUnknown(reqs []store.Request, held []int64) {
+func (l *Local) SettleUnknown(reqs []store.Request, held []int64, _ []*store.Late) {
 	for i, r := range reqs {
 		r.Cost = 0
 		l.settle([]store.Request{r}, held[i])

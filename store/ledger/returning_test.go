@@ -238,7 +238,7 @@ func TestOwnRefundIsNotAwaited(t *testing.T) {
 			limit.Zone, limit.Window = "zone", 100*time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "1"}
 			l.AdmitAlone(&r)
-			l.SettleUnknown([]store.Request{r}, []int64{1})
+			l.SettleUnknown([]store.Request{r}, []int64{1}, nil)
 			before, began := s.sent(), time.Now()
 			r.ID = "2"
 			st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]

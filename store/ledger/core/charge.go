@@ -126,6 +126,12 @@ func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
 		return n
 	}
 	b.countOwn(r, m)
+	return b.Charge(req, m)
+}
+
+// Charge notes a charge, of a cost that counts here already.
+func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
+	r := &req[0]
 	expires := b.expiryOf(r, m)
 	b.keepUntil(r, m)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {

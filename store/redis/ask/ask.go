@@ -248,15 +248,15 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 		for range g.Members {
 			observe.observe(op.Role, op.Operation, time.Since(began), err)
 		}
-		if sent && op.Operation == algorithm.Take {
-			l.Shard.Abandoned.Add(c, g.ids())
-		}
 		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 		} else {
 			err = wire.NotExecuted(err)
 		}
 		g.fail(err)
+		if sent && op.Operation == algorithm.Take {
+			abandon(l.Shard, c, g, op)
+		}
 		return
 	}
 	observe.observeAll(op, c)
@@ -264,6 +264,24 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 		g.States[i], _ = op.Outcome(c.Cmds[n], &g.Reqs[i])
 	}
 	c.Release()
+}
+
+// abandon makes the errors of takes that were sent tell how they end, which their caller does not await.
+func abandon(shard *wire.Shard, c *wire.Call, g Group, op Op) {
+	reqs, ends := make([]store.Request, len(g.Members)), make([]store.Late, len(g.Members))
+	for n, i := range g.Members {
+		reqs[n] = g.Reqs[i]
+		g.States[i].Err = ends[n].Wrap(g.States[i].Err)
+	}
+	shard.Abandoned.Add(c, g.ids(), func() {
+		for n := range ends {
+			st, _ := op.Outcome(c.Cmds[n], &reqs[n])
+			if st.Err == nil && !st.Allowed {
+				st.Err = fmt.Errorf("%w: it was refused", store.ErrNotExecuted)
+			}
+			ends[n].End(st.Err)
+		}
+	})
 }
 
 // Post runs an operation at a primary without waiting. report, unless it is nil, receives the

@@ -18,11 +18,9 @@ type Abandoned struct {
 	idle    chan struct{}
 }
 
-// Add keeps the takes of c with these IDs, which a worker holds, until c is finished.
-func (a *Abandoned) Add(c *Call, ids []string) {
-	if len(ids) == 0 {
-		return
-	}
+// Add keeps the takes of c with these IDs, which a worker holds, until c is finished. Then it calls finished, which may
+// read the outcomes.
+func (a *Abandoned) Add(c *Call, ids []string, finished func()) {
 	end := make(chan struct{})
 	a.mu.Lock()
 	if a.ends == nil {
@@ -42,6 +40,7 @@ func (a *Abandoned) Add(c *Call, ids []string) {
 		}
 		a.mu.Unlock()
 		close(end)
+		finished()
 	}()
 }
 
