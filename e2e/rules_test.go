@@ -154,7 +154,7 @@ func TestRuleCommands(t *testing.T) {
 		{[]string{"set", "api", "--enforce", "-0"}, "enforce 0%: zone api", 0},
 		{[]string{"set", "api", "--enforce", "25"}, "enforce 25%: zone api", 0},
 		{[]string{"set", "api", "--events", "20", "--for", "1h"}, "name enforce too, or unset it first", 1},
-		{[]string{"unset", "api", "--rollout"}, "rollout of zone api is not set", 3},
+		{[]string{"unset", "api", "--rollout"}, "zone api has nothing set of rollout in store default", 3},
 		{[]string{"set", "api", "--events", "20"}, "events 20, enforce 25%: zone api", 0},
 		{[]string{"set", "slow", "--events", "30", "--burst", "4"}, "events 30, burst 4: zone slow", 0},
 		{[]string{"status"}, "20 (set; config 10)", 0},

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"fmt"
-	"math"
 	"net/http"
 	"net/url"
 	"slices"
@@ -110,8 +109,8 @@ func renew(o *store.Override, query url.Values, end int64) error {
 	isNamed := slices.ContainsFunc(settings, query.Has)
 	for _, name := range settings {
 		if isNamed && !query.Has(name) && isSet(o, name) && o.Until != end {
-			return apiErrorf(http.StatusConflict, "%s would end %s, and not %s as it was set, because a rule has one end: name %s too, or unset it first",
-				name, endText(end), endText(o.Until), name)
+			return apiErrorf(http.StatusConflict, "%s ends %s, and with the rest of the rule it would end %s: name %s too, or unset it first",
+				name, endText(o.Until), endText(end), name)
 		}
 	}
 	o.Until = end
@@ -120,7 +119,7 @@ func renew(o *store.Override, query url.Values, end int64) error {
 
 func endText(until int64) string {
 	if until == store.NoEnd {
-		return "never"
+		return "when it is unset"
 	}
 	return "at " + time.UnixMicro(until).UTC().Format(time.RFC3339)
 }
@@ -147,7 +146,10 @@ func (s *selection) unsetSettings(r *http.Request, query url.Values, kind store.
 	if err != nil {
 		return nil, err
 	}
-	names := strings.FieldsFunc(query.Get("settings"), func(c rune) bool { return c == ',' })
+	var names []string
+	if text := query.Get("settings"); text != "" {
+		names = strings.Split(text, ",")
+	}
 	var changes []store.OverrideChange
 	for _, c := range all {
 		o := c.Override
@@ -169,14 +171,14 @@ func (s *selection) unsetSettings(r *http.Request, query url.Values, kind store.
 
 // notSet is the error of ending what is not set: some settings, or all.
 func (s *selection) notSet(names []string) error {
-	text := "nothing of zone " + s.Name + " is set"
+	text := fmt.Sprintf("nothing of zone %s is set in store %s", s.Name, s.store.Name)
 	if len(names) > 0 {
-		text = strings.Join(names, ", ") + " of zone " + s.Name + " is not set"
+		text = fmt.Sprintf("zone %s has nothing set of %s in store %s", s.Name, strings.Join(names, ", "), s.store.Name)
 	}
 	if len(s.Key) == 0 {
-		text += ", which the config lacks,"
+		text += ", and the config lacks the zone"
 	}
-	return apiErrorf(http.StatusNotFound, "%s in store %s", text, s.store.Name)
+	return apiErrorf(http.StatusNotFound, "%s", text)
 }
 
 // endSettings makes settings those of the config again.
@@ -226,7 +228,6 @@ func readSettings(o *store.Override, query url.Values) error {
 		if err != nil || !(n >= 0 && n <= 100) {
 			return apiErrorf(http.StatusBadRequest, "%s=%q: it must be a percentage from 0 to 100", name, text)
 		}
-		n = math.Abs(n) // not -0
 		*percent = &n
 	}
 	return nil

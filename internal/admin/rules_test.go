@@ -138,14 +138,14 @@ func TestRuleHasOneEnd(t *testing.T) {
 	} {
 		c := newImportedConfig(t)
 		for _, s := range steps {
-			if o := c.asked(t, setZone, http.MethodPost, "slow", s.query, s.status, "because a rule has one end: name "); (o.Until > 0) != s.lasts {
+			if o := c.asked(t, setZone, http.MethodPost, "slow", s.query, s.status, ", and with the rest of the rule it would end "); (o.Until > 0) != s.lasts {
 				t.Errorf("%s, %s: %+v", name, s.query, o)
 			}
 		}
 	}
 	c := newImportedConfig(t)
 	c.asked(t, setLimit, http.MethodPost, "slow", "key=a&events=5&burst=6", 200, "")
-	c.asked(t, setLimit, http.MethodPost, "slow", "key=a&events=5&for=1h", 409, "burst would end at ")
+	c.asked(t, setLimit, http.MethodPost, "slow", "key=a&events=5&for=1h", 409, "burst ends when it is unset, and with the rest of the rule it would end at ")
 }
 
 // TestRuleOfAZoneThatTheConfigLacks is listed, and ended where its store is named.
@@ -161,7 +161,7 @@ func TestRuleOfAZoneThatTheConfigLacks(t *testing.T) {
 	c.asked(t, setZone, http.MethodPost, "gone", "events=5&store=own", http.StatusNotFound, "there is api, log, slow")
 	c.asked(t, unsetZone, http.MethodDelete, "gone", "", http.StatusNotFound, "there is api, log, slow")
 	c.asked(t, unsetZone, http.MethodDelete, "gone", "store=own", http.StatusOK, "")
-	c.asked(t, unsetZone, http.MethodDelete, "gone", "store=own", http.StatusNotFound, "which the config lacks")
+	c.asked(t, unsetZone, http.MethodDelete, "gone", "store=own", http.StatusNotFound, "and the config lacks the zone")
 	c.stores = c.stores[:1]
 	c.keeps(t, store.Override{Kind: store.OverrideZone, Zone: "gone", Events: 5})
 	c.asked(t, unsetZone, http.MethodDelete, "gone", "", http.StatusOK, "")
@@ -192,19 +192,12 @@ func TestEndOfWhatIsNotSet(t *testing.T) {
 	c := newImportedConfig(t)
 	c.asked(t, setZone, http.MethodPost, "slow", "enforce=25", 200, "")
 	c.asked(t, setLimit, http.MethodPost, "slow", "key=a&events=5", 200, "")
-	c.asked(t, unsetZone, http.MethodDelete, "slow", "settings=events,rollout", 404, "events, rollout of zone slow is not set")
-	c.asked(t, unsetZone, http.MethodDelete, "slow", "settings=burst", 404, "burst of zone slow is not set")
-	c.asked(t, unsetLimit, http.MethodDelete, "slow", "key=a&settings=burst", 404, "burst of zone slow is not set")
+	c.asked(t, unsetZone, http.MethodDelete, "slow", "settings=events,rollout", 404, "has nothing set of events, rollout")
+	c.asked(t, unsetZone, http.MethodDelete, "slow", "settings=burst", 404, "zone slow has nothing set of burst")
+	c.asked(t, unsetLimit, http.MethodDelete, "slow", "key=a&settings=burst", 404, "zone slow has nothing set of burst")
+	c.asked(t, unsetZone, http.MethodDelete, "slow", "settings=,", 400, `settings has ""`)
 	if changes, _ := c.own.Audit(context.Background()); len(changes) != 2 {
 		t.Errorf("%d changes were made", len(changes))
 	}
 	c.asked(t, unsetZone, http.MethodDelete, "slow", "settings=events,enforce", 200, "")
-}
-
-// TestNoMinusZero is shown of what has none.
-func TestNoMinusZero(t *testing.T) {
-	c := newImportedConfig(t)
-	if o := c.asked(t, setZone, http.MethodPost, "slow", "enforce=-0", 200, ""); fmt.Sprint(*o.Enforce) != "0" {
-		t.Errorf("got %v", *o.Enforce)
-	}
 }

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"os"
@@ -141,9 +142,10 @@ all: rules of zones, limits, blocks and grants of clients.
 
 --export prints rules and limits as JSON that does not change from day to day, for
 version control. --import reads such a file, or - for standard input, makes what is in
-it hold, and prints what it has changed; with --prune it ends the others. With --dry-run
-it only prints what it would change. It skips what has ended, and zones that the config
-lacks; for these, and for what could not be changed, it exits with status 1.
+it hold, and prints what it has changed; with --prune it ends the others, but not those of
+zones that the config lacks. With --dry-run it only prints what it would change. It skips
+what has ended, and zones that the config lacks; for these, and for what could not be
+changed, it exits with status 1.
 `,
 		Example: "  $ caddy rate-limit rules api\n  $ caddy rate-limit rules --export > rules.json\n  $ caddy rate-limit rules --import rules.json --prune --dry-run",
 		Args:    between(0, 1),
@@ -239,7 +241,7 @@ func settingText(o *adminapi.Override) string {
 	return strings.Join(words, ", ")
 }
 
-func percentText(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + "%" }
+func percentText(n float64) string { return strconv.FormatFloat(math.Abs(n), 'g', 6, 64) + "%" } // without -0
 
 // exportRules prints what an import reads, in an order that does not change.
 func exportRules(s *session, query url.Values) (int, error) {
