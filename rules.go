@@ -185,13 +185,12 @@ func (z *Zone) validateEvents() error {
 	if z.Events == "" {
 		return option.Errorf("events", "is missing: add it, such as events 100").JSONf("is missing: add it, such as 100")
 	}
-	t := algorithm.Of(z.algorithm())
-	return validateAmount("events", z.Events, z.EventsFallback, t.MostEvents, t.MostWords)
+	return validateAmount("events", z.Events, z.EventsFallback, z.algorithm())
 }
 
 // validateAmount checks an option that is a number from 1 on, or a placeholder and its
 // fallback.
-func validateAmount(name string, a Amount, fallback, most int64, words string) error {
+func validateAmount(name string, a Amount, fallback int64, by store.Algorithm) error {
 	if events, window, ok := rateIn(string(a)); ok {
 		return option.Errorf(name, "%s: write events %s and window %s", a, events, window).
 			JSONf(`"%s": write "events": %s and "window": "%s"`, a, events, window)
@@ -214,10 +213,10 @@ func validateAmount(name string, a Amount, fallback, most int64, words string) e
 	case a == limiter.UnlimitedWord:
 		return option.Errorf(name, "unlimited: only a placeholder can yield that; remove the zone, because it would limit nothing")
 	case err != nil:
-		return option.Errorf(name, "%q: it must be a whole number from 1 to %s", string(a), words)
+		return option.Errorf(name, "%q: it must be a whole number from 1 to %s", string(a), algorithm.Of(by).MostWords)
 	}
-	if n < 1 || n > most {
-		return option.Errorf(name, "%d: it must be from 1 to %s", n, words).Field(field)
+	if err := limiter.CheckEvents(by, n); err != nil {
+		return option.Errorf(name, "%w", err).Field(field)
 	}
 	return validateKnownInTime(name, string(a))
 }
@@ -285,13 +284,12 @@ func (z *Zone) validateBurst() error {
 	case z.Burst != "" && !z.algorithm().HasBurst():
 		return option.Errorf("burst", "goes with algorithm %[1]s only: remove it, or write algorithm %[1]s", algorithm.Names(store.Algorithm.HasBurst))
 	}
-	if err := validateAmount("burst", z.Burst, z.BurstFallback, store.MaxEvents, "2^52"); err != nil {
+	if err := validateAmount("burst", z.Burst, z.BurstFallback, z.algorithm()); err != nil {
 		return err
 	}
 	events, burst := z.Events.quantity(z.EventsFallback).Number, z.Burst.quantity(z.BurstFallback).Number
-	if least := limiter.LeastEvents(burst, time.Duration(z.Window)); events < least {
-		return option.Errorf("burst", "%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d",
-			burst, events, time.Duration(z.Window), least)
+	if err := limiter.CheckBurst(burst, events, time.Duration(z.Window)); err != nil {
+		return option.Errorf("burst", "%w", err)
 	}
 	return nil
 }

@@ -12,8 +12,9 @@
 -- change, from ARGV[3] on, for each of several changes: the name; a packed double, how
 --          long it lasts, 0 without an end; the content, without line ends, or nothing
 --          to remove it; the digest of the content that it replaces, 0 if it replaces
---          none, or nothing if that does not matter; what the writer says of it, or
---          nothing to leave it out of the set of changes
+--          none, both with a space between if either will do, or nothing if that does not
+--          matter; what the writer says of it, or nothing to leave it out of the set of
+--          changes
 -- Reply    frames: a word, the lengths of two texts, each with a space, the texts, which
 --          may have any bytes, and a line end.
 --          page: the next cursor and v, and a frame for each override; changes: 0 and v,
@@ -202,7 +203,7 @@ for i = 3, #ARGV, 5 do
   local version = before ~= '' and redis.sha1hex(before) or '0'
   if content ~= '' and content == before then
     replies[#replies + 1] = frame('SAME', '', '')
-  elseif expected ~= '' and expected ~= version then
+  elseif expected ~= '' and not string.find(' ' .. expected .. ' ', ' ' .. version .. ' ', 1, true) then
     replies[#replies + 1] = frame('CHANGED', '', before)
   elseif content == '' then
     if value then

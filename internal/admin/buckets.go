@@ -100,7 +100,7 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 		of := s.store.OverridesOf(s.Name, b.Key, time.Now)
 		for _, o := range []*store.Override{of.Block, of.Limit, of.Grant} {
 			if o != nil {
-				bucket.Overrides = append(bucket.Overrides, overrideOf(s.store.Name, o, b.Client))
+				bucket.Overrides = append(bucket.Overrides, obeyed(s.Zone, s.store.Name, o, b.Client))
 			}
 		}
 		all.Buckets = append(all.Buckets, bucket)

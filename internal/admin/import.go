@@ -78,6 +78,8 @@ type importing struct {
 // importedStore is what a store has, and what is to change there.
 type importedStore struct {
 	current *store.OverrideSet
+	// unused says of changed overrides what has no effect.
+	unused  map[store.OverrideID]string
 	kept    func(store.OverrideID) store.OverrideID
 	wanted  map[store.OverrideID]bool
 	changes []store.OverrideChange
@@ -92,7 +94,7 @@ func (in *importing) in(ctx context.Context, handle *stores.Handle) (*importedSt
 	if err != nil {
 		return nil, apiErrorf(http.StatusBadGateway, "store %s: %s", handle.Name, oneLine(err))
 	}
-	there := &importedStore{current: current, kept: handle.KeptID, wanted: map[store.OverrideID]bool{}}
+	there := &importedStore{current: current, kept: handle.KeptID, wanted: map[store.OverrideID]bool{}, unused: map[store.OverrideID]string{}}
 	in.by[handle] = there
 	return there, nil
 }
@@ -130,11 +132,12 @@ func (in *importing) want(ctx context.Context, shown *adminapi.Override) error {
 	}
 	there.wanted[id] = true
 	before := there.current.Of(id, in.now)
-	if before != nil && isSame(before, &o) {
+	if before != nil && isSame(before, &o, bound.Zone) {
 		in.answer.Unchanged++
 		return nil
 	}
 	there.changes = append(there.changes, store.OverrideChange{Override: o, Expected: versionOf(before)})
+	there.unused[id] = bound.unused(&o)
 	return nil
 }
 
@@ -145,11 +148,12 @@ func versionOf(o *store.Override) string {
 	return o.Version
 }
 
-// isSame reports whether overrides do the same.
-func isSame(a, b *store.Override) bool {
+// isSame reports whether overrides do the same in a zone.
+func isSame(a, b *store.Override, zone *limiter.Zone) bool {
 	same := func(a, b *float64) bool { return a == b || a != nil && b != nil && *a == *b }
-	const millisecond = 1000 // Seconds in JSON are not exact.
-	return a.Events == b.Events && a.Burst == b.Burst && same(a.Enforce, b.Enforce) && same(a.Rollout, b.Rollout) &&
+	const millisecond = 1000         // Seconds in JSON are not exact.
+	events, burst := zone.Bounded(a) // as rules shows it
+	return events == b.Events && burst == b.Burst && same(a.Enforce, b.Enforce) && same(a.Rollout, b.Rollout) &&
 		max(a.Until-b.Until, b.Until-a.Until) < millisecond && a.Reason == b.Reason
 }
 
@@ -273,19 +277,18 @@ func (in *importing) limiterIn(handle *stores.Handle) func(zone string) *limiter
 }
 
 func (in *importing) shown(handle *stores.Handle, there *importedStore, c *store.OverrideChange, outcome *store.OverrideOutcome) (change adminapi.ImportedChange) {
-	client := clientOf(in.zones[c.Zone], handle.Name, c.ClientKey)
 	if before := there.current.Of(there.kept(c.ID()), in.now); before != nil {
-		shown := overrideOf(handle.Name, before, client)
+		shown := overrideIn(in.zones[c.Zone], handle.Name, before)
 		change.Before = &shown
 	}
 	if !c.Removes {
 		o := c.Override
 		o.Version = outcome.Version
-		shown := overrideOf(handle.Name, &o, client)
+		shown := overrideIn(in.zones[c.Zone], handle.Name, &o)
 		shown.ReplacedDamaged = outcome.WasDamaged
 		change.After = &shown
 	}
-	change.Warning = warningOf(handle, outcome)
+	change.Warning = cmp.Or(warningOf(handle, outcome), there.unused[there.kept(c.ID())])
 	switch {
 	case errors.Is(outcome.Err, store.ErrChanged):
 		change.Error = conflictText(outcome)

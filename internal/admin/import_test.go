@@ -81,7 +81,7 @@ func newImportedConfig(t *testing.T) *importedConfig {
 	own := limiter.Config{Store: c.stores[0], Logger: zap.New(core), LogKey: true, Now: time.Now}
 	rolls := own
 	rolls.Zones, rolls.Rollout = []*limiter.Zone{zone("api", store.FixedWindow)}, &limiter.Rollout{Store: c.stores[1]}
-	own.Zones = []*limiter.Zone{zone("slow", store.GCRA)}
+	own.Zones = []*limiter.Zone{zone("slow", store.GCRA), zone("log", store.SlidingLog)}
 	c.limiters = []*limiter.Limiter{limiter.New(rolls), limiter.New(own)}
 	return c
 }
@@ -144,9 +144,9 @@ func TestImportSkips(t *testing.T) {
 // TestImportChecksWhatSetChecks: nothing is changed if one could not be set.
 func TestImportChecksWhatSetChecks(t *testing.T) {
 	for name, entry := range map[string]string{
-		"has no burst":             `{"kind":"limit","zone":"api","store":"own","client_key":"tag:a","events":5,"burst":2}`,
 		"burst needs events":       `{"kind":"zone","zone":"slow","store":"own","burst":2,"enforce":3}`,
-		"rollout: the handler":     `{"kind":"zone","zone":"slow","store":"own","rollout":5}`,
+		"100000 with sliding_log":  `{"kind":"limit","zone":"log","store":"own","client_key":"tag:a","events":100001}`,
+		"more than 100 years":      `{"kind":"limit","zone":"slow","store":"own","client_key":"tag:a","events":1,"burst":4503599627370496}`,
 		"that clients share":       `{"kind":"block","zone":"api","store":"own","client_key":"*overflow"}`,
 		"is kept in store own":     `{"kind":"zone","zone":"api","store":"other","events":5}`,
 		"until is missing":         `{"kind":"grant","zone":"api","store":"own","client_key":"tag:a","events":5}`,
@@ -262,8 +262,8 @@ func TestSettingsStay(t *testing.T) {
 			events, burst int64
 			lasts         bool
 		}{
-			{"events=5&burst=2&for=1h", 5, 2, true}, {"events=6&version=", 6, 2, true}, {"burst=3", 6, 3, true}, {"settings=burst", 6, 0, true},
-			{"events=unlimited", -1, 0, true}, {"settings=events", 0, 0, false},
+			{"events=5&burst=2", 5, 2, false}, {"events=6&version=", 6, 2, false}, {"burst=3", 6, 3, false}, {"for=1h", 6, 3, true},
+			{"settings=burst", 6, 0, true}, {"events=unlimited", -1, 0, false}, {"settings=events", 0, 0, false},
 		} {
 			call := calls[0]
 			if strings.HasPrefix(step.query, "settings") {

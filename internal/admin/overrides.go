@@ -36,14 +36,20 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	kinds := strings.FieldsFunc(query.Get("kind"), func(c rune) bool { return c == ',' })
+	kinds, zone := strings.FieldsFunc(query.Get("kind"), func(c rune) bool { return c == ',' }), query.Get("zone")
+	for _, kind := range kinds {
+		if !slices.Contains(kindsOfOverrides, store.OverrideKind(kind)) {
+			return nil, apiErrorf(http.StatusBadRequest, "kind %q is unknown; there is zone, limit, block, grant", kind)
+		}
+	}
 	isListed := func(o *store.Override) bool {
-		return (len(kinds) == 0 || slices.Contains(kinds, string(o.Kind))) && (query.Get("zone") == "" || o.Zone == query.Get("zone"))
+		return (len(kinds) == 0 || slices.Contains(kinds, string(o.Kind))) && (zone == "" || o.Zone == zone)
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), overrideTimeout)
 	defer cancel()
 	all := adminapi.Overrides{Overrides: []adminapi.Override{}}
 	now, zones := time.Now().UnixMicro(), zonesInStores(running)
+	isKnown := zone == "" || zones[zone] != nil
 	for _, s := range running.Stores() {
 		found, err := s.Overrides(ctx)
 		if err = errors.Join(err, found.Damaged()); err != nil {
@@ -51,14 +57,20 @@ func overrides(running runningConfig, r *http.Request) (any, error) {
 		}
 		found.All(func(o *store.Override) bool {
 			if o.Until > now && isListed(o) {
-				all.Overrides = append(all.Overrides, overrideOf(s.Name, o, clientOf(zones[o.Zone], s.Name, o.ClientKey)))
+				all.Overrides = append(all.Overrides, overrideIn(zones[o.Zone], s.Name, o))
 			}
+			isKnown = isKnown || o.Zone == zone
 			return true
 		})
+	}
+	if !isKnown && len(all.Errors) == 0 {
+		return nil, unknownZone(zone, zones)
 	}
 	slices.SortFunc(all.Overrides, compareOverrides)
 	return all, nil
 }
+
+var kindsOfOverrides = []store.OverrideKind{store.OverrideZone, store.OverrideLimit, store.OverrideBlock, store.OverrideGrant}
 
 func compareOverrides(a, b adminapi.Override) int {
 	return cmp.Or(cmp.Compare(a.Zone, b.Zone), cmp.Compare(a.Kind, b.Kind), cmp.Compare(a.ClientKey, b.ClientKey), cmp.Compare(a.Store, b.Store))
@@ -74,6 +86,23 @@ func clientOf(zone []zoneInStore, storeName, clientKey string) adminapi.Client {
 		return zone[i].ClientOf(clientKey)
 	}
 	return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks", Unknown: true}
+}
+
+// overrideIn describes an override of a zone in a store, of which the running config may lack the zone, as the
+// zone obeys it.
+func overrideIn(zone []zoneInStore, storeName string, o *store.Override) adminapi.Override {
+	client := clientOf(zone, storeName, o.ClientKey)
+	if i := slices.Index(storeNames(zone), storeName); i >= 0 {
+		return obeyed(zone[i].Zone, storeName, o, client)
+	}
+	return overrideOf(storeName, o, client)
+}
+
+// obeyed is [overrideOf] with the events and the burst that the zone can count.
+func obeyed(zone *limiter.Zone, storeName string, o *store.Override, client adminapi.Client) adminapi.Override {
+	shown := overrideOf(storeName, o, client)
+	shown.Events, shown.Burst = zone.Bounded(o)
+	return shown
 }
 
 func overrideOf(storeName string, o *store.Override, client adminapi.Client) adminapi.Override {
@@ -166,7 +195,13 @@ func sign(o *store.Override, r *http.Request, query url.Values) error {
 
 // set begins an override for each of the selected buckets.
 func (s *selection) set(r *http.Request, query url.Values, o store.Override) (adminapi.Overrides, error) {
-	return s.make(r, query, s.changes(query, store.OverrideChange{Override: o}))
+	changes := s.changes(query, store.OverrideChange{Override: o})
+	for i := range changes {
+		if err := s.allows(&changes[i].Override); err != nil {
+			return adminapi.Overrides{}, apiErrorf(http.StatusBadRequest, "%w", err)
+		}
+	}
+	return s.make(r, query, changes)
 }
 
 // changes returns a change for each of the selected buckets.
@@ -179,8 +214,8 @@ func (s *selection) changes(query url.Values, c store.OverrideChange) []store.Ov
 	return all
 }
 
-// make makes changes that a request asks for, and answers with them. Removals of what is not there are no
-// changes.
+// make makes changes that a request asks for and that are allowed, and answers with them. Removals of what is
+// not there are no changes.
 func (s *selection) make(r *http.Request, query url.Values, changes []store.OverrideChange) (all adminapi.Overrides, err error) {
 	all.Overrides = []adminapi.Override{}
 	for i := range changes {
@@ -190,11 +225,6 @@ func (s *selection) make(r *http.Request, query url.Values, changes []store.Over
 		}
 		if err := sign(&c.Override, r, query); err != nil {
 			return all, err
-		}
-		if !c.Removes {
-			if err := s.allows(&c.Override); err != nil {
-				return all, apiErrorf(http.StatusBadRequest, "%w", err)
-			}
 		}
 	}
 	outcomes, err := makeChanges(r.Context(), s.store, func(string) *limiter.Limiter { return s.limiter }, changes)
@@ -223,7 +253,7 @@ func (s *selection) answerTo(c *store.OverrideChange, outcome *store.OverrideOut
 	if o.Version = outcome.Version; c.Removes {
 		o.Since = 0
 	}
-	shown := overrideOf(s.store.Name, &o, client)
+	shown := obeyed(s.Zone, s.store.Name, &o, client)
 	shown.ReplacedDamaged = outcome.WasDamaged
 	shown.Warning = warningOf(s.store, outcome)
 	if before := outcome.Before; !c.Removes && before != nil && before.Until > o.Since && before.Until != store.NoEnd {
@@ -247,12 +277,8 @@ func (z zoneInStore) allows(o *store.Override) error {
 		return fmt.Errorf("client_key %q is a bucket that clients share: name a client", o.ClientKey)
 	case o.Kind == store.OverrideZone && z.store != z.limiter.Store:
 		return fmt.Errorf("what is set of zone %s is kept in store %s, which is that of its handler", z.Name, z.limiter.Store.Name)
-	case o.Burst > 0 && !z.Algorithm.HasBurst():
-		return fmt.Errorf("burst: zone %s has the algorithm %s, which has no burst", z.Name, z.Algorithm)
 	case o.Burst > 0 && o.Events < 1:
 		return errors.New("burst needs events")
-	case o.Rollout != nil && z.limiter.Rollout == nil:
-		return fmt.Errorf("rollout: the handler of zone %s has none, which names the other store", z.Name)
 	case o.Kind == store.OverrideGrant && o.Until == store.NoEnd:
 		return errors.New("until is missing: a grant ends; write kind limit for more events without end")
 	case foreignField(o) != "":
@@ -266,7 +292,18 @@ func (z zoneInStore) allows(o *store.Override) error {
 	case o.Check() != nil:
 		return fmt.Errorf("this %q cannot be: kind is block, grant, limit or zone, events and burst are up to 2^52, enforce and rollout from 0 to 100", o.Kind)
 	}
-	return nil
+	return z.Check(o)
+}
+
+// unused says why a setting of an override has no effect in this config, or nothing: it may be of another one.
+func (z zoneInStore) unused(o *store.Override) string {
+	switch {
+	case o.Burst > 0 && !z.Algorithm.HasBurst():
+		return fmt.Sprintf("burst: zone %s has the algorithm %s, which has no burst", z.Name, z.Algorithm)
+	case o.Rollout != nil && z.limiter.Rollout == nil:
+		return fmt.Sprintf("rollout: the handler of zone %s has none, which names the other store", z.Name)
+	}
+	return ""
 }
 
 // foreignField returns the name of a field that is set, and that the override's kind does not have, or "".

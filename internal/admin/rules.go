@@ -58,11 +58,28 @@ func unsetLimit(running runningConfig, r *http.Request) (any, error) {
 	return s.unsetSettings(r, query, store.OverrideLimit)
 }
 
+// settings are what an override may set.
+var settings = []string{"events", "burst", "enforce", "rollout"}
+
 // setSettings changes settings of the zone, or of the limits of the selected clients. Those that the request
-// does not name stay as they were set before.
+// does not name stay as they were set before, whatever the config is now.
 func (s *selection) setSettings(r *http.Request, query url.Values, kind store.OverrideKind) (any, error) {
-	if !slices.ContainsFunc([]string{"events", "burst", "enforce", "rollout", "for"}, query.Has) {
+	end := int64(store.NoEnd)
+	switch isNamed := slices.ContainsFunc(settings, query.Has); {
+	case query.Has("for"):
+		var err error
+		if end, err = endOf(r, ""); err != nil {
+			return nil, err
+		}
+	case !isNamed:
 		return nil, apiErrorf(http.StatusBadRequest, "nothing is set: there is events, burst, enforce and rollout")
+	}
+	var named store.Override
+	if err := readSettings(&named, query); err != nil {
+		return nil, err
+	}
+	if unused := s.unused(&named); unused != "" {
+		return nil, apiErrorf(http.StatusBadRequest, "%s", unused)
 	}
 	all, err := s.currentSettings(r, query, kind)
 	if err != nil {
@@ -71,17 +88,53 @@ func (s *selection) setSettings(r *http.Request, query url.Values, kind store.Ov
 	changes := make([]store.OverrideChange, len(all))
 	for i := range all {
 		o := all[i].Override
-		if err := readSettings(&o, query); err != nil {
-			return nil, err
+		checked := o
+		checked.Events, checked.Burst = s.Bounded(&o)
+		_ = readSettings(&o, query) // as above
+		_ = readSettings(&checked, query)
+		if err := s.allows(&checked); err != nil {
+			return nil, apiErrorf(http.StatusBadRequest, "%w", err)
 		}
-		if query.Has("for") {
-			if o.Until, err = endOf(r, ""); err != nil {
-				return nil, err
-			}
+		if err := renew(&o, query, end); err != nil {
+			return nil, err
 		}
 		changes[i] = store.OverrideChange{Override: o, Expected: all[i].Expected}
 	}
 	return s.make(r, query, changes)
+}
+
+// renew gives an override another end. It is an error if settings end otherwise that the request does not name,
+// unless it names none: there is one end for all of them.
+func renew(o *store.Override, query url.Values, end int64) error {
+	isNamed := slices.ContainsFunc(settings, query.Has)
+	for _, name := range settings {
+		if isNamed && !query.Has(name) && isSet(o, name) && o.Until != end {
+			return apiErrorf(http.StatusConflict, "%s ends %s, and with the rest of the rule it would end %s: name %s too, or unset it first",
+				name, endText(o.Until), endText(end), name)
+		}
+	}
+	o.Until = end
+	return nil
+}
+
+func endText(until int64) string {
+	if until == store.NoEnd {
+		return "when it is unset"
+	}
+	return "at " + time.UnixMicro(until).UTC().Format(time.RFC3339)
+}
+
+// isSet reports whether an override has a setting.
+func isSet(o *store.Override, name string) bool {
+	switch name {
+	case "events":
+		return o.Events != 0
+	case "burst":
+		return o.Burst != 0
+	case "enforce":
+		return o.Enforce != nil
+	}
+	return o.Rollout != nil
 }
 
 // unsetSettings ends the settings in the parameter settings, or all.
@@ -93,27 +146,44 @@ func (s *selection) unsetSettings(r *http.Request, query url.Values, kind store.
 	if err != nil {
 		return nil, err
 	}
+	var names []string
+	if text := query.Get("settings"); text != "" {
+		names = strings.Split(text, ",")
+	}
 	var changes []store.OverrideChange
 	for _, c := range all {
-		if c.isThere {
-			o := c.Override
-			if err := endSettings(&o, query.Get("settings")); err != nil {
-				return nil, err
-			}
-			removes := query.Get("settings") == "" || o.Events == 0 && o.Enforce == nil && o.Rollout == nil
+		o := c.Override
+		if err := endSettings(&o, names); err != nil {
+			return nil, err
+		}
+		hasSome := slices.ContainsFunc(names, func(name string) bool { return isSet(&c.Override, name) })
+		if c.isThere && (hasSome || len(names) == 0) {
+			removes := len(names) == 0 || o.Events == 0 && o.Enforce == nil && o.Rollout == nil
 			changes = append(changes, store.OverrideChange{Override: o, Removes: removes, Expected: c.Expected})
 		}
 	}
 	made, err := s.make(r, query, changes)
 	if err == nil && len(made.Overrides) == 0 {
-		err = apiErrorf(http.StatusNotFound, "nothing of zone %s is set in store %s", s.Name, s.store.Name)
+		err = s.notSet(names)
 	}
 	return made, err
 }
 
-// endSettings makes settings, named in a text with commas, those of the config again.
-func endSettings(o *store.Override, settings string) error {
-	for _, name := range strings.FieldsFunc(settings, func(c rune) bool { return c == ',' }) {
+// notSet is the error of ending what is not set: some settings, or all.
+func (s *selection) notSet(names []string) error {
+	text := fmt.Sprintf("nothing of zone %s is set in store %s", s.Name, s.store.Name)
+	if len(names) > 0 {
+		text = fmt.Sprintf("zone %s has nothing set of %s in store %s", s.Name, strings.Join(names, ", "), s.store.Name)
+	}
+	if len(s.Key) == 0 {
+		text += ", and the config lacks the zone"
+	}
+	return apiErrorf(http.StatusNotFound, "%s", text)
+}
+
+// endSettings makes settings those of the config again.
+func endSettings(o *store.Override, names []string) error {
+	for _, name := range names {
 		switch name {
 		case "events":
 			o.Events, o.Burst = 0, 0
@@ -206,13 +276,19 @@ func selectZone(running runningConfig, r *http.Request, more ...string) (*select
 		return nil, nil, err
 	}
 	zones, zone, name := zonesInStores(running), r.PathValue("zone"), query.Get("store")
-	if zones[zone] == nil {
-		return nil, nil, unknownZone(zone, zones)
-	}
 	own := slices.DeleteFunc(slices.Clone(zones[zone]), func(z zoneInStore) bool {
 		return z.store != z.limiter.Store || name != "" && z.store.Name != name
 	})
+	if all := running.Stores(); len(own) == 0 && r.Method == http.MethodDelete {
+		// What was set of it ends, also after the zone has left the config, or the store.
+		i := slices.IndexFunc(all, func(s *stores.Handle) bool { return s.Name == name || name == "" && len(all) == 1 })
+		if i >= 0 {
+			own = []zoneInStore{zoneIn(running, zones[zone], zone, all[i])}
+		}
+	}
 	switch {
+	case len(own) == 0 && zones[zone] == nil:
+		return nil, nil, unknownZone(zone, zones)
 	case len(own) == 0:
 		return nil, nil, apiErrorf(http.StatusNotFound, "no handler with zone %s has the store %q", zone, name)
 	case len(own) > 1:
@@ -309,17 +385,20 @@ func audit(running runningConfig, r *http.Request) (any, error) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), overrideTimeout)
 	defer cancel()
-	all, zones := adminapi.Audit{Changes: []adminapi.AuditedChange{}}, zonesInStores(running)
+	all, zones, zone := adminapi.Audit{Changes: []adminapi.AuditedChange{}}, zonesInStores(running), query.Get("zone")
 	for _, s := range running.Stores() {
 		found, err := s.Audit(ctx)
 		if err != nil {
 			all.Errors = append(all.Errors, s.Name+": "+oneLine(err))
 		}
 		for i := range found {
-			if a := &found[i]; query.Get("zone") == "" || a.ID.Zone == query.Get("zone") {
+			if a := &found[i]; zone == "" || a.ID.Zone == zone {
 				all.Changes = append(all.Changes, auditedIn(s, zones, a))
 			}
 		}
+	}
+	if zone != "" && zones[zone] == nil && len(all.Changes)+len(all.Errors) == 0 {
+		return nil, unknownZone(zone, zones)
 	}
 	slices.SortStableFunc(all.Changes, func(a, b adminapi.AuditedChange) int { return cmp.Compare(b.At, a.At) })
 	all.Changes = all.Changes[:min(len(all.Changes), store.MaxAudited)]

@@ -68,7 +68,7 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 		s.Enforce = *z.Enforce
 	}
 	if rule := l.Store.ZoneOverride(z.Name, time.Now); rule != nil {
-		shown := overrideOf(l.Store.Name, rule, adminapi.Client{})
+		shown := obeyed(z, l.Store.Name, rule, adminapi.Client{})
 		s.Rule = &shown
 	}
 	for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {

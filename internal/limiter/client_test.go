@@ -132,6 +132,9 @@ func TestFind(t *testing.T) {
 	if buckets := keyZone("{http.vars.client_ip}").Find("alice"); buckets != nil {
 		t.Errorf("alice is %v in a zone that counts addresses", buckets)
 	}
+	if buckets := keyZone("everybody").Find("203.0.113.7"); buckets != nil {
+		t.Errorf("the address of a client that is counted by a text finds %+v", buckets)
+	}
 	if buckets := keyZone("everybody").Find("alice"); buckets != nil {
 		t.Errorf("alice is %v in a zone that counts everybody", buckets)
 	}

@@ -44,8 +44,8 @@ func compileKey(texts []string) []keyTemplate {
 	compiled := make([]keyTemplate, 0, len(texts)+1)
 	taken := map[string]bool{}
 	for i, text := range append(texts[:len(texts):len(texts)], clientIPText) {
-		if i == len(texts) && len(compiled) > 0 && texts[i-1] == clientIPText {
-			break
+		if i == len(texts) && i > 0 && (texts[i-1] == clientIPText || len(compiled[i-1].placeholders) == 0) {
+			break // No request comes this far.
 		}
 		tag := clientkey.Tag(text)
 		for salt := 0; taken[tag]; salt++ {

@@ -220,11 +220,12 @@ func TestKeyTagsDoNotDependOnTheirPlace(t *testing.T) {
 	}
 }
 
-func TestCompileKeyAddsTheClientIPUnlessItIsLast(t *testing.T) {
+// TestCompileKeyAddsTheClientIP unless it is last, or no request would come that far.
+func TestCompileKeyAddsTheClientIP(t *testing.T) {
 	for _, test := range []struct {
 		key  []string
 		want int
-	}{{[]string{"a"}, 2}, {[]string{clientIPText}, 1}, {[]string{"a", clientIPText}, 2}, {[]string{clientIPText, "a"}, 3}} {
+	}{{[]string{"{a}"}, 2}, {[]string{clientIPText}, 1}, {[]string{"{a}", clientIPText}, 2}, {[]string{"a"}, 1}, {[]string{"{a}", "b"}, 2}} {
 		if got := len(compileKey(test.key)); got != test.want {
 			t.Errorf("%q has %d texts, want %d", test.key, got, test.want)
 		}

@@ -117,6 +117,51 @@ func LeastEvents(burst int64, window time.Duration) int64 {
 	return max(int64(n), 1)
 }
 
+// CheckEvents returns why an algorithm cannot count so many events, as a text to stand behind the name of the
+// option, or nil.
+func CheckEvents(a store.Algorithm, events int64) error {
+	if t := algorithm.Of(a); events < 1 || events > t.MostEvents {
+		return fmt.Errorf("%d: it must be from 1 to %s", events, t.MostWords)
+	}
+	return nil
+}
+
+// CheckBurst returns why so many events at once cannot come back in time, at so many in a window, or nil.
+func CheckBurst(burst, events int64, window time.Duration) error {
+	if least := LeastEvents(burst, window); events < least {
+		return fmt.Errorf("%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d", burst, events, window, least)
+	}
+	return nil
+}
+
+// Check returns why the zone cannot count by the events and the burst of an override, or nil. A burst that it
+// does not name is that of the config.
+func (z *Zone) Check(o *store.Override) error {
+	if o.Events <= 0 {
+		return nil
+	}
+	if err := CheckEvents(z.Algorithm, o.Events); err != nil {
+		return fmt.Errorf("events %w", err)
+	}
+	if o.Kind == store.OverrideGrant || !z.Algorithm.HasBurst() {
+		return nil
+	}
+	if err := CheckBurst(cmp.Or(o.Burst, z.Burst.Number), o.Events, z.Window); err != nil {
+		return fmt.Errorf("burst %w", err)
+	}
+	return nil
+}
+
+// Bounded returns the events and the burst of an override as far as the algorithm can count them: what was
+// set may be of another config.
+func (z *Zone) Bounded(o *store.Override) (events, burst int64) {
+	events, burst = min(o.Events, algorithm.Of(z.Algorithm).MostEvents), o.Burst
+	if events > 0 && z.Algorithm.HasBurst() {
+		burst = min(burst, mostBurst(events, z.Window))
+	}
+	return events, burst
+}
+
 func (l *Limiter) countUnreadable(z *Zone, option string, cause telemetry.Cause) {
 	if !l.isSimulated {
 		telemetry.Default.Unreadable.WithLabelValues(z.Name, option, cause.String()).Inc()

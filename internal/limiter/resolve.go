@@ -161,11 +161,11 @@ func (z *Zone) limitIn(o *store.Override) (events, burst int64) {
 	if o.Events == store.Unlimited {
 		return unlimited, 0
 	}
-	events = min(o.Events, algorithm.Of(z.Algorithm).MostEvents)
-	if z.Algorithm.HasBurst() {
-		burst = min(cmp.Or(o.Burst, z.Burst.Number), mostBurst(events, z.Window))
+	limit := *o
+	if limit.Burst = cmp.Or(o.Burst, z.Burst.Number); !z.Algorithm.HasBurst() {
+		limit.Burst = 0
 	}
-	return events, burst
+	return z.Bounded(&limit)
 }
 
 // overridesOf returns what operators have changed for a client. A rollout that moves the client ends

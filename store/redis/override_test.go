@@ -188,6 +188,7 @@ func TestOverridesAreBounded(t *testing.T) {
 // TestChangesOfOverrides are made if the override is as expected; the later of two writers gets an error.
 func TestChangesOfOverrides(t *testing.T) {
 	t.Parallel()
+	const client = "tag:ключ\n"
 	shards := []*redistest.Shard{redistest.StartShard(t, 0), redistest.StartShard(t, 0)}
 	open := func() *Store {
 		return New(Options{
@@ -198,13 +199,13 @@ func TestChangesOfOverrides(t *testing.T) {
 	for name, s := range map[string]store.Operable{"redis": open(), "memory": memory.New(memory.NewBuckets(), memory.Options{})} {
 		t.Run(name, func(t *testing.T) {
 			change := func(expected string, removes bool, events int64) store.OverrideOutcome {
-				o := store.Override{Kind: store.OverrideLimit, Zone: "api", ClientKey: "tag:alice", Events: events, Since: time.Now().UnixMicro(), Until: store.NoEnd, By: "me", Reason: fmt.Sprint(events)}
+				o := store.Override{Kind: store.OverrideLimit, Zone: "api", ClientKey: client, Events: events, Since: time.Now().UnixMicro(), Until: store.NoEnd, By: "me", Reason: fmt.Sprint(events)}
 				return s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Expected: expected, Removes: removes}})[0]
 			}
 			version := func() string {
 				all, err := s.Overrides(t.Context())
 				must(t, err)
-				if o := all.Of(store.OverrideID{Kind: store.OverrideLimit, Zone: "api", ClientKey: "tag:alice"}, 0); o != nil {
+				if o := all.Of(store.OverrideID{Kind: store.OverrideLimit, Zone: "api", ClientKey: s.KeptKey(client)}, 0); o != nil {
 					return o.Version
 				}
 				return ""
@@ -240,7 +241,7 @@ func TestChangesOfOverrides(t *testing.T) {
 				}
 				told = append(told, fmt.Sprint(events(a.Before), "→", events(a.After), " by ", a.By, " for ", a.Reason, " of ", a.ID.ClientKey))
 			}
-			want := []string{"3→0 by me for 0 of tag:alice", "1→3 by me for 3 of tag:alice", "0→1 by me for 1 of tag:alice"}
+			want := []string{"3→0 by me for 0 of " + client, "1→3 by me for 3 of " + client, "0→1 by me for 1 of " + client}
 			if !slices.Equal(told, want) {
 				t.Errorf("the audit is %q, want %q", told, want)
 			}

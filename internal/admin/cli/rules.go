@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"net/url"
 	"os"
@@ -34,8 +35,9 @@ Without values, changes a zone in all Caddys that count in the same store: its
 events and burst, for which share of the clients it is enforced, and which share a
 rollout moves.
 
-What is not named stays as it was set before; unset --burst ends a burst alone. The
-store keeps it: it outlasts reloads and restarts, and comes before the config. Other
+What is not named stays as it was set before; unset --burst ends a burst alone. A rule
+has one end: a change that would move that of a setting it does not name is an error.
+The store keeps it: it outlasts reloads and restarts, and comes before the config. Other
 Caddys obey within a second (ledger_trust). If somebody else has changed the same
 meanwhile, nothing is changed, and the error says who.
 `,
@@ -78,7 +80,8 @@ func unsetCommand(host Host) *cobra.Command {
 		Short: "Ends what set has set of a client or a zone",
 		Long: `
 Ends the limit of a client or, without values, what was set of a zone: all of it, or
-the settings that are named; a client has a burst alone to name. It exits with status 3 if there is nothing to end.
+the settings that are named; a client has a burst alone to name. It exits with status 3
+if there is nothing to end. If the config has no such zone any more, it needs --store.
 `,
 		Example: "  $ caddy rate-limit unset api {header.X-Api-Key} k1\n  $ caddy rate-limit unset api --enforce",
 		Args:    between(1, -1),
@@ -139,9 +142,10 @@ all: rules of zones, limits, blocks and grants of clients.
 
 --export prints rules and limits as JSON that does not change from day to day, for
 version control. --import reads such a file, or - for standard input, makes what is in
-it hold, and prints what it has changed; with --prune it ends the others. With --dry-run
-it only prints what it would change. It skips what has ended, and zones that the config
-lacks; for these, and for what could not be changed, it exits with status 1.
+it hold, and prints what it has changed; with --prune it ends the others, but not those of
+zones that the config lacks. With --dry-run it only prints what it would change. It skips
+what has ended, and zones that the config lacks; for these, and for what could not be
+changed, it exits with status 1.
 `,
 		Example: "  $ caddy rate-limit rules api\n  $ caddy rate-limit rules --export > rules.json\n  $ caddy rate-limit rules --import rules.json --prune --dry-run",
 		Args:    between(0, 1),
@@ -156,8 +160,8 @@ lacks; for these, and for what could not be changed, it exits with status 1.
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
 		query := zoneQuery(args)
 		switch {
-		case im.file != "" && (len(args) > 0 || *kind != ""):
-			return 0, errors.New("--import is about all that the file has: leave out the zone and --kind")
+		case im.file != "" && (len(args) > 0 || *kind != "" || *exports):
+			return 0, errors.New("--import is about all that the file has: leave out the zone, --kind and --export")
 		case im.file != "":
 			return im.run(s)
 		case im.prunes || im.onlyTells:
@@ -237,7 +241,7 @@ func settingText(o *adminapi.Override) string {
 	return strings.Join(words, ", ")
 }
 
-func percentText(n float64) string { return strconv.FormatFloat(n, 'g', 6, 64) + "%" }
+func percentText(n float64) string { return strconv.FormatFloat(math.Abs(n), 'g', 6, 64) + "%" } // without -0
 
 // exportRules prints what an import reads, in an order that does not change.
 func exportRules(s *session, query url.Values) (int, error) {
@@ -369,6 +373,9 @@ func auditCommand(host Host) *cobra.Command {
 	}
 	n := cmd.Flags().IntP("number", "n", 50, "How many changes; 0 for all that are kept")
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
+		if *n < 0 {
+			return 0, fmt.Errorf("--number %d: it must be from 0 on", *n)
+		}
 		query := zoneQuery(args)
 		var all adminapi.Audit
 		if err := s.call(http.MethodGet, root+"audit?"+query.Encode(), nil, &all); err != nil || s.raw {

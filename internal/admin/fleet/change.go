@@ -29,7 +29,8 @@ func (a *API) change(ctx context.Context, method, path, what, zone string, query
 	if name := query.Get("store"); name != "" {
 		stores = []string{name}
 	}
-	if about.areShared(stores...) {
+	// Of a zone that no config has, the stores are not known.
+	if len(stores) > 0 && about.areShared(stores...) {
 		return oneOf(ctx, members, method, path, body)
 	}
 	all := ask(ctx, a.members, changeTimeout, method, path, body)

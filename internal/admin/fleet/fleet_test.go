@@ -82,10 +82,13 @@ func TestChangesGoWhereTheyMust(t *testing.T) {
 		answers["DELETE "+root+"buckets/"+zone] = `{"zone":"` + zone + `","buckets":[{"client_key":"x","deleted":true}]}`
 	}
 	answers["POST "+root+"blocks"] = `{"overrides":[]}`
+	answers["DELETE "+root+"zones/gone"] = `{"overrides":[{"kind":"zone","zone":"gone","client_key":"x"}]}`
 	for target, all := range map[string]bool{
 		"POST blocks/api?client_key=x": false, "POST blocks/login?client_key=x": true, "POST blocks/moved?client_key=x": true,
 		"POST blocks/moved?client_key=x&store=redis": false, "DELETE buckets/api?client_key=x": false, "DELETE buckets/login?client_key=x": true,
 		"POST blocks?name=x": true,
+		// Where the rule of a zone is that no config has is not known.
+		"DELETE zones/gone": true, "DELETE zones/gone?store=redis": false,
 		// Settings of a zone are kept in the handler's own store, wherever its clients move.
 		"POST zones/moved?enforce=5": false, "POST zones/login?enforce=5": true,
 	} {

@@ -23,7 +23,7 @@ const (
 	changesInCall = 200
 )
 
-// The words for the script of what is expected: anything, or nothing.
+// The words for the script of what is expected: anything, or nothing; else a version, or several words.
 const (
 	expectAny  = ""
 	expectNone = "0"
@@ -174,7 +174,7 @@ func (c *changing) plan(i int) error {
 	for shard, read := range c.read {
 		// Another shard may have owned the client. What cannot be removed there is older.
 		if there := read.all[name]; shard != now && shard != before && there != nil {
-			c.add(cleanUp, shard, &planned{item: item{name: name, expected: there.Version}, place: i, role: silent})
+			c.add(cleanUp, shard, &planned{item: item{name: name, expected: c.p.expecting(there)}, place: i, role: silent})
 		}
 	}
 	return nil
@@ -224,12 +224,21 @@ func (c *changing) expected(ch *store.OverrideChange, shard *Shard, name string)
 	}
 	read := c.read[shard]
 	if there := read.all[name]; there != nil {
-		return there.Version, true, nil
+		return c.p.expecting(there), true, nil
 	}
 	if d, ok := read.damaged[name]; ok {
 		return d.version, true, nil
 	}
 	return expectNone, false, nil
+}
+
+// expecting returns what the script on a shard has to expect where an override was read. By the server's
+// clock, one whose end is near or past may be gone, or last.
+func (p *Operator) expecting(there *store.Override) string {
+	if there.Until > p.now().Add(sameClock).UnixMicro() {
+		return there.Version
+	}
+	return expectNone + " " + there.Version
 }
 
 // latest returns the override of that name that is in force, as it was read last, or nil.
@@ -373,7 +382,7 @@ func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
 		entries, err := p.logOf(ctx, shard)
 		mu.Lock()
 		defer mu.Unlock()
-		for _, entry := range entries {
+		for _, entry := range slices.Backward(entries) { // Those of one millisecond keep their order.
 			a, ok := p.audited(entry)
 			if !ok {
 				continue
@@ -407,5 +416,8 @@ func (p *Operator) audited(entry string) (a store.Audited, ok bool) {
 	// One under another key_secret is left out.
 	a.Before, _ = p.decode(lines[4])
 	a.After, _ = p.decode(lines[5])
+	if o := cmp.Or(a.After, a.Before); o != nil {
+		a.ID = o.ID() // The name may have a digest of a client key that is text.
+	}
 	return a, true
 }

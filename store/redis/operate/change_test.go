@@ -142,3 +142,53 @@ func TestChangeWhileAShardIsAway(t *testing.T) {
 		})
 	}
 }
+
+// TestChangeOfWhatEnds, by the server's clock or that of the Caddy that has read it, is one of what was there or
+// of none, also if the server has removed it.
+func TestChangeOfWhatEnds(t *testing.T) {
+	t.Parallel()
+	const name = "limit:api:tag:0"
+	for what, c := range map[string]struct {
+		ahead                       time.Duration
+		endsBefore, isGone, isThere bool
+	}{
+		"it has ended":                         {0, true, false, false},
+		"it is gone":                           {0, true, true, false},
+		"it lasts by the server's clock":       {4 * time.Second, false, false, false},
+		"it lasts by the Caddy's clock":        {-4 * time.Second, true, false, true},
+		"it lasts by the Caddy's, and is gone": {-4 * time.Second, true, true, true},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			server, began := redistest.Start(t), time.Now()
+			p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) {
+				p.now = func() time.Time { return began.Add(c.ahead) }
+			})
+			changes := limitsOf("", 1)
+			changes[0].Until = began.Add(time.Hour).UnixMicro()
+			mustChange(t, p, changes)
+			read, err := p.readAll(t.Context())
+			must(t, err)
+			there := read[p.members[0].Shard].all[name]
+			// Another Caddy has given it this end.
+			there.Until = began.Add(3 * time.Second).UnixMicro()
+			if c.endsBefore {
+				there.Until = began.UnixMicro()
+			}
+			if hash := p.asker.Keys.Overrides(); c.isGone {
+				must(t, server.Client().HDel(t.Context(), hash, name).Err())
+			} else if c.endsBefore {
+				value := server.Client().HGet(t.Context(), hash, name).Val()
+				ended := binary.LittleEndian.AppendUint64(nil, math.Float64bits(float64(began.UnixMilli())))
+				must(t, server.Client().HSet(t.Context(), hash, name, string(ended)+value[8:]).Err())
+			}
+			if changes[0].Expected = ""; c.isThere {
+				changes[0].Expected = there.Version
+			}
+			changes[0].Until = store.NoEnd
+			if o := changed(t, p, changes)[0]; o.Err != nil || o.Version == "" {
+				t.Errorf("got %+v", o)
+			}
+		})
+	}
+}

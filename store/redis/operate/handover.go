@@ -133,7 +133,7 @@ func (h *handing) place(name string, o *store.Override) error {
 		case other != nil && other.Since >= o.Since:
 			return nil
 		case other != nil:
-			to, expected = m.Shard, other.Version
+			to, expected = m.Shard, h.p.expecting(other)
 		case to == nil && h.room[m.Shard] > 0:
 			to = m.Shard
 		}
