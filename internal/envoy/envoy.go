@@ -1,7 +1,7 @@
 // Package envoy converts configs of envoyproxy/ratelimit to Caddyfiles with rate_limit_service. What has no
 // counterpart there is named with its path.
 //
-// Of this module the package imports the bounds of limits alone.
+// The package imports nothing of this module.
 package envoy
 
 import (
@@ -173,8 +173,10 @@ func (c *converter) caddyfile(names []string) string {
 	for _, d := range c.differences {
 		head = append(head, "#   "+d)
 	}
+	// Caddy puts environment variables into comments, too.
+	comment := strings.NewReplacer("\n", " ", "{$", "{ $")
 	for _, line := range head {
-		b.WriteString(strings.ReplaceAll(line, "\n", " ") + "\n")
+		b.WriteString(comment.Replace(line) + "\n")
 	}
 	b.WriteString(`{
 	servers {

@@ -7,8 +7,6 @@ import (
 	"strconv"
 	"strings"
 	"time"
-
-	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // windows are the windows of the units, which begin for all clients at once. Months have 30 days there, and
@@ -22,7 +20,8 @@ var windows = map[string]struct {
 	"DAY": {1, "d", day}, "WEEK": {7, "d", 7 * day}, "MONTH": {30, "d", 30 * day}, "YEAR": {365, "d", 365 * day},
 }
 
-const day = 24 * time.Hour
+// longest is that of a zone.
+const day, longest = 24 * time.Hour, 100 * 365 * day
 
 // limit converts the limit of the descriptor that is the last of some entries. It returns where the
 // descriptor leads, which is empty if it has no limit.
@@ -89,7 +88,7 @@ func (of *rateLimit) numbers(path string) (events int, window string, err error)
 			return 0, "", fmt.Errorf("%s.unit_multiplier is no whole number from 1 on", path)
 		}
 	}
-	if most := int(store.MaxWindow / unit.length); multiplier > most {
+	if most := int(longest / unit.length); multiplier > most {
 		return 0, "", fmt.Errorf("%s.unit_multiplier is more than %d: windows have at most 100 years", path, most)
 	}
 	events, isNumber := of.RequestsPerUnit.(int)
