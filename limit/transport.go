@@ -44,11 +44,7 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 		return nil, err
 	}
-	base := t.Base
-	if base == nil {
-		base = http.DefaultTransport
-	}
-	resp, err := base.RoundTrip(r)
+	resp, err := t.base().RoundTrip(r)
 	if err != nil {
 		return resp, err
 	}
@@ -58,6 +54,20 @@ func (t *Transport) RoundTrip(r *http.Request) (*http.Response, error) {
 		}
 	}
 	return resp, nil
+}
+
+// CloseIdleConnections closes those of Base, if it can. [http.Client.CloseIdleConnections] calls it.
+func (t *Transport) CloseIdleConnections() {
+	if base, can := t.base().(interface{ CloseIdleConnections() }); can {
+		base.CloseIdleConnections()
+	}
+}
+
+func (t *Transport) base() http.RoundTripper {
+	if t.Base == nil {
+		return http.DefaultTransport
+	}
+	return t.Base
 }
 
 // obey closes the bucket of a key, in this process and in the store. It does not delay the answer by more

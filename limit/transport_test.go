@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -132,6 +133,33 @@ func (host redirecting) RoundTrip(r *http.Request) (*http.Response, error) {
 	r = r.Clone(r.Context())
 	r.URL.Host = string(host)
 	return http.DefaultTransport.RoundTrip(r)
+}
+
+// TestTransportClosesIdleConnections: those of Base, as a client asks.
+func TestTransportClosesIdleConnections(t *testing.T) {
+	t.Parallel()
+	closed := make(chan struct{}, 1)
+	server := httptest.NewUnstartedServer(http.NotFoundHandler())
+	server.Config.ConnState = func(_ net.Conn, state http.ConnState) {
+		if state == http.StateClosed {
+			closed <- struct{}{}
+		}
+	}
+	server.Start()
+	t.Cleanup(server.Close)
+	l := limitOf(t, limit.OpenMemory(limit.Memory{}), limit.Config{Name: "idle", Events: 1, Window: time.Hour})
+	client := &http.Client{Transport: &limit.Transport{Limit: l, Base: &http.Transport{}}}
+	resp, err := client.Get(server.URL)
+	must(t, "get", err)
+	_, err = io.Copy(io.Discard, resp.Body)
+	must(t, "read", errors.Join(err, resp.Body.Close()))
+	client.CloseIdleConnections()
+	select {
+	case <-closed:
+	case <-time.After(10 * time.Second):
+		t.Error("the connection is open")
+	}
+	(&http.Client{Transport: &limit.Transport{Limit: l, Base: answering{}}}).CloseIdleConnections()
 }
 
 // body notes whether it was closed.

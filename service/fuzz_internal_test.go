@@ -3,18 +3,25 @@ package service
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"reflect"
+	"slices"
+	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/envoy"
 	"github.com/shardlimit/caddy-shardlimit/service/limitv1"
 )
 
@@ -138,4 +145,85 @@ func FuzzLimits(f *testing.F) {
 			t.Fatalf("status %d: %s", w.Code, w.Body)
 		}
 	})
+}
+
+// FuzzConvert converts a config with some texts as keys and values. What is printed loads, with those texts, or
+// a difference is named.
+func FuzzConvert(f *testing.F) {
+	f.Add("edge", "k", "v", "l")
+	f.Add("a b", "a\u00a0b", "x\r\ny", "`")
+	f.Add("zone", "unlimited", "import", "always")
+	f.Add(`"`, "`\"", "\\\"", `\`)
+	f.Add("#", "<<x", "404", "k*")
+	f.Add("0", "0", "0", "{$")
+	f.Add("日本", "\u2028", "\ufeff", "{x}")
+	f.Fuzz(func(t *testing.T, domain, key, value, nested string) {
+		for _, text := range []*string{&domain, &key, &value, &nested} {
+			*text = strings.ToValidUTF8(*text, "")
+		}
+		text := fmt.Appendf(nil, `domain: %+q
+descriptors:
+- key: %+q
+  value: %+q
+  rate_limit: {unit: day, requests_per_unit: 1}
+  descriptors: [{key: %+q, value: %+q, share_threshold: yes, rate_limit: {unit: day, requests_per_unit: 2}}]
+- key: %+[4]q
+  descriptors: [{key: %+[2]q}]
+`, domain, key, value, nested, value+"*")
+		converted, err := envoy.Convert(envoy.File{Name: "f.yaml", Text: text})
+		if err != nil {
+			if domain != "" && key != "" && nested != "" && !strings.Contains(err.Error(), ": domain: ") {
+				t.Fatalf("%s\n%v", text, err)
+			}
+			return
+		}
+		got := adapted(t, converted.Caddyfile)
+		if len(converted.Differences) > 0 {
+			return
+		}
+		here := func(value string) string {
+			if value == "*" {
+				return ""
+			}
+			return value
+		}
+		want := []*Domain{{Name: domain, Descriptors: []*Descriptor{
+			{Key: key, Value: here(value), Zone: got.Zones[0].Name, Descriptors: []*Descriptor{
+				{Key: nested, Value: here(value + "*"), Zone: got.Zones[1].Name},
+			}},
+			{Key: nested, Descriptors: []*Descriptor{{Key: key, Unlimited: true}}},
+		}}}
+		if !reflect.DeepEqual(got.Domains, want) || !slices.Equal(got.Zones[1].Key, []string{"{rate_limit_service." + key + "}"}) {
+			t.Errorf("%s\nis converted to\n%s", text, converted.Caddyfile)
+		}
+	})
+}
+
+// adapted returns the service of a Caddyfile.
+func adapted(t *testing.T, text string) *Service {
+	t.Helper()
+	out, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
+	var config struct {
+		Apps struct {
+			HTTP struct {
+				Servers struct {
+					Srv0 struct {
+						Routes []struct{ Handle []json.RawMessage }
+					}
+				}
+			}
+		}
+	}
+	if err = errors.Join(err, json.Unmarshal(out, &config)); err != nil {
+		t.Fatalf("%s\n%v", text, err)
+	}
+	var handler map[string]json.RawMessage
+	err = json.Unmarshal(config.Apps.HTTP.Servers.Srv0.Routes[0].Handle[0], &handler)
+	delete(handler, "handler")
+	s := new(Service)
+	out, _ = json.Marshal(handler)
+	if err = errors.Join(err, json.Unmarshal(out, s)); err != nil {
+		t.Fatalf("%s\n%v", text, err)
+	}
+	return s
 }

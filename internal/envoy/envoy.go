@@ -5,13 +5,12 @@
 package envoy
 
 import (
-	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 
-	"go.yaml.in/yaml/v3"
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
 // File is a config of envoyproxy/ratelimit, in YAML, with one domain.
@@ -57,29 +56,33 @@ func (c *converter) differs(path, format string, args ...any) {
 
 func (c *converter) file(f File) error {
 	c.fileName = f.Name
-	var root map[string]any
-	if err := yaml.Unmarshal(f.Text, &root); err != nil {
-		return err
-	}
-	domain, _ := root["domain"].(string)
+	root, err := read(f.Text)
 	switch {
-	case domain == "":
-		return fmt.Errorf("has no domain, so it is no config of limits; it has %s", strings.Join(slices.Sorted(maps.Keys(root)), ", "))
-	case c.domains[domain]:
-		return fmt.Errorf("domain %s is in another file as well: put the descriptors of both into one", domain)
+	case err != nil:
+		return err
+	case root.Domain == "":
+		return fmt.Errorf("has no domain, so it is no config of limits; it has %v", slices.Sorted(maps.Keys(root.Unknown)))
+	case c.domains[root.Domain]:
+		return fmt.Errorf("domain %s is in another file as well: put the descriptors of both into one", root.Domain)
 	}
-	c.domains[domain] = true
-	c.unknown("", root, "domain", "descriptors")
-	word, err := written(domain)
+	c.domains[root.Domain] = true
+	c.unknown("", root.Unknown)
+	word, err := written(root.Domain)
 	if err != nil {
 		return fmt.Errorf("domain: %w", err)
 	}
-	c.tree = append(c.tree, "domain "+word+" {")
-	if err := c.descriptors("", root["descriptors"], []entry{{key: domain}}, "\t"); err != nil {
-		return err
+	lines, err := c.descriptors("", root.Descriptors, []entry{{key: root.Domain}})
+	c.tree = append(c.tree, block("domain "+word, lines)...)
+	return err
+}
+
+// block returns a line with a block below it.
+func block(head string, below []string) []string {
+	lines := []string{head + " {"}
+	for _, line := range below {
+		lines = append(lines, "\t"+line)
 	}
-	c.tree = append(c.tree, "}")
-	return nil
+	return append(lines, "}")
 }
 
 // entry is an entry of a descriptor, of which isShared is set if its values share their counts. The first of
@@ -90,68 +93,46 @@ type entry struct {
 }
 
 // descriptors converts the list of descriptors at a path, which follow some entries.
-func (c *converter) descriptors(path string, list any, before []entry, indent string) error {
-	if list == nil {
-		return nil
-	}
-	all, ok := list.([]any)
-	if !ok {
-		return fmt.Errorf("%sdescriptors is no list", path)
-	}
-	taken := map[entry]bool{}
-	for i, item := range all {
-		path := fmt.Sprintf("%sdescriptors[%d]", path, i)
-		fields, ok := item.(map[string]any)
-		if !ok {
-			return fmt.Errorf("%s is no map", path)
+func (c *converter) descriptors(path string, all []descriptor, before []entry) (lines []string, err error) {
+	for i := range all {
+		d := &all[i]
+		path, list := fmt.Sprintf("%sdescriptors[%d]", path, i), path
+		if err := d.check(path); err != nil {
+			return nil, err
 		}
-		e, err := entryOf(fields)
-		if err != nil {
-			return fmt.Errorf("%s%w", path, err)
+		if j := taker(all, i); j >= 0 {
+			c.differs(path, "is left out: there, %sdescriptors[%d] takes all its values", list, j)
+			continue
 		}
+		if key := beginning(all, i); key != "" {
+			c.differs(path, "is apart from key %s here: there, entries are compared as key_value, so one may match descriptors of the other", key)
+		}
+		e := entry{d.Key, d.Value, d.ShareThreshold}
 		if e.value == "*" {
 			e.value = ""
 		}
-		id := entry{key: e.key, value: e.value}
-		if taken[id] {
-			c.differs(path, "is left out: a descriptor before it takes the same values")
-			continue
+		more, err := c.descriptor(path, d, append(before[:len(before):len(before)], e))
+		if err != nil {
+			return nil, err
 		}
-		taken[id] = true
-		if err := c.descriptor(path, fields, append(before[:len(before):len(before)], e), indent); err != nil {
-			return err
-		}
+		lines = append(lines, more...)
 	}
-	return nil
+	return lines, nil
 }
 
-// entryOf returns the entry of a descriptor.
-func entryOf(fields map[string]any) (e entry, err error) {
-	var isText bool
-	if e.key, isText = fields["key"].(string); !isText || e.key == "" {
-		return e, errors.New(".key is missing, or no text")
+// descriptor converts the descriptor at a path, which is the last of some entries.
+func (c *converter) descriptor(path string, d *descriptor, entries []entry) (lines []string, err error) {
+	c.unknown(path+".", d.Unknown)
+	const noMetric = "has no counterpart: metrics are by zone; caddy rate-limit top and near show clients"
+	if d.DetailedMetric {
+		c.differs(path+".detailed_metric", noMetric)
 	}
-	switch value := fields["value"].(type) {
-	case nil:
-	case string:
-		e.value = value
-	case int, bool, float64:
-		// The service takes it for the text.
-		e.value = fmt.Sprint(value)
-	default:
-		return e, errors.New(".value is no text")
+	if d.ValueToMetric {
+		c.differs(path+".value_to_metric", noMetric)
 	}
-	e.isShared = fields["share_threshold"] == true
-	return e, nil
-}
-
-func (c *converter) descriptor(path string, fields map[string]any, entries []entry, indent string) error {
-	c.unknown(path+".", fields, "key", "value", "rate_limit", "descriptors", "shadow_mode", "quota_mode", "share_threshold",
-		"detailed_metric", "value_to_metric")
-	for _, name := range []string{"detailed_metric", "value_to_metric"} {
-		if fields[name] == true {
-			c.differs(path+"."+name, "has no counterpart: metrics are by zone; caddy rate-limit top and near show clients")
-		}
+	if d.Value == "" && strings.HasSuffix(d.Key, "*") {
+		c.differs(path, "is left out: there, a key that ends with * takes all entries that begin so")
+		return nil, nil
 	}
 	last := entries[len(entries)-1]
 	line := "descriptor"
@@ -162,47 +143,40 @@ func (c *converter) descriptor(path string, fields map[string]any, entries []ent
 		word, err := written(text)
 		if err != nil {
 			c.differs(path, "is left out: %s; write it into the config in JSON", err)
-			return nil
+			return nil, nil
 		}
 		line += " " + word
 	}
-	leads, err := c.limit(path, fields, entries)
+	leads, err := c.limit(path, d, entries)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	nested, _ := fields["descriptors"].([]any)
-	if leads == "" && len(nested) == 0 {
+	nested, err := c.descriptors(path+".", d.Descriptors, entries)
+	switch {
+	case err != nil:
+		return nil, err
+	case len(nested) > 0:
+		return block(line+leads, nested), nil
+	case leads == "":
 		leads = " unlimited"
 	}
-	line += leads
-	if len(nested) == 0 {
-		c.tree = append(c.tree, indent+line)
-		return nil
-	}
-	c.tree = append(c.tree, indent+line+" {")
-	err = c.descriptors(path+".", nested, entries, indent+"\t")
-	c.tree = append(c.tree, indent+"}")
-	return err
-}
-
-// unknown notes the fields that are not known.
-func (c *converter) unknown(path string, fields map[string]any, known ...string) {
-	for _, name := range slices.Sorted(maps.Keys(fields)) {
-		if !slices.Contains(known, name) {
-			c.differs(path+name, "is unknown, and left out")
-		}
-	}
+	return []string{line + leads}, nil
 }
 
 // caddyfile returns the whole Caddyfile.
 func (c *converter) caddyfile(names []string) string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "# Converted from %s.\n", strings.Join(names, ", "))
+	head := []string{"# Converted from " + strings.Join(names, ", ") + "."}
 	if len(c.differences) > 0 {
-		b.WriteString("#\n# What differs:\n")
-		for _, d := range c.differences {
-			b.WriteString("#   " + strings.ReplaceAll(d, "\n", " ") + "\n")
-		}
+		head = append(head, "#", "# What differs:")
+	}
+	for _, d := range c.differences {
+		head = append(head, "#   "+d)
+	}
+	// Caddy puts environment variables into comments, too.
+	comment := strings.NewReplacer("\n", " ", "{$", "{ $")
+	for _, line := range head {
+		b.WriteString(comment.Replace(line) + "\n")
 	}
 	b.WriteString(`{
 	servers {
@@ -231,19 +205,24 @@ http://:8081 {
 	return b.String()
 }
 
-// written returns a text as an argument in a Caddyfile, or an error if it cannot be one.
+// written returns a text as an argument in a Caddyfile that is no word of it, or an error if it cannot be one.
 func written(text string) (string, error) {
 	switch {
 	case strings.ContainsAny(text, "{}"):
 		return "", fmt.Errorf("%q has braces, in which a Caddyfile sees placeholders", text)
 	case slices.Contains([]string{"zone", "unlimited", "denied", "import"}, text):
 		return `"` + text + `"`, nil
-	case !strings.ContainsAny(text, " \t\r\n\"`#\\<"):
-		return text, nil
-	case !strings.Contains(text, "`"):
-		return "`" + text + "`", nil
-	case strings.HasSuffix(text, `\`) || strings.Contains(text, `\"`):
-		return "", fmt.Errorf("%q has quotes that a Caddyfile cannot have together", text)
 	}
-	return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`, nil
+	return quoted(text)
+}
+
+// quoted returns a text in the first of the forms that Caddy reads as that text.
+func quoted(text string) (string, error) {
+	for _, form := range []string{text, "`" + text + "`", `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`} {
+		tokens, err := caddyfile.Tokenize([]byte("descriptor "+form+" zone"), "")
+		if err == nil && len(tokens) == 3 && tokens[1].Text == text {
+			return form, nil
+		}
+	}
+	return "", fmt.Errorf("%q has characters that a Caddyfile cannot have together", text)
 }

@@ -32,13 +32,13 @@ func Asks(status int) bool {
 
 // Read returns for how long a response asks to send no more: 0 if it does not, and at most [Max]. Only
 // responses for whose status [Asks] holds do. Retry-After counts before RateLimit, and both before the
-// fields RateLimit-Reset and X-RateLimit-Reset; what makes no sense is skipped. Dates are compared
-// with that of the response or, without one, now.
+// fields RateLimit-Reset and X-RateLimit-Reset; what makes no sense is skipped, also where the same field
+// is there again. Dates are compared with that of the response or, without one, now.
 func Read(status int, h http.Header, now time.Time) time.Duration {
 	if !Asks(status) {
 		return 0
 	}
-	if date, err := http.ParseTime(h.Get("Date")); err == nil {
+	if date, ok := first(h, "Date", date); ok {
 		now = date
 	}
 	for _, read := range [...]func(http.Header, time.Time) (time.Duration, bool){retryAfter, rateLimit, rateLimitReset} {
@@ -51,12 +51,28 @@ func Read(status int, h http.Header, now time.Time) time.Duration {
 
 // retryAfter reads Retry-After: seconds, or a date.
 func retryAfter(h http.Header, now time.Time) (wait time.Duration, ok bool) {
-	text := strings.TrimSpace(h.Get("Retry-After"))
-	if seconds, ok := number(text); ok {
-		return duration(seconds), true
+	return first(h, "Retry-After", func(text string) (time.Duration, bool) {
+		if seconds, ok := number(text); ok {
+			return duration(seconds), true
+		}
+		at, ok := date(text)
+		return at.Sub(now), ok
+	})
+}
+
+// first returns what parse makes of the first field of a name that makes sense.
+func first[T any](h http.Header, name string, parse func(string) (T, bool)) (v T, ok bool) {
+	for _, text := range h.Values(name) {
+		if v, ok = parse(strings.TrimSpace(text)); ok {
+			break
+		}
 	}
+	return v, ok
+}
+
+func date(text string) (time.Time, bool) {
 	at, err := http.ParseTime(text)
-	return at.Sub(now), err == nil
+	return at, err == nil
 }
 
 // rateLimit reads RateLimit: a list of limits with what remains (r) and the seconds until there is
@@ -73,9 +89,10 @@ func rateLimit(h http.Header, _ time.Time) (wait time.Duration, ok bool) {
 			if !isItem {
 				continue
 			}
-			remaining, isKnown := item.Params.Get("r")
-			reset, hasReset := item.Params.Get("t")
-			if seconds, isNumber := reset.(int64); isKnown && remaining == int64(0) && hasReset && isNumber && seconds >= 0 {
+			r, _ := item.Params.Get("r")
+			t, _ := item.Params.Get("t")
+			remaining, isKnown := r.(int64)
+			if seconds, hasReset := t.(int64); isKnown && remaining <= 0 && hasReset && seconds >= 0 {
 				wait, ok = max(wait, duration(float64(seconds))), true
 			}
 		}
@@ -87,7 +104,7 @@ func rateLimit(h http.Header, _ time.Time) (wait time.Duration, ok bool) {
 	}
 	remaining, isKnown := integerIn(dictionary, "remaining")
 	seconds, hasReset := integerIn(dictionary, "reset")
-	return duration(float64(seconds)), isKnown && remaining == 0 && hasReset && seconds >= 0
+	return duration(float64(seconds)), isKnown && remaining <= 0 && hasReset && seconds >= 0
 }
 
 func integerIn(d *httpsfv.Dictionary, name string) (n int64, ok bool) {
@@ -101,27 +118,42 @@ func integerIn(d *httpsfv.Dictionary, name string) (n int64, ok bool) {
 // is in 2001. From firstMillisecond on, it is in milliseconds: as seconds, that is in the year 5138.
 const firstEpoch, firstMillisecond = 1e9, 1e11
 
+// farthest is the most seconds ahead that make sense where the unit is a guess: no window is longer than a year.
+const farthest = 366 * 24 * 60 * 60
+
 // rateLimitReset reads RateLimit-Reset and X-RateLimit-Reset: seconds, or an instant in seconds or
 // milliseconds since the epoch. Where the field with what remains is missing, the status says that nothing does.
 func rateLimitReset(h http.Header, now time.Time) (wait time.Duration, ok bool) {
-	for _, prefix := range [...]string{"RateLimit-", "X-RateLimit-"} {
-		if text := strings.TrimSpace(h.Get(prefix + "Remaining")); text != "" {
-			if remaining, isNumber := number(text); !isNumber || remaining > 0 {
-				continue
-			}
-		}
-		seconds, isNumber := number(strings.TrimSpace(h.Get(prefix + "Reset")))
+	reset := func(text string) (seconds float64, ok bool) {
+		seconds, ok = number(text)
 		switch {
-		case !isNumber:
-			continue
 		case seconds >= firstMillisecond:
 			seconds = (seconds - float64(now.UnixMilli())) / 1000
 		case seconds >= firstEpoch:
 			seconds -= float64(now.UnixMilli()) / 1000
 		}
-		return duration(seconds), true
+		return seconds, ok && seconds <= farthest
+	}
+	for _, prefix := range [...]string{"RateLimit-", "X-RateLimit-"} {
+		remaining, isNumber := first(h, prefix+"Remaining", signed)
+		isInWords := !isNumber && strings.Join(h.Values(prefix+"Remaining"), "") != ""
+		if remaining > 0 || isInWords {
+			continue
+		}
+		if seconds, ok := first(h, prefix+"Reset", reset); ok {
+			return duration(seconds), true
+		}
 	}
 	return 0, false
+}
+
+// signed parses a number that may be below 0, as where more was used than there was.
+func signed(text string) (n float64, ok bool) {
+	digits, isNegative := strings.CutPrefix(text, "-")
+	if n, ok = number(digits); isNegative {
+		n = -n
+	}
+	return n, ok
 }
 
 // number parses a number without a sign, and without the forms that only Go has.
