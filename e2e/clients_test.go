@@ -311,7 +311,7 @@ func TestFindClient(t *testing.T) {
 	answer := find("alice")
 	must(t, "alice", want("buckets", fmt.Sprint(shown(answer)), `[api: {header.X-Key} ["alice"] login: {header.X-Account} ["alice"]]`))
 	api, login := answer.Zones[0].Buckets[0], answer.Zones[1].Buckets[0]
-	if st := api.Servers[0].State; st == nil || *st.Used != 2 || *st.Limit != 2 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
+	if st := api.Servers[0].State; st == nil || *st.Used != 2 || *st.Limit != 5 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
 		t.Errorf("in zone api: %+v", api)
 	}
 	if login.Servers[0].State != nil || login.Overrides != nil || login.LastRefused != 0 {
@@ -392,7 +392,8 @@ func TestNear(t *testing.T) {
 }
 
 // TestViewsShowTheLimitThatDecided: where the limit depends on the request, lists and buckets show that of
-// the client's last request, and a Caddy that has had none says that it does not know.
+// the client's last request, refused ones too, and a Caddy that has had none says that it does not know. What
+// an operator sets shows at once.
 func TestViewsShowTheLimitThatDecided(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
@@ -423,6 +424,32 @@ func TestViewsShowTheLimitThatDecided(t *testing.T) {
 				st := answer.Servers[0].State
 				return errors.Join(want("limit", *st.Limit, 15), want("used", *st.Used, 12), want("remaining", *st.Remaining, 3))
 			})
+			shows := func(limit int64, near string) {
+				t.Helper()
+				answer, err := bucketOf(c, zone, "alice")
+				if must(t, zone, err); len(answer.Servers) == 0 || answer.Servers[0].State == nil {
+					t.Fatalf("%s: %+v", zone, answer)
+				}
+				var all adminapi.Near
+				c.AdminJSON(http.MethodGet, "/rate_limit/near?zone="+zone, "", &all)
+				shown := fmt.Sprint(all.Full, " full")
+				for _, client := range all.Clients {
+					shown += fmt.Sprintf(", %d of %d", client.Used, client.Limit)
+				}
+				st, isFull := answer.Servers[0].State, answer.Ledger != nil && answer.Ledger.Full
+				must(t, zone, errors.Join(want("limit", *st.Limit, limit), want("remaining", *st.Remaining, max(limit-12, 0)),
+					want("known to be full, above it", isFull && limit > 12, false), want("near", shown, near)))
+			}
+			must(t, zone, want("status", c.Get("/"+zone, "X-Key: alice", "X-Plan: 3").StatusCode, http.StatusTooManyRequests))
+			shows(3, "1 full")
+			for limit, near := range map[int64]string{13: "0 full, 12 of 13", 5: "1 full", 60: "0 full"} {
+				code, text := c.AdminCall(http.MethodPost, fmt.Sprintf("/rate_limit/limits/%s?key=alice&events=%d", zone, limit), "", "")
+				must(t, text, want("status", code, http.StatusOK))
+				shows(limit, near)
+			}
+			code, text := c.AdminCall(http.MethodDelete, "/rate_limit/limits/"+zone+"?key=alice", "", "")
+			must(t, text, want("status", code, http.StatusOK))
+			shows(3, "1 full")
 		}
 	})
 	other := caddytest.Start(t, site(servers.Store()))
