@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -475,4 +476,63 @@ func bucketOf(c *caddytest.Caddy, zone, client string) (b adminapi.Bucket, err e
 		return b, fmt.Errorf("there are %d buckets", len(answer.Buckets))
 	}
 	return answer.Buckets[0], nil
+}
+
+// TestViewsShowWhatHasComeBack: after refunds, batches that were returned, a response that forgives and an
+// operator's reset, lists and the ledger show what the shard has counted.
+func TestViewsShowWhatHasComeBack(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	options := []string{"events 20", "charge before", "count_status not 5xx", "warn 1"}
+	names, zones := []string{"batch"}, pathZone("batch", append(options, "batch 5")...)
+	for _, algorithm := range counting {
+		names = append(names, algorithm)
+		zones += pathZone(algorithm, append(options, "reset_status 204", "algorithm "+algorithm)...)
+	}
+	c := startWith(t, servers.Store(), zones, byStatus)
+	for _, zone := range names {
+		send := func(statuses ...int) {
+			var requests sync.WaitGroup
+			for _, status := range statuses {
+				requests.Go(func() { c.Get("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status)) })
+			}
+			requests.Wait()
+		}
+		show := func(when string, used int64) {
+			t.Helper()
+			eventually(t, zone+": "+when, func() error {
+				b, err := bucketOf(c, zone, "alice")
+				if err != nil || len(b.Servers) == 0 || b.Ledger == nil {
+					return fmt.Errorf("%+v: %w", b, err)
+				}
+				counted, listed := int64(0), int64(0)
+				if st := b.Servers[0].State; st != nil {
+					counted = *st.Used
+				}
+				var near adminapi.Near
+				c.AdminJSON(http.MethodGet, "/rate_limit/near?zone="+zone, "", &near)
+				for _, client := range near.Clients {
+					listed = client.Used
+				}
+				return errors.Join(want("full", near.Full, 0), want("counted", counted, used), want("known to the ledger", b.Ledger.Used, used), want("listed", listed, used))
+			})
+		}
+		send(200, 200)
+		show("two requests", 2)
+		send(500)
+		show("one that failed", 2)
+		send(200, 500, 500, 200, 500, 500, 200)
+		show("some at the same time", 5)
+		send(500, 500, 500, 500, 500, 500, 500)
+		show("an outage", 5)
+		if zone != "batch" {
+			send(204)
+			show("one that forgives", 0)
+			send(200)
+			show("another one", 1)
+		}
+		code, text := c.AdminCall(http.MethodDelete, "/rate_limit/buckets/"+zone+"?key=alice", "", "")
+		must(t, text, want("status", code, http.StatusOK))
+		show("reset", 0)
+	}
 }
