@@ -8,6 +8,7 @@ import (
 	"net/url"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -311,7 +312,7 @@ func TestFindClient(t *testing.T) {
 	answer := find("alice")
 	must(t, "alice", want("buckets", fmt.Sprint(shown(answer)), `[api: {header.X-Key} ["alice"] login: {header.X-Account} ["alice"]]`))
 	api, login := answer.Zones[0].Buckets[0], answer.Zones[1].Buckets[0]
-	if st := api.Servers[0].State; st == nil || *st.Used != 2 || *st.Limit != 2 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
+	if st := api.Servers[0].State; st == nil || *st.Used != 2 || *st.Limit != 5 || st.Reset == 0 || len(api.Overrides) != 1 || api.Overrides[0].Events != 3 || api.LastRefused == 0 {
 		t.Errorf("in zone api: %+v", api)
 	}
 	if login.Servers[0].State != nil || login.Overrides != nil || login.LastRefused != 0 {
@@ -392,7 +393,8 @@ func TestNear(t *testing.T) {
 }
 
 // TestViewsShowTheLimitThatDecided: where the limit depends on the request, lists and buckets show that of
-// the client's last request, and a Caddy that has had none says that it does not know.
+// the client's last request, refused ones too, and a Caddy that has had none says that it does not know. What
+// an operator sets shows at once.
 func TestViewsShowTheLimitThatDecided(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 0)
@@ -423,6 +425,32 @@ func TestViewsShowTheLimitThatDecided(t *testing.T) {
 				st := answer.Servers[0].State
 				return errors.Join(want("limit", *st.Limit, 15), want("used", *st.Used, 12), want("remaining", *st.Remaining, 3))
 			})
+			shows := func(limit int64, near string) {
+				t.Helper()
+				answer, err := bucketOf(c, zone, "alice")
+				if must(t, zone, err); len(answer.Servers) == 0 || answer.Servers[0].State == nil {
+					t.Fatalf("%s: %+v", zone, answer)
+				}
+				var all adminapi.Near
+				c.AdminJSON(http.MethodGet, "/rate_limit/near?zone="+zone, "", &all)
+				shown := fmt.Sprint(all.Full, " full")
+				for _, client := range all.Clients {
+					shown += fmt.Sprintf(", %d of %d", client.Used, client.Limit)
+				}
+				st, isFull := answer.Servers[0].State, answer.Ledger != nil && answer.Ledger.Full
+				must(t, zone, errors.Join(want("limit", *st.Limit, limit), want("remaining", *st.Remaining, max(limit-12, 0)),
+					want("known to be full, above it", isFull && limit > 12, false), want("near", shown, near)))
+			}
+			must(t, zone, want("status", c.Get("/"+zone, "X-Key: alice", "X-Plan: 3").StatusCode, http.StatusTooManyRequests))
+			shows(3, "1 full")
+			for limit, near := range map[int64]string{13: "0 full, 12 of 13", 5: "1 full", 60: "0 full"} {
+				code, text := c.AdminCall(http.MethodPost, fmt.Sprintf("/rate_limit/limits/%s?key=alice&events=%d", zone, limit), "", "")
+				must(t, text, want("status", code, http.StatusOK))
+				shows(limit, near)
+			}
+			code, text := c.AdminCall(http.MethodDelete, "/rate_limit/limits/"+zone+"?key=alice", "", "")
+			must(t, text, want("status", code, http.StatusOK))
+			shows(3, "1 full")
 		}
 	})
 	other := caddytest.Start(t, site(servers.Store()))
@@ -448,4 +476,63 @@ func bucketOf(c *caddytest.Caddy, zone, client string) (b adminapi.Bucket, err e
 		return b, fmt.Errorf("there are %d buckets", len(answer.Buckets))
 	}
 	return answer.Buckets[0], nil
+}
+
+// TestViewsShowWhatHasComeBack: after refunds, batches that were returned, a response that forgives and an
+// operator's reset, lists and the ledger show what the shard has counted.
+func TestViewsShowWhatHasComeBack(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	options := []string{"events 20", "charge before", "count_status not 5xx", "warn 1"}
+	names, zones := []string{"batch"}, pathZone("batch", append(options, "batch 5")...)
+	for _, algorithm := range counting {
+		names = append(names, algorithm)
+		zones += pathZone(algorithm, append(options, "reset_status 204", "algorithm "+algorithm)...)
+	}
+	c := startWith(t, servers.Store(), zones, byStatus)
+	for _, zone := range names {
+		send := func(statuses ...int) {
+			var requests sync.WaitGroup
+			for _, status := range statuses {
+				requests.Go(func() { c.Get("/"+zone, "X-Key: alice", fmt.Sprint("X-Status: ", status)) })
+			}
+			requests.Wait()
+		}
+		show := func(when string, used int64) {
+			t.Helper()
+			eventually(t, zone+": "+when, func() error {
+				b, err := bucketOf(c, zone, "alice")
+				if err != nil || len(b.Servers) == 0 || b.Ledger == nil {
+					return fmt.Errorf("%+v: %w", b, err)
+				}
+				counted, listed := int64(0), int64(0)
+				if st := b.Servers[0].State; st != nil {
+					counted = *st.Used
+				}
+				var near adminapi.Near
+				c.AdminJSON(http.MethodGet, "/rate_limit/near?zone="+zone, "", &near)
+				for _, client := range near.Clients {
+					listed = client.Used
+				}
+				return errors.Join(want("full", near.Full, 0), want("counted", counted, used), want("known to the ledger", b.Ledger.Used, used), want("listed", listed, used))
+			})
+		}
+		send(200, 200)
+		show("two requests", 2)
+		send(500)
+		show("one that failed", 2)
+		send(200, 500, 500, 200, 500, 500, 200)
+		show("some at the same time", 5)
+		send(500, 500, 500, 500, 500, 500, 500)
+		show("an outage", 5)
+		if zone != "batch" {
+			send(204)
+			show("one that forgives", 0)
+			send(200)
+			show("another one", 1)
+		}
+		code, text := c.AdminCall(http.MethodDelete, "/rate_limit/buckets/"+zone+"?key=alice", "", "")
+		must(t, text, want("status", code, http.StatusOK))
+		show("reset", 0)
+	}
 }

@@ -19,12 +19,12 @@ type Operable interface {
 	// [Remote], whose ledger recalls.
 	Recall(r *Request) bool
 	// Walk visits the buckets of the limits of reqs that are in this process, without a call
-	// and in no order: none if the store is [Remote], whose ledger walks. It
-	// calls visit with the index of the request, the client key, and what the bucket's last
-	// request, or one like that of reqs where that is not known, would see. It leaves out those
-	// of which neither says how many Events there are. A lock may be held during visit. Where
-	// buckets come or go meanwhile, some may be left out, or visited twice.
-	Walk(reqs []Request, visit func(i int, clientKey string, st *State))
+	// and in no order: none if the store is [Remote], whose ledger walks. It calls about with
+	// the index of the request, and a copy of it with the client key and, where that is known,
+	// the Events and Burst of the last request; about may set these, or leave out the bucket.
+	// It calls visit with what the copy sees. A lock may be held meanwhile. Where buckets come
+	// or go, some may be left out, or visited twice.
+	Walk(reqs []Request, about func(i int, r *Request) bool, visit func(i int, clientKey string, st *State))
 	// Len returns the number of buckets that are in this process, or -1 if the store keeps
 	// none there.
 	Len() int

@@ -136,6 +136,13 @@ type zoneInStore struct {
 // rule returns what operators have changed of the zone, or nil.
 func (z zoneInStore) rule() *store.Override { return z.limiter.Store.ZoneOverride(z.Name, time.Now) }
 
+// limitNow returns what makes a request about a bucket of the zone ask for what holds now, and reports
+// whether it has a limit then.
+func (z zoneInStore) limitNow() func(r *store.Request) bool {
+	rule := z.rule()
+	return func(r *store.Request) bool { return z.LimitNow(r, z.store, rule, z.limiter) }
+}
+
 // zonesInStores returns the zones of the config by name: one for each store in which
 // handlers count zones of that name, of a handler whose own store it is if there is one.
 func zonesInStores(running runningConfig) map[string][]zoneInStore {

@@ -55,15 +55,15 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	return s, query, nil
 }
 
-// about returns a request about a bucket with the limit of its last request. If this process has seen
-// none, the limit is what operators have set, or that of the config. isKnown is false if the config has
-// none either, because the limit depends on the request.
+// about returns a request about a bucket with the limit that holds now or, where it depends on the
+// request, that of the last request here. isKnown is false if there is none.
 func (s *selection) about(b adminapi.BucketName) (r store.Request, isKnown bool) {
-	r = s.About(b, s.rule(), s.store.OverridesOf(s.Name, b.Key, time.Now).Limit)
-	if s.open.Recall(&r) || r.Events > 0 {
+	r = s.About(b.Key)
+	s.open.Recall(&r)
+	if s.limitNow()(&r) {
 		return r, true
 	}
-	r.Events = algorithm.Of(r.Limit.Algorithm).MostEvents
+	r.Events, r.Burst = algorithm.Of(r.Limit.Algorithm).MostEvents, 0
 	return r, false
 }
 

@@ -100,7 +100,6 @@ func near(running runningConfig, r *http.Request) (any, error) {
 				scans[bound.store] = s
 			}
 			s.zones = append(s.zones, bound)
-			s.reqs = append(s.reqs, bound.About(adminapi.BucketName{}, bound.rule()))
 			s.found = append(s.found, &nearest{into: into, percent: percent, n: list.n})
 		}
 	}
@@ -125,7 +124,6 @@ func near(running runningConfig, r *http.Request) (any, error) {
 // scan looks at the buckets of some zones in one store.
 type scan struct {
 	zones []zoneInStore
-	reqs  []store.Request
 	found []*nearest
 }
 
@@ -141,7 +139,8 @@ func (s *scan) run(handle *stores.Handle) {
 		}
 		return
 	}
-	open.Walk(s.reqs, func(i int, clientKey string, st *store.State) {
+	reqs, about := aboutAll(s.zones)
+	open.Walk(reqs, about, func(i int, clientKey string, st *store.State) {
 		s.found[i].visit(clientKey, st)
 	})
 	for i, found := range s.found {
@@ -151,6 +150,20 @@ func (s *scan) run(handle *stores.Handle) {
 			})
 		}
 	}
+}
+
+// aboutAll returns what a walk needs to visit the buckets of some zones in one store, with the limits
+// that hold now.
+func aboutAll(zones []zoneInStore) (reqs []store.Request, about func(i int, r *store.Request) bool) {
+	limits := make([]func(r *store.Request) bool, len(zones))
+	for i, z := range zones {
+		r := z.About("")
+		limits[i] = z.limitNow()
+		// The first look at overrides is not waited for with a lock held.
+		limits[i](&r)
+		reqs = append(reqs, z.About(""))
+	}
+	return reqs, func(i int, r *store.Request) bool { return limits[i](r) }
 }
 
 // nearest are the n buckets of a zone in one store that are nearest to their limit, the

@@ -39,7 +39,7 @@ func TestPlainStoreSaysSo(t *testing.T) {
 		t.Errorf("a look at a bucket: %v", err)
 	}
 	near := adminapi.Near{}
-	(&scan{zones: []zoneInStore{zone}, reqs: make([]store.Request, 1), found: []*nearest{{into: &near}}}).run(handle)
+	(&scan{zones: []zoneInStore{zone}, found: []*nearest{{into: &near}}}).run(handle)
 	if len(near.Unlisted) != 1 {
 		t.Errorf("clients near their limit: %+v", near)
 	}

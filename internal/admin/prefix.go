@@ -46,13 +46,11 @@ func matchIn(handle *stores.Handle, zones []zoneInStore, prefix string, found *a
 		found.Unlisted = append(found.Unlisted, handle.Name)
 		return
 	}
-	var reqs []store.Request
-	for _, z := range zones {
-		reqs = append(reqs, z.About(adminapi.BucketName{}, z.rule()))
-	}
+	reqs, about := aboutAll(zones)
 	matches := make([]map[string]adminapi.Match, len(zones))
+	remembered := func(i int, r *store.Request) bool { return about(i, r) || r.Events > 0 }
 	// It is called with a lock of the store held, so most client keys are passed over by their bytes.
-	open.Walk(reqs, func(i int, clientKey string, st *store.State) {
+	open.Walk(reqs, remembered, func(i int, clientKey string, st *store.State) {
 		if isFull := len(matches[i]) == mostMatches && found.More; isFull || !strings.Contains(clientKey, prefix) {
 			return
 		}

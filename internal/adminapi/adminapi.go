@@ -394,9 +394,9 @@ type Copy struct {
 	Error   string     `json:"error,omitempty"`
 }
 
-// State is the state of a bucket. Instants are in seconds since the epoch. Limit is that of the
-// last request that this process had, or of the config. If that depends on the request and this
-// process has had none, Limit and Remaining are nil, and with gcra Used as well.
+// State is the state of a bucket. Instants are in seconds since the epoch. Limit is what holds now
+// or, if that depends on the request, that of the last one that this process had. Without a limit, or
+// if it is not known, Limit and Remaining are nil, and with gcra Used as well.
 type State struct {
 	Limit     *int64  `json:"limit"`
 	Used      *int64  `json:"used"`

@@ -13,7 +13,6 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -240,20 +239,9 @@ func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
 	return false
 }
 
-// About returns a request about a bucket that costs nothing, whose client has the limit of the last of
-// some overrides that has one, or that of the config. Its Events are 0 if the limit depends on the
-// request.
-func (z *Zone) About(b adminapi.BucketName, by ...*store.Override) store.Request {
-	r := store.Request{Limit: &z.limit, ClientKey: b.Key, Penalty: z.Penalty}
-	if !z.Events.isDynamic() && !z.Burst.isDynamic() {
-		r.Events, r.Burst = z.Events.Number, z.Burst.Number
-	}
-	for _, o := range by {
-		if o != nil && o.Events != 0 {
-			r.Events, r.Burst = z.limitIn(o)
-		}
-	}
-	return r
+// About returns a request about a bucket that costs nothing, and says nothing of the client's limit.
+func (z *Zone) About(clientKey string) store.Request {
+	return store.Request{Limit: &z.limit, ClientKey: clientKey, Penalty: z.Penalty}
 }
 
 // WindowEnd returns when the window ends that a state shows. Without an open window, and

@@ -120,6 +120,42 @@ func (z *Zone) setLimit(req *store.Request, r *http.Request, events, burst int64
 	return err
 }
 
+// LimitNow makes r, which is about a bucket in a store, ask for what holds for the client now, by a rule of
+// the zone or nil. Where that depends on the request, or there is no limit, r stays as it is. It reports
+// whether there is one.
+func (z *Zone) LimitNow(r *store.Request, in *stores.Handle, rule *store.Override, l *Limiter) bool {
+	of := z.boundIn(in).overridesOf(r.ClientKey, l)
+	last := *r
+	switch {
+	case of.Limit != nil:
+		r.Events, r.Burst = z.limitIn(of.Limit)
+	case rule != nil && rule.Events != 0:
+		r.Events, r.Burst = z.limitIn(rule)
+	case z.Events.isDynamic() || z.Burst.isDynamic():
+		return r.Events > 0
+	default:
+		r.Events, r.Burst = z.Events.Number, z.Burst.Number
+	}
+	if r.Events == unlimited {
+		*r = last
+		return false
+	}
+	if z.grant(r, of.Grant); r.Events == 0 {
+		// What was spent drains by the limit that it was spent under, of which nothing may be used.
+		r.Events, r.Burst = cmp.Or(last.Events, algorithm.Of(z.Algorithm).MostEvents), last.Burst
+		r.Reserved = r.Capacity()
+	}
+	return true
+}
+
+// boundIn returns the zone in one of its stores.
+func (z *Zone) boundIn(in *stores.Handle) *boundZone {
+	if other := &z.bound[rolloutStore]; other.handle == in {
+		return other
+	}
+	return &z.bound[ownStore]
+}
+
 // reservedFrom returns how many percent r must not use: what is kept for more
 // important requests.
 func (z *Zone) reservedFrom(r *http.Request) (percent int64, err error) {

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"cmp"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -60,7 +61,8 @@ func resolvedFor(t *testing.T, l *Limiter, client, events string) resolved {
 }
 
 // TestLimitOfARequest: what is set of the client comes before what is set of the zone, and that before
-// the config. A grant is added, and reserves are parts of the limit without it.
+// the config. A grant is added, and reserves are parts of the limit without it. Views show the same, and
+// where it depends on the request, or there is none, the limit of the last one.
 func TestLimitOfARequest(t *testing.T) {
 	limit := func(events, burst int64) store.Override {
 		return store.Override{Kind: store.OverrideLimit, Events: events, Burst: burst}
@@ -74,6 +76,7 @@ func TestLimitOfARequest(t *testing.T) {
 		set                  []store.Override
 		client               string
 		want, burst, reserve int64
+		keepsLast            bool
 	}{
 		"the config":                    {events: Quantity{Number: 10}, want: 10, reserve: 5},
 		"a zone":                        {events: Quantity{Number: 10}, set: []store.Override{zone(20)}, want: 20, reserve: 10},
@@ -81,8 +84,10 @@ func TestLimitOfARequest(t *testing.T) {
 		"another client":                {events: Quantity{Number: 10}, set: []store.Override{zone(20), limit(40, 0)}, client: "b", want: 20, reserve: 10},
 		"a grant too":                   {events: Quantity{Number: 10}, set: []store.Override{limit(40, 0), grant}, want: 47, reserve: 20},
 		"in place of a placeholder":     {events: Quantity{"{" + headerB + "}", 10}, header: "100", set: []store.Override{zone(20)}, want: 20, reserve: 10},
-		"a placeholder":                 {events: Quantity{"{" + headerB + "}", 10}, header: "100", set: []store.Override{limit(40, 0)}, client: "b", want: 100, reserve: 50},
-		"unlimited":                     {events: Quantity{Number: 10}, set: []store.Override{limit(store.Unlimited, 0)}, want: unlimited},
+		"a placeholder":                 {events: Quantity{"{" + headerB + "}", 10}, header: "100", set: []store.Override{limit(40, 0)}, client: "b", want: 100, reserve: 50, keepsLast: true},
+		"unlimited":                     {events: Quantity{Number: 10}, set: []store.Override{limit(store.Unlimited, 0)}, want: unlimited, keepsLast: true},
+		"none":                          {events: Quantity{Number: 0}},
+		"none, with a grant":            {events: Quantity{Number: 0}, set: []store.Override{grant}, want: 7},
 		"limited in an unlimited zone":  {events: Quantity{"{" + headerB + "}", 10}, header: "unlimited", set: []store.Override{limit(40, 0)}, want: 40, reserve: 20},
 		"more than the algorithm keeps": {algorithm: store.SlidingLog, events: Quantity{Number: 10}, set: []store.Override{limit(store.MaxEvents, 0)}, want: 100_000, reserve: 50_000},
 		"a burst":                       {algorithm: store.GCRA, events: Quantity{Number: 10}, set: []store.Override{limit(40, 4)}, want: 40, burst: 4, reserve: 2},
@@ -103,6 +108,14 @@ func TestLimitOfARequest(t *testing.T) {
 			in := resolvedFor(t, l, client, c.header)
 			if got := in.req; got.Events != c.want || got.Burst != c.burst || got.Reserved != c.reserve {
 				t.Errorf("%d events, burst %d, %d reserved; want %d, %d, %d", got.Events, got.Burst, got.Reserved, c.want, c.burst, c.reserve)
+			}
+			const last = 3
+			shown, want := l.Zones[0].About(in.req.ClientKey), cmp.Or(c.burst, c.want)
+			if shown.Events = last; c.keepsLast {
+				want = last
+			}
+			if isLimited := l.Zones[0].LimitNow(&shown, l.Store, l.Zones[0].rule(l), l); isLimited != (c.want != unlimited) || shown.Capacity() != want {
+				t.Errorf("views show %d, limited: %t; want %d", shown.Capacity(), isLimited, want)
 			}
 		})
 	}

@@ -245,13 +245,14 @@ func (p *process) refund(r store.Request) {
 	m := p.moment()
 	e := p.of(&r, &m)
 	e.RefundSent(r.Cost, &m)
+	sent := m.Now
 	p.told(&m)
 	p.net.write(opRefund, r, func(st store.State) {
 		if st.Err != nil {
 			p.kept(r)
 		}
 		m := p.moment()
-		e.RefundArrived(r.Cost, &m)
+		e.RefundArrived(&r, &st, sent, &m)
 		p.told(&m)
 	})
 }

@@ -63,7 +63,7 @@ type Accounts interface {
 
 	Account(r *store.Request) *store.Account
 	Recall(r *store.Request) bool
-	Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State))
+	Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State))
 	Owner(clientKey string) string
 	Delays(shard string) bool
 	Figures() ledger.Figures
@@ -160,9 +160,9 @@ func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection 
 
 // Walk visits the buckets of which this process knows something, as [store.Operable] says.
 // The store is Operable.
-func (o *Opened) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
-	o.Operable.Walk(reqs, visit)
-	o.Accounts.Walk(reqs, visit)
+func (o *Opened) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
+	o.Operable.Walk(reqs, about, visit)
+	o.Accounts.Walk(reqs, about, visit)
 }
 
 // Charge charges requests without waiting.

@@ -30,7 +30,7 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store
 func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
 	m := l.moment()
 	for i := range reqs {
-		if e := l.find(&reqs[i]); e != nil {
+		if e := l.findFor(&reqs[i]); e != nil {
 			refused = e.Refuse(&reqs[i], &states[i], &m) || refused
 			e.release(&m)
 		}
@@ -131,7 +131,7 @@ func (a *admission) run() {
 // join lets the core decide about a request, and reports whether the request waits.
 func (a *admission) join(place int, m *core.Moment) (waits bool) {
 	l, r := a.ledger, &a.reqs[place]
-	e := l.enter(r, m)
+	e := l.enterFor(r, m)
 	defer e.release(m)
 	q := asking{place: place, entry: e}
 	switch e.Ask(a.waiter(place), &q.Check, m) {
@@ -226,7 +226,7 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 		st = store.State{}
 		var c core.Check
 		m := l.moment()
-		e := l.enter(&r, &m)
+		e := l.enterFor(&r, &m)
 		do, moves := e.AskAhead(&r, &st, maxWait, &c, &m), l.moves(e, &r)
 		e.release(&m)
 		if do == core.Nothing {
@@ -259,7 +259,7 @@ func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) 
 // [Ledger.Settle] or [Ledger.SettleUnknown].
 func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 	m := l.moment()
-	e := l.enter(r, &m)
+	e := l.enterFor(r, &m)
 	defer e.release(&m)
 	return e.AskAlone(r, &m)
 }

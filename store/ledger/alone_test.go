@@ -363,7 +363,7 @@ func TestCountedAloneIsKept(t *testing.T) {
 				e := l.enter(&r, &m)
 				// So that it is known for a while.
 				e.RefundSent(1, &m)
-				e.RefundArrived(1, &m)
+				e.RefundArrived(&r, new(store.State), m.Now, &m)
 				e.release(&m)
 			}
 		}

@@ -155,7 +155,7 @@ func BenchmarkWalk(b *testing.B) {
 	visited := 0
 	b.ReportAllocs()
 	for b.Loop() {
-		l.Walk([]store.Request{{Limit: &limit, Events: 100}}, func(int, string, *store.State) { visited++ })
+		l.Walk([]store.Request{{Limit: &limit, Events: 100}}, hasLimit, func(int, string, *store.State) { visited++ })
 	}
 	b.ReportMetric(b.Elapsed().Seconds()*1e6*walkSize/float64(visited), "µs/chunk")
 	if visited != b.N*clients {

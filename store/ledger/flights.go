@@ -286,7 +286,8 @@ func (*Local) Account(*store.Request) *store.Account { return nil }
 func (*Local) Recall(*store.Request) bool { return false }
 
 // Walk is [Ledger.Walk]. The store walks.
-func (*Local) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
+func (*Local) Walk([]store.Request, func(i int, r *store.Request) bool, func(i int, clientKey string, st *store.State)) {
+}
 
 // Owner is [Ledger.Owner]. There are no shards.
 func (*Local) Owner(string) string { return "" }

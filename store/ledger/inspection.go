@@ -19,12 +19,13 @@ const walkSize = 256
 
 // Walk visits the buckets that are known, as [store.Operable] says. A state counts what is in
 // flight, and charges that the store has not confirmed.
-func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
+func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
 		asked[l.registry.limits.Number(reqs[i].Limit)] = i
 	}
 	var entries []*entry
+	var r store.Request
 	var st store.State
 	for n := range l.registry.stripes {
 		p := &l.registry.stripes[n]
@@ -39,8 +40,10 @@ func (l *Ledger) Walk(reqs []store.Request, visit func(i int, clientKey string, 
 				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}
-				r := reqs[i]
-				if e.asked.Recall(&r) || r.Events > 0 {
+				r = reqs[i]
+				r.ClientKey = e.id.Key
+				e.asked.Recall(&r)
+				if about(i, &r) {
 					st = e.Estimate(&r, &m)
 					visit(i, e.id.Key, &st)
 				}
@@ -87,6 +90,8 @@ func (l *Ledger) Account(r *store.Request) *store.Account {
 // requests in flight. Other processes notice the reset when their trust in the primary's last answer
 // runs out.
 func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
+	// An operator's request says nothing of the client's limit.
+	r.Events, r.Burst = 0, 0
 	// A response that empties the bucket may outlast its config, as charges do.
 	s := l.writer().Remote
 	l.sendReset(&r)

@@ -82,6 +82,9 @@ func TestForesee(t *testing.T) {
 	}
 }
 
+// hasLimit leaves out buckets without a limit.
+func hasLimit(_ int, r *store.Request) bool { return r.Events > 0 }
+
 // TestWalk shows what clients have used by what is known, with requests in flight and
 // pending charges, and changes nothing.
 func TestWalk(t *testing.T) {
@@ -104,7 +107,7 @@ func TestWalk(t *testing.T) {
 			visited := func(when string) {
 				t.Helper()
 				before, used := l.Figures(), map[string]int64{}
-				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, func(i int, clientKey string, st *store.State) {
+				l.Walk([]store.Request{{Limit: &other, Events: 5}, {Limit: &limit, Events: 10}}, hasLimit, func(i int, clientKey string, st *store.State) {
 					if _, seen := used[clientKey]; seen || i != 1 || st.Limit != 10 || st.Remaining != 10-st.Used {
 						t.Errorf("%s, %s: visited for %d is %s, with %+v", limit.Algorithm, when, i, clientKey, st)
 					}
@@ -160,7 +163,7 @@ func TestWalkLetsRequestsPass(t *testing.T) {
 		var growing sync.WaitGroup
 		visited := make([]int, 2*entries)
 		count := 0
-		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, func(_ int, clientKey string, _ *store.State) {
+		l.Walk([]store.Request{{Limit: &limit, Events: 10}}, hasLimit, func(_ int, clientKey string, _ *store.State) {
 			if count == 0 {
 				growing.Go(func() {
 					grow(entries)
@@ -763,4 +766,56 @@ func TestForeseeBesideCharges(t *testing.T) {
 		s.setDown(false, false)
 		l.Flush(t.Context())
 	})
+}
+
+// TestRecall: the limit of a request is that of the bucket from when it asks, whatever the answer, and
+// neither that of one which was admitted before and settles, nor of a look or an operator.
+func TestRecall(t *testing.T) {
+	for _, kind := range kinds {
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+			limit := kind
+			limit.Zone, limit.Window = "zone", time.Hour
+			request := func(events int64) store.Request {
+				return store.Request{Limit: &limit, ClientKey: "alice", Events: events, Burst: events, Cost: 1, ID: strconv.FormatInt(events, 10)}
+			}
+			recalls := func(what string, want int64) {
+				t.Helper()
+				r := store.Request{Limit: &limit, ClientKey: "alice"}
+				if isKnown := l.Recall(&r); isKnown != (want > 0) || r.Events != want || r.Burst != want {
+					t.Errorf("%s, %s: %d events, burst %d, known: %t; want %d", limit.Algorithm, what, r.Events, r.Burst, isKnown, want)
+				}
+			}
+			redistest.Must(t, l.Reset(t.Context(), request(99)))
+			recalls("reset by an operator", 0)
+			l.Settle([]store.Request{request(40)}, []int64{0})
+			recalls("charged without asking", 40)
+			time.Sleep(time.Second)
+			for _, asks := range []func(reqs []store.Request, states []store.State){
+				func(reqs []store.Request, states []store.State) { l.Admit(t.Context(), reqs, states) },
+				func(reqs []store.Request, states []store.State) { l.Take(t.Context(), reqs, states) },
+				func(reqs []store.Request, states []store.State) { l.RefuseKnown(reqs, states) },
+				func(reqs []store.Request, states []store.State) { states[0] = l.CheckAhead(t.Context(), reqs[0], 0) },
+				func(reqs []store.Request, states []store.State) { states[0] = l.AdmitAlone(&reqs[0]) },
+			} {
+				for _, events := range []int64{20, 1} {
+					r, states := []store.Request{request(events)}, make([]store.State, 1)
+					asks(r, states)
+					recalls(fmt.Sprintf("asked, answer %+v", states[0]), events)
+				}
+			}
+			look := request(77)
+			l.Foresee(look, false, s.word)
+			l.Foresee(look, true, s.word)
+			l.ForeseeKnown([]store.Request{look}, make([]store.State, 1))
+			l.ForeseeAlone(&look)
+			l.IsFull(&look)
+			l.Account(&look)
+			l.Walk([]store.Request{look}, hasLimit, func(int, string, *store.State) {})
+			l.Settle([]store.Request{look}, []int64{0})
+			l.RefundDetached([]store.Request{look})
+			redistest.Must(t, l.Reset(t.Context(), look))
+			recalls("looked at, and settled", 1)
+			time.Sleep(time.Second)
+		})
+	}
 }

@@ -99,10 +99,10 @@ func (l *Ledger) ChargeByID(reqs []store.Request) { l.ChargeReported(reqs, nil) 
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
-	entries := l.beginRefund(reqs)
+	entries, sent := l.beginRefund(reqs)
 	l.Remote.Refund(ctx, reqs, states)
 	for i, e := range entries {
-		l.endRefund(e, reqs[i].Cost)
+		l.endRefund(e, &reqs[i], &states[i], sent)
 	}
 }
 
@@ -154,20 +154,20 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 }
 
 func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.State)) {
-	entries := l.beginRefund(reqs)
+	entries, sent := l.beginRefund(reqs)
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
-		w.endRefund(entries[i], reqs[i].Cost)
+		w.endRefund(entries[i], &reqs[i], &st, sent)
 		if report != nil {
 			report(st)
 		}
 	})
 }
 
-func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
-	entries := make([]*entry, len(reqs))
+func (l *Ledger) beginRefund(reqs []store.Request) (entries []*entry, at int64) {
+	entries = make([]*entry, len(reqs))
 	m := l.moment()
 	for i := range reqs {
 		e := l.enter(&reqs[i], &m)
@@ -175,13 +175,13 @@ func (l *Ledger) beginRefund(reqs []store.Request) []*entry {
 		e.release(&m)
 		entries[i] = e
 	}
-	return entries
+	return entries, m.Now
 }
 
-func (l *Ledger) endRefund(e *entry, cost int64) {
+func (l *Ledger) endRefund(e *entry, r *store.Request, st *store.State, sent int64) {
 	e.acquire()
 	m := l.moment()
-	e.RefundArrived(cost, &m)
+	e.RefundArrived(r, st, sent, &m)
 	e.release(&m)
 }
 

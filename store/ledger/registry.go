@@ -76,7 +76,7 @@ type entry struct {
 	core.Bucket
 	id     identity.ID
 	stripe *stripe
-	// asked is the limit of the last request, which need not be that of the config.
+	// asked is the limit of the last request that asked or, if none has, of the first other one.
 	asked store.Asked
 }
 
@@ -393,8 +393,26 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 		p.entries.insert(e, l.registry.seed)
 		l.registry.count.Add(1)
 	}
-	e.asked.Note(r)
+	if e.asked == (store.Asked{}) {
+		e.asked.Note(r)
+	}
 	p.before = e.Gauges()
+	return e
+}
+
+// findFor and enterFor are find and enter for a request of a client: operators are shown its limit,
+// whatever the answer.
+func (l *Ledger) findFor(r *store.Request) *entry {
+	e := l.find(r)
+	if e != nil {
+		e.asked.Note(r)
+	}
+	return e
+}
+
+func (l *Ledger) enterFor(r *store.Request, m *core.Moment) *entry {
+	e := l.enter(r, m)
+	e.asked.Note(r)
 	return e
 }
 

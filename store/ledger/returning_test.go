@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -11,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
@@ -330,7 +332,7 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 			k := &taking{call: call{ledger: l, reqs: []store.Request{r}, states: make([]store.State, 1)}}
 			return k.claimReturn(0, l.registry.now())
 		}
-		receive := func(cost int64) { l.endRefund(e, cost) }
+		receive := func(cost int64) { l.endRefund(e, &store.Request{Limit: r.Limit, Cost: cost}, new(store.State), m.Now) }
 		first, second := claimed(2), claimed(1)
 		receive(1)
 		k := &taking{call: call{ledger: l}}
@@ -361,7 +363,7 @@ func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
 		now := m.Now
 		e := l.enter(&first, &m)
 		e.RefundSent(1, &m)
-		e.RefundArrived(1, &m)
+		e.RefundArrived(&first, new(store.State), now, &m)
 		e.release(&m)
 		both := &taking{call: call{ledger: l, reqs: []store.Request{first, second}, states: make([]store.State, 2)}}
 		one := &taking{call: call{ledger: l, reqs: []store.Request{first}, states: make([]store.State, 1)}}
@@ -375,4 +377,51 @@ func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestViewsShowWhatHasComeBack: once nothing is in flight, lists and accounts show what the primary has
+// counted, after refunds at the same time as takes and charges, batches that were returned, and resets.
+func TestViewsShowWhatHasComeBack(t *testing.T) {
+	for _, kind := range kinds {
+		for seed := range uint64(20) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSimulation(seed)
+				l := New(NewRegistry(nil), s, Options{})
+				defer l.Leave()
+				rng := rand.New(rand.NewPCG(seed, 3))
+				limit := kind
+				limit.Zone, limit.Window = "zone", time.Hour
+				request := store.Request{Limit: &limit, ClientKey: "alice", Events: 30}
+				if algorithm.Of(limit.Algorithm).Unbatched == "" {
+					request.Batch = int64(seed%2) * 4
+				}
+				for round := range 6 {
+					for n := range 8 {
+						r, pause, ends := request, rng.IntN(3000), rng.IntN(4)
+						r.Cost, r.ID = 1+rng.Int64N(4), fmt.Sprint(round, n)
+						go func() {
+							time.Sleep(time.Duration(pause) * time.Microsecond)
+							st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
+							switch r.Receipt = st.Receipt; {
+							case st.Allowed && ends < 3:
+								l.RefundDetached([]store.Request{r})
+							case st.Allowed:
+								r.Cost, r.ID = 1, r.ID+"more"
+								l.ChargeDetached([]store.Request{r})
+							}
+						}()
+					}
+					time.Sleep(3 * time.Second)
+					if round == 3 {
+						redistest.Must(t, l.Reset(t.Context(), request))
+					}
+					want, listed := s.used(request), int64(0)
+					l.Walk([]store.Request{request}, hasLimit, func(_ int, _ string, st *store.State) { listed = st.Used })
+					if a := l.Account(&request); listed != want || a.Used != want || a.InFlight+a.Unsent+a.Reserved != 0 {
+						t.Fatalf("%s, seed %d, round %d: listed with %d, and %+v, of %d that the primary has counted", limit.Algorithm, seed, round, listed, a, want)
+					}
+				}
+			})
+		}
+	}
 }

@@ -53,7 +53,7 @@ func (t *taking) refuseKnown() (refused bool) {
 	var asking []*entry
 	for i := range t.reqs {
 		r := &t.reqs[i]
-		e := t.ledger.find(r)
+		e := t.ledger.findFor(r)
 		if e == nil {
 			continue
 		}

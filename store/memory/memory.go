@@ -115,18 +115,24 @@ func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
 func (s *Store) Recall(r *store.Request) bool { return s.buckets.Recall(r) }
 
 // Walk implements [store.Operable].
-func (s *Store) Walk(reqs []store.Request, visit func(i int, clientKey string, st *store.State)) {
+func (s *Store) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
 	asked := make(map[uint32]int, len(reqs))
 	for i := range reqs {
 		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
 	}
 	now := s.instant()
+	var r store.Request
 	look := func(b *bucket) {
-		if i, ok := asked[b.limit]; ok {
-			if r := reqs[i]; b.asked.Recall(&r) || r.Events > 0 {
-				st := algorithm.Peek.Run(b.content, &r, now)
-				visit(i, b.key, &st)
-			}
+		i, ok := asked[b.limit]
+		if !ok {
+			return
+		}
+		r = reqs[i]
+		r.ClientKey = b.key
+		b.asked.Recall(&r)
+		if about(i, &r) {
+			st := algorithm.Peek.Run(b.content, &r, now)
+			visit(i, b.key, &st)
 		}
 	}
 	for n := range s.buckets.stripes {

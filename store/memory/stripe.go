@@ -179,17 +179,18 @@ type bucket struct {
 	// empty: requests of one limit may differ in it, and one for which the bucket is full is
 	// not to be admitted because another has more.
 	capacity int64
-	// asked is the limit of the last request.
+	// asked is the limit of the last request that asked or, if none has, of the first other one.
 	asked store.Asked
 }
 
 // note notes the limit of a request before op runs.
 func (b *bucket) note(op algorithm.Operation, r *store.Request, now int64) {
-	if op != algorithm.Peek {
+	asks := op == algorithm.Check || op == algorithm.Take
+	if asks || op != algorithm.Peek && b.asked == (store.Asked{}) {
 		b.asked.Note(r)
 	}
 	capacity := r.Capacity() + r.Reserved
-	if b.capacity == 0 || (op == algorithm.Check || op == algorithm.Take) && (capacity < b.capacity || b.content.Expiry(r.Limit) <= now) {
+	if b.capacity == 0 || asks && (capacity < b.capacity || b.content.Expiry(r.Limit) <= now) {
 		b.capacity = capacity
 	}
 }

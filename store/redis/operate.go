@@ -11,7 +11,8 @@ import (
 )
 
 // Walk implements [store.Operable]: no bucket is in this process.
-func (*Store) Walk([]store.Request, func(i int, clientKey string, st *store.State)) {}
+func (*Store) Walk([]store.Request, func(i int, r *store.Request) bool, func(i int, clientKey string, st *store.State)) {
+}
 
 // Len implements [store.Operable].
 func (*Store) Len() int { return -1 }

@@ -182,6 +182,8 @@ type extra struct {
 	// was repeated for it yet.
 	returning *returning
 	back      int64
+	// shown is the primary's last answer, if known may have too much that has come back, or nil.
+	shown *answer
 }
 
 // New returns a Bucket of which nothing is known. Until the store says what time it is,
@@ -213,6 +215,10 @@ func (b *Bucket) Copy() Bucket {
 			v := *r.returning
 			v.waiters = nil
 			r.returning = &v
+		}
+		if r.shown != nil {
+			v := *r.shown
+			r.shown = &v
 		}
 		c.extra = &r
 	}
@@ -409,6 +415,9 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 	}
 	answer := algorithm.Known{Content: st.Content}
 	before := b.known
+	if !st.Replica {
+		b.show(r, st, asked, m)
+	}
 	// The answer may or may not count a write of ours.
 	overlaps := b.isSent() || b.refunds > 0 || mayLack(asked, b.written)
 	switch {
@@ -417,6 +426,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 		if !st.Replica && !overlaps {
 			b.known.Content[confirmedUsed] = st.Used
 			b.confirm(b.known, asked)
+			b.showKnown()
 		}
 	case !st.Replica && !overlaps:
 		if b.mayHideThePenalty(asked) {
@@ -424,8 +434,12 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 			answer.KeepPenalty(r.Limit, b.known)
 		}
 		b.confirm(answer, asked)
+		b.showKnown()
 	default:
 		stale = b.known.Raise(r.Limit, answer, st.Now) && st.Replica
+		if st.Replica && b.known != before {
+			b.showKnown()
+		}
 		if b.isSent() {
 			b.pending.note(r.Limit, answer, st.Now)
 		}
@@ -439,6 +453,13 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 	}
 	b.keepUntil(r, m)
 	return stale
+}
+
+// showKnown makes views show what is known.
+func (b *Bucket) showKnown() {
+	if b.extra != nil {
+		b.extra.shown = nil
+	}
 }
 
 // confirm replaces what is known by the primary's answer.
@@ -691,10 +712,11 @@ func (b *Bucket) refuses(r *store.Request, st *store.State, m *Moment) bool {
 
 // Estimate returns what a request of no cost would see of the bucket, by what is known.
 func (b *Bucket) Estimate(r *store.Request, m *Moment) store.State {
-	answer := store.State{Limit: max(r.Capacity(), 0), Used: b.known.Content[confirmedUsed]}
-	v := b.viewOf(r, &answer, m.Now+b.clock)
+	c := b.asShown(r.Limit)
+	answer := store.State{Limit: max(r.Capacity(), 0), Used: c.known.Content[confirmedUsed]}
+	v := c.viewOf(r, &answer, m.Now+b.clock)
 	st := v.ahead(0)
-	b.showAhead(&st, &v)
+	c.showAhead(&st, &v)
 	return st
 }
 
@@ -703,7 +725,8 @@ func (b *Bucket) Estimate(r *store.Request, m *Moment) store.State {
 func (b *Bucket) Account(r *store.Request, m *Moment) store.Account {
 	asked := *r
 	asked.Cost = 0
-	a := store.Account{InFlight: b.flight, Used: b.used(&asked, m)}
+	shown := b.asShown(r.Limit)
+	a := store.Account{InFlight: b.flight, Used: shown.used(&asked, m)}
 	if b.pending != nil {
 		a.Unsent = b.pending.left(m.Now) - b.pending.cost
 	}

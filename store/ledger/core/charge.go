@@ -295,6 +295,7 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 	p := b.pending
 	b.hearClock(r, st.Now, m)
 	b.silent = false
+	b.show(r, st, p.at, m)
 	reply := algorithm.Known{Content: st.Content}
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		reply.KeepPenalty(r.Limit, b.known)
@@ -333,6 +334,7 @@ func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
 	// An answer asked for since knows of it.
 	b.disturbed = max(b.disturbed, b.pending.at)
 	b.uncertain, b.soleWriter = true, 0
+	b.showKnown()
 	storeNow := m.Now + b.clock
 	if !b.countsInOpenWindow(b.pending, r.Limit, storeNow) {
 		b.ensureExtra().loose += cost

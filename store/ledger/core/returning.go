@@ -41,14 +41,62 @@ func (b *Bucket) RefundSent(cost int64, m *Moment) {
 	b.expect(cost)
 }
 
-// RefundArrived remembers for a while that a refund is over, because answers that lack
-// it may come yet.
-func (b *Bucket) RefundArrived(cost int64, m *Moment) {
+// RefundArrived takes in the answer to a refund that was sent then, and remembers for a while that it is
+// over, because answers that lack it may come yet. What is known stays: the primary is asked next.
+func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m *Moment) {
 	b.refunds--
-	b.ensureExtra().refunded = m.Now
-	b.receive(cost, m)
+	rare := b.ensureExtra()
+	rare.refunded = m.Now
+	if st.Err == nil && st.Now != 0 && !b.predatesReset(sent) {
+		if rare.shown == nil {
+			rare.shown = new(answer)
+		}
+		b.show(r, st, sent, m)
+	}
+	b.receive(r.Cost, m)
 	b.written, b.disturbed = m.Now, m.Now
 	b.until = max(b.until, m.Now+m.Trust)
+}
+
+// answer is what the primary has said of a bucket.
+type answer struct {
+	known algorithm.Known
+	// now is the store's instant of it, and at is when it arrived.
+	now, at int64
+}
+
+// show notes an answer of the primary, asked for then, for views, which show the last one once something
+// has come back. Answers to calls at the same time need not arrive in order.
+func (b *Bucket) show(r *store.Request, st *store.State, asked int64, m *Moment) {
+	if last := b.extras().shown; last != nil && (asked > last.at || st.Now >= last.now) {
+		*last = answer{saidOf(r, st), st.Now, m.Now}
+	}
+}
+
+// saidOf is what a state says of a bucket, which is its last count if the bucket cannot be copied.
+func saidOf(r *store.Request, st *store.State) (k algorithm.Known) {
+	if k.Content = st.Content; !algorithm.Of(r.Limit.Algorithm).Copies() {
+		k.Content[confirmedUsed] = st.Used
+	}
+	return k
+}
+
+// asShown is the bucket as views show it.
+func (b *Bucket) asShown(limit *store.Limit) Bucket {
+	c, last := *b, b.extras().shown
+	if last == nil {
+		return c
+	}
+	c.known = last.known
+	if algorithm.Of(limit.Algorithm).Copies() {
+		// It may be on its way.
+		c.known.KeepPenalty(limit, b.known)
+	}
+	if c.pending != nil {
+		p := *c.pending
+		p.base, c.pending = c.known, &p
+	}
+	return c
 }
 
 // expect notes that cost is on its way back.
@@ -223,7 +271,7 @@ func (b *Bucket) ResetDone(m *Moment) {
 	b.known, b.trusted, b.soleWriter, b.asked = algorithm.Known{}, 0, 0, 0
 	b.disturbed, b.resets, b.uncertain = m.Now, false, false
 	rare := b.ensureExtra()
-	rare.reset, rare.failed, rare.alone, rare.loose = m.Now, 0, 0, 0
+	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
 	b.receive(wholeBucket, m)
 	if p := b.pending; p != nil {
 		p.base, p.heard, p.waiting = algorithm.Known{}, nil, nil
