@@ -139,6 +139,9 @@ func TestConfigInTheFormOfAMap(t *testing.T) {
 		"one zone":               {handler: handlerOf(`"rate_limits": {"api": ` + zone + `}`)},
 		"everything":             {handler: handlerOf(`"rate_limits": {"api": {"match": [{"method": ["GET"]}], "key": "{http.request.remote.host}", "window": "5s", "max_events": 2, "ipv4_prefix": 24, "ipv6_prefix": 64}}, "jitter": 0.5, "sweep_interval": "5m", "disable_metrics": true, "log_key": true`)},
 		"no key":                 {handler: handlerOf(`"rate_limits": {"api": {"window": "1m", "max_events": 10}}`)},
+		"empty key":              {handler: handlerOf(`"rate_limits": {"api": {"key": "", "window": "1m", "max_events": 10}}`)},
+		"no max_concurrent":      {handler: handlerOf(`"rate_limits": {"api": {"window": "1m", "max_events": 10, "max_concurrent": 0}, "other": {"window": "1m", "max_events": 10, "max_concurrent": null}}`)},
+		"max_concurrent":         {handlerOf(`"rate_limits": {"api": {"key": "static", "max_concurrent": 5}}`), `rate_limits.api.max_concurrent 5: write a zone into zones with "algorithm": "concurrency", and the number as "events"`},
 		"besides zones":          {handler: withZone(`"rate_limits": {"other": ` + zone + `}`)},
 		"name of another zone":   {withZone(`"rate_limits": {"api": ` + zone + `}`), `rate_limits.api has the name of another zone, api: rename one`},
 		"null zone":              {handlerOf(`"rate_limits": {"api": null}`), `rate_limits.api is null: define or remove it`},
@@ -152,7 +155,7 @@ func TestConfigInTheFormOfAMap(t *testing.T) {
 		"storage":                {withZone(`"storage": {"module": "file_system"}`), `storage is not supported: counts live in a store of their own`},
 		"sweep_interval":         {handler: withZone(`"sweep_interval": "1m"`)},
 		"disable_metrics":        {handler: withZone(`"disable_metrics": true`)},
-		"zone's unknown field":   {handlerOf(`"rate_limits": {"api": {"events": 10}}`), `rate_limits.api.events: unknown field: it must be one of match, key, window, max_events, ipv4_prefix, ipv6_prefix`},
+		"zone's unknown field":   {handlerOf(`"rate_limits": {"api": {"events": 10}}`), `rate_limits.api.events: unknown field: it must be one of match, key, window, max_events, max_concurrent, ipv4_prefix, ipv6_prefix`},
 		"text that is no number": {handlerOf(`"rate_limits": {"api": {"max_events": "10"}}`), `max_events`},
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf("", test.handler), test.want) })

@@ -175,8 +175,8 @@ func fieldType(t reflect.Type, name string) (reflect.Type, error) {
 		known = append(known, JSONName(field))
 	}
 	switch near := DidYouMean(name, known); {
-	case insteadInJSON(name) != "":
-		return nil, fmt.Errorf("unknown field: %s", insteadInJSON(name))
+	case InsteadInJSON(name) != "":
+		return nil, fmt.Errorf("unknown field: %s", InsteadInJSON(name))
 	case near != "":
 		return nil, fmt.Errorf("unknown field%s", near)
 	default:
