@@ -167,7 +167,8 @@ func validateKnownInTime(name, text string) error {
 
 func validatePrefix(name string, bits, most int) error {
 	if bits < 0 || bits > most {
-		return option.Errorf(name, "%d: it must be from 0 to %d bits", bits, most)
+		return option.Errorf(name, "%d: it must be from 1 to %d bits", bits, most).
+			JSONf("%d: it must be from 1 to %d bits, or 0 for the whole address", bits, most)
 	}
 	return nil
 }
