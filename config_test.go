@@ -109,6 +109,8 @@ func TestConfigOfHandlers(t *testing.T) {
 		"window as nanoseconds":   {handler: zoneOf(`"window": 60000000000`)},
 		"window missing":          {zoneOf(`"window": 0`), `zones[0].window is missing: add one, such as "1m", in zone api`},
 		"window negative":         {zoneOf(`"window": "-1m"`), `zones[0].window -1m0s: it must be from 1ms to 100 years, in zone api`},
+		"window in seconds":       {zoneOf(`"window": 60`), `zones[0].window: 60 nanoseconds: write a text with the unit, such as "60s"`},
+		"window of an hour":       {zoneOf(`"window": 3600`), `zones[0].window 3.6µs: it must be from 1ms to 100 years; numbers are nanoseconds, so write a text, such as "60s", in zone api`},
 		"window too long":         {zoneOf(`"window": "36501d"`), `it must be from 1ms to 100 years`},
 		"window not whole":        {zoneOf(`"window": 1000001`), `zones[0].window 1.000001ms: it must be whole microseconds, in zone api`},
 		"charge unknown":          {zoneOf(`"charge": "often"`), `zones[0].charge "often": it must be after or before, in zone api`},
@@ -127,6 +129,8 @@ func TestConfigOfHandlers(t *testing.T) {
 		"jitter at its largest":   {handler: withZone(`"jitter": 1`)},
 		"headers unknown":         {withZone(`"headers": "x"`), `headers "x": it must be github, ietf, both or none`},
 		"handler's unknown field": {withZone(`"zone": []`), `zone: unknown field, did you mean zones?`},
+		"zone's option outside":   {withZone(`"on_error": "deny"`), `on_error: unknown field: it belongs in zones`},
+		"option in a zone":        {zoneOf(`"headers": "ietf"`), `zones[0].headers: unknown field: it belongs beside zones, outside of it`},
 		"zone's unknown field":    {zoneOf(`"limit": 5`), `zones[0].limit: unknown field: write events, with a number, and window, with a time span`},
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf("", test.handler), test.want) })
