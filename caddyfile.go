@@ -398,9 +398,9 @@ func (z *Zone) parseReserve(h httpcaddyfile.Helper, p *option.Parser) error {
 	if !p.NextArg() {
 		return p.Err("reserve takes a percentage and matchers, such as reserve 20 @important")
 	}
-	percent, err := strconv.Atoi(p.Val())
+	percent, err := option.WholePercent(p.Val(), "as in reserve 20 @important")
 	if err != nil {
-		return p.Errf("reserve %q: it must be a whole number of percent from 1 to 100, as in reserve 20 @important", p.Val())
+		return p.Errf("reserve %w", err)
 	}
 	r := &Reserve{Percent: percent}
 	z.Reserves = append(z.Reserves, r)

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -22,7 +23,7 @@ type NamedZone struct {
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
 	// Identifies a client: a text with placeholders. Default: all clients share one
-	// bucket.
+	// bucket, as with an empty text.
 	Key Texts `json:"key,omitempty"`
 
 	// The length of the window. Required.
@@ -30,6 +31,10 @@ type NamedZone struct {
 
 	// The number of events that each client has in a window, from 1 to 2^52. Required.
 	MaxEvents int64 `json:"max_events,omitempty"`
+
+	// Not supported, except for 0, which means none: the error that it causes names the
+	// replacement.
+	MaxConcurrent int `json:"max_concurrent,omitempty"`
 
 	// The number of bits, from 0 to 32, by whose network IPv4 addresses are counted.
 	// Default: 0, for each address by itself.
@@ -89,8 +94,11 @@ func (h *Handler) adoptNamedZones() error {
 			IPv4Prefix:     n.IPv4Prefix,
 			IPv6Prefix:     n.IPv6Prefix,
 		}
-		if len(z.Key) == 0 {
+		if strings.Join(n.Key, "") == "" {
 			z.Key = Texts{"static"}
+		}
+		if n.MaxConcurrent != 0 {
+			return fmt.Errorf("rate_limits.%s.max_concurrent %d: %s", name, n.MaxConcurrent, option.InsteadInJSON("max_concurrent"))
 		}
 		if n.MaxEvents < 1 || n.MaxEvents > store.MaxEvents {
 			return fmt.Errorf("rate_limits.%s.max_events is missing or %d: it must be from 1 to 2^52", name, n.MaxEvents)

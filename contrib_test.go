@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -177,6 +178,29 @@ func TestRunbookLinksResolve(t *testing.T) {
 	}
 }
 
+// TestProblemsHaveAlerts checks that each kind of problem is one of RateLimitProblem, or has an
+// alert of its own, or ends by itself.
+func TestProblemsHaveAlerts(t *testing.T) {
+	elsewhere := map[adminapi.ProblemKind]string{
+		adminapi.ProblemNoPrimary:   "RateLimitPrimaryAway",
+		adminapi.ProblemNoReplica:   "RateLimitBreakerOpen",
+		adminapi.ProblemChargesWait: "RateLimitChargesUnsent",
+		adminapi.ProblemUnchecked:   "RateLimitUnchecked",
+		adminapi.ProblemClockJumped: "", // ends by itself
+		adminapi.ProblemDoubtfulKey: "", // a plugin's placeholder has it for ever
+		adminapi.ProblemMore:        "", // is of the others
+	}
+	text, err := os.ReadFile("contrib/alerts.yml")
+	must(t, "read", err)
+	kinds := regexp.MustCompile(`caddy_rate_limit_problems\{kind=~"([^"]*)"\}`).FindStringSubmatch(string(text))
+	must(t, "alerts.yml", want("having kinds of problems", len(kinds), 2))
+	for _, kind := range adminapi.ProblemKinds {
+		alert, isElsewhere := elsewhere[kind]
+		must(t, string(kind), want("one of RateLimitProblem", slices.Contains(strings.Split(kinds[1], "|"), string(kind)), !isElsewhere))
+		must(t, string(kind), want("there being "+alert, strings.Contains(string(text), "- alert: "+alert), true))
+	}
+}
+
 const metricPrefix = "caddy_rate_limit_"
 
 // exportedMetric describes a metric as docs/operating.md does.
@@ -314,6 +338,9 @@ func TestLabelValuesAreDocumented(t *testing.T) {
 	}
 	for op := algorithm.Check; op <= algorithm.Peek; op++ {
 		values = append(values, op.String())
+	}
+	for _, kind := range adminapi.ProblemKinds {
+		values = append(values, string(kind))
 	}
 	documented := documentedWords(t)
 	for _, value := range values {

@@ -53,12 +53,12 @@ func TestMigratingFromCaddyRatelimit(t *testing.T) {
 	})
 }
 
-// refusal waits for the last refusal in the log of a Caddy.
-func refusal(t *testing.T, c *caddytest.Caddy) (line string) {
+// refusal waits for a refusal for that reason in the log of a Caddy.
+func refusal(t *testing.T, c *caddytest.Caddy, reason string) (line string) {
 	t.Helper()
 	eventually(t, "a refusal is in the log", func() error {
 		for l := range strings.Lines(c.Logs.String()) {
-			if strings.Contains(l, `"msg":"rate limit exceeded"`) {
+			if strings.Contains(l, `"msg":"rate limit exceeded"`) && strings.Contains(l, `"reason":"`+reason+`"`) {
 				line = strings.TrimSpace(l)
 			}
 		}
@@ -69,7 +69,8 @@ func refusal(t *testing.T, c *caddytest.Caddy) (line string) {
 
 // TestFiltersReadRefusals checks the filter for fail2ban and the parser for CrowdSec against refusals in
 // Caddy's log: both find the client's address, and no key makes another of it. Debian's fail2ban 1.0.2 and
-// CrowdSec 1.4.6 read these logs with them, and ban; the test does not run them.
+// CrowdSec 1.4.6 read these logs with them, and ban; the test does not run them. A penalty may be for
+// what others did, so neither filter takes its refusals.
 func TestFiltersReadRefusals(t *testing.T) {
 	t.Parallel()
 	filter, err := os.ReadFile("examples/migrating/fail2ban_filter.conf")
@@ -81,7 +82,7 @@ func TestFiltersReadRefusals(t *testing.T) {
 	parser, err := os.ReadFile("examples/migrating/crowdsec_parser.yaml")
 	must(t, "read", err)
 	fields := regexp.MustCompile(`JsonExtract\(evt\.Line\.Raw, '(\w+)'\)`).FindAllStringSubmatch(string(parser), -1)
-	must(t, "the parser", want("fields", len(fields), 4))
+	must(t, "the parser", want("fields", len(fields), 5))
 
 	var documented map[string]any
 	for _, block := range codeBlocks(t, "docs/migrating.md") {
@@ -90,14 +91,19 @@ func TestFiltersReadRefusals(t *testing.T) {
 		}
 	}
 
-	const example = "migrating/refusals_for_fail2ban"
+	must(t, "the parser", want("taking those over the limit only", strings.Contains(string(parser), `JsonExtract(evt.Line.Raw, 'reason') == 'over_limit'`), true))
+
+	const (
+		example = "migrating/refusals_for_fail2ban"
+		file    = "\tlog refusals {\n\t\toutput file refusals.log\n\t\tinclude http.handlers.rate_limit.refusals\n\t}\n"
+	)
 	made := `","remote_ip":"192.0.2.1","x":"`
 	for name, c := range map[string]*caddytest.Caddy{
-		"by address": startExample(t, example, "\tlog refusals {\n\t\toutput file refusals.log\n\t\tinclude http.handlers.rate_limit\n\t}\n", ""),
-		"by a key":   startExample(t, example, "\tlog refusals {\n\t\toutput file refusals.log\n\t\tinclude http.handlers.rate_limit\n\t}\n", "", "key {client_ip}", "key {header.X-Api-Key}"),
+		"by address": startExample(t, example, file, ""),
+		"by a key":   startExample(t, example, file, "", "key {client_ip}", "key {header.X-Api-Key}"),
 	} {
 		must(t, name, want("statuses", statuses(c, 4, "/", "X-Api-Key: "+made), "200 200 200 429"))
-		line := refusal(t, c)
+		line := refusal(t, c, "over_limit")
 		found := failregex.FindStringSubmatch(line)
 		must(t, name+": "+line, want("being found", found != nil, true))
 		must(t, name+": "+line, want("address", found[1], "127.0.0.1"))
@@ -107,8 +113,29 @@ func TestFiltersReadRefusals(t *testing.T) {
 			must(t, name+": "+line, want("having "+field[1], entry[field[1]] != nil, true))
 		}
 		must(t, name, want("address", entry["remote_ip"].(string), "127.0.0.1"))
+		must(t, name, want("logger", entry["logger"].(string), "http.handlers.rate_limit.refusals"))
 		must(t, name, want("fields", fmt.Sprint(slices.Sorted(maps.Keys(entry))), fmt.Sprint(slices.Sorted(maps.Keys(documented)))))
 	}
+	penalized := startExample(t, example, file, "", "events 3", "events 3\n\t\t\tpenalty 1h")
+	must(t, "penalty", want("statuses", statuses(penalized, 4, "/"), "200 200 200 429"))
+	line := refusal(t, penalized, "penalty")
+	must(t, line, want("being found", failregex.MatchString(line), false))
+}
+
+// TestWarningsStayInTheDefaultLog: Caddy takes what a log includes out of its default log.
+func TestWarningsStayInTheDefaultLog(t *testing.T) {
+	t.Parallel()
+	text, err := os.ReadFile("examples/migrating/refusals_for_fail2ban.caddyfile")
+	must(t, "read", err)
+	config, err := adapt(string(text))
+	must(t, "adapt", err)
+	var adapted struct {
+		Logging struct {
+			Logs map[string]struct{ Exclude []string }
+		}
+	}
+	must(t, "unmarshal", json.Unmarshal(config, &adapted))
+	must(t, "the default log", want("excluded", fmt.Sprint(adapted.Logging.Logs["default"].Exclude), "[http.handlers.rate_limit.refusals]"))
 }
 
 // TestHandlersBehindOneAnother: what a later handler refuses, an earlier one has not counted.

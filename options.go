@@ -166,7 +166,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "Statuses that empty the client's bucket, such as `2xx` of a login: [Forgiving](#forgiving).",
 		},
 		{
-			Name: "warn", Args: "<percent>", Field: option.Positive(&z.Warn), Check: z.validateWarn,
+			Name: "warn", Args: "<percent>", Field: option.Percent(&z.Warn), Check: z.validateWarn,
 			Section: aboutRefusals, Default: "none",
 			Doc: "The percentage of the limit from which a client is near it, 1 to 100. The first request of a window that reaches it is logged, counted in a [metric](operating.md#zones), and emits [an event](operating.md#events).",
 		},
@@ -200,12 +200,12 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Doc: "A percentage of `events`, or of `burst`, that is kept for matching requests, rounded up: 1 to 100 each, and at most 100 together. Repeat it with the most important first: each may also use what is kept for those after it. Requests that match none get the rest, which is nothing where `events` are few.",
 		},
 		{
-			Name: "ipv4_prefix", Args: "<bits>", Field: option.Integer(&z.IPv4Prefix), Check: func() error { return validatePrefix("ipv4_prefix", z.IPv4Prefix, 32) },
+			Name: "ipv4_prefix", Args: "<bits>", Field: option.Positive(&z.IPv4Prefix), Check: func() error { return validatePrefix("ipv4_prefix", z.IPv4Prefix, 32) },
 			Section: aboutClients, Default: "whole address",
 			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64. An IPv4 address in an IPv6 one (`::ffff:`, `64:ff9b::`) counts as IPv4.",
 		},
 		{
-			Name: "ipv6_prefix", Args: "<bits>", Field: option.Integer(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },
+			Name: "ipv6_prefix", Args: "<bits>", Field: option.Positive(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },
 			Section: aboutClients,
 		},
 		{

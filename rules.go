@@ -167,7 +167,8 @@ func validateKnownInTime(name, text string) error {
 
 func validatePrefix(name string, bits, most int) error {
 	if bits < 0 || bits > most {
-		return option.Errorf(name, "%d: it must be from 0 to %d bits", bits, most)
+		return option.Errorf(name, "%d: it must be from 1 to %d bits", bits, most).
+			JSONf("%d: it must be from 1 to %d bits, or 0 for the whole address", bits, most)
 	}
 	return nil
 }
@@ -236,7 +237,10 @@ func (z *Zone) validateWindow() error {
 		return option.Errorf("window", "is missing: add one, such as window 1m").JSONf(`is missing: add one, such as "1m"`)
 	case z.isLease() && (window < minLease || window > store.MaxWindow):
 		return option.Errorf("window", "%s: with %s it must be from 1s to 100 years", window, z.algorithm())
-	case window < minWindow || window > store.MaxWindow:
+	case window > 0 && window < minWindow:
+		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window).
+			JSONf("%s: it must be from 1ms to 100 years; numbers are nanoseconds, so write a text, such as \"60s\"", window)
+	case window < 0 || window > store.MaxWindow:
 		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window)
 	case window%time.Microsecond != 0:
 		return option.Errorf("window", "%s: it must be whole microseconds", window)

@@ -67,6 +67,7 @@ func handlerSchema() option.Schema {
 	named := option.SchemaOf(reflect.TypeFor[NamedZone](), new(Zone).options(httpcaddyfile.Helper{}))
 	// Its key has a default, unlike a zone's.
 	delete(named, "required")
+	named["properties"].(option.Schema)["max_concurrent"] = option.Schema{"enum": []any{0, nil}, "description": option.InsteadInJSON("max_concurrent")}
 	of(fields, "rate_limits")["additionalProperties"] = named
 	fields["distributed"] = option.Schema{"type": "null", "description": adviceDistributedJSON}
 	fields["storage"] = option.Schema{"type": "null", "description": adviceStorageJSON}

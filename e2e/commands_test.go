@@ -263,7 +263,8 @@ func TestCLIShardDown(t *testing.T) {
 	prints(t, 4, nil, "reset", "api", "alice", "--address", c.Admin)
 	_, _, code := commandProcess(t, "reset", "api", "alice", "--address", c.Admin)
 	must(t, "a process", want("exit code", code, 4))
-	prints(t, 0, []string{"error: "}, "get", "api", "alice", "--address", c.Admin)
+	out, _, code := command(t, "get", "api", "alice", "--address", c.Admin)
+	must(t, out, errors.Join(want("exit code", code, 4), want("having the error", strings.Contains(out, "error: "), true)))
 	prints(t, 0, []string{"error_allowed"}, "simulate", c.URL+"/api", "-H", "X-Key: alice", "--address", c.Admin)
 }
 

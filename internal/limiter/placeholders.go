@@ -9,7 +9,11 @@ import (
 	"go.uber.org/zap/zapcore"
 )
 
-const placeholderPrefix = "http.rate_limit."
+const (
+	placeholderPrefix = "http.rate_limit."
+	// exceededName follows it in the placeholder of caddy-ratelimit.
+	exceededName = "exceeded.name"
+)
 
 // zonePlaceholders follow the name of a zone or, for the zone that is reported, the
 // prefix.
@@ -51,7 +55,7 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 	}
 	name, of := rest, asked{}
 	switch dot := strings.LastIndexByte(rest, '.'); {
-	case rest == "exceeded.name":
+	case rest == exceededName:
 		if v := t.verdict(anyHandler); refuses(v.outcome) {
 			return v.zone().Name, true
 		}

@@ -318,8 +318,8 @@ func cutPlaceholders(text string) (placeholders, rest string, err error) {
 // check returns what is wrong with placeholders about the response.
 func (s Sum) check() error {
 	for _, name := range s.placeholders() {
-		if IsUnknown(name) {
-			return fmt.Errorf("has {%s}, which is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
+		if err := checkKnown(name); err != nil {
+			return err
 		}
 		if path, is := strings.CutPrefix(name, responsePrefix+responseJSON); is {
 			if _, err := body.ParsePath(path); err != nil {

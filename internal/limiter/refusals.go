@@ -67,6 +67,10 @@ func (e *evaluation) reportNear(i int) {
 	}
 }
 
+// refusalsLogger is the child of the handler's logger that refusals are logged under, so that a log
+// may include them without taking the warnings out of Caddy's default log.
+const refusalsLogger = "refusals"
+
 func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	about := uint32(aboutRefusal)
 	if e.zones[i].role == blocks {
@@ -79,7 +83,7 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	if e.zones[i].outcome() == telemetry.WouldRefuse {
 		text = "rate limit would have been exceeded"
 	}
-	entry := l.Logger.Check(zapcore.InfoLevel, text)
+	entry := l.Logger.Named(refusalsLogger).Check(zapcore.InfoLevel, text)
 	if entry == nil {
 		return
 	}

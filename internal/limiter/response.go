@@ -3,6 +3,7 @@ package limiter
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/body"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
@@ -48,12 +50,18 @@ type response struct {
 	isBrokenOff bool
 }
 
-// IsUnknown reports whether a name has the prefix of placeholders about the response, but
-// there is no such placeholder.
-func IsUnknown(name string) bool {
-	what, is := strings.CutPrefix(name, responsePrefix)
-	// A zone may be named response.
-	return is && !IsKnownAtEnd(name) && !slices.Contains(zonePlaceholders, what)
+// checkKnown returns an error if a name has the prefix of this module's placeholders, but there is no such
+// placeholder. Any text may be a zone of a handler before.
+func checkKnown(name string) error {
+	rest, is := strings.CutPrefix(name, placeholderPrefix)
+	if !is || IsKnownAtEnd(name) || rest == exceededName || slices.Contains(zonePlaceholders, rest[strings.LastIndexByte(rest, '.')+1:]) {
+		return nil
+	}
+	first, path, _ := strings.Cut(rest, ".")
+	if meant := responsePrefix + path; first != "response" && option.Nearest(first, []string{"response"}) != "" && IsKnownAtEnd(meant) {
+		return fmt.Errorf("has {%s}, which is unknown: did you mean {%s}?", name, meant)
+	}
+	return fmt.Errorf("has {%s}, which is unknown: there is {http.rate_limit.response.size}, .duration_ms and .json.<path>", name)
 }
 
 // IsKnownAtEnd reports whether a placeholder has no value before the response has ended.

@@ -85,8 +85,8 @@ const (
 	insteadMatchJSON   = "write match, with a matcher that leaves out the requests that are not limited, such as not"
 )
 
-// insteadInJSON returns what to write in place of a name that is no field, and "" if that is
+// InsteadInJSON returns what to write in place of a name that is no field, and "" if that is
 // not known.
-func insteadInJSON(name string) string {
+func InsteadInJSON(name string) string {
 	return cmp.Or(inJSON[name], instead[name])
 }

@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -54,30 +55,39 @@ func InJSON(err error) error {
 
 // Decode decodes the JSON of a module strictly. An error names the path of the field that is wrong.
 func Decode(text []byte, to any) error {
-	if err := checkJSON("", text, reflect.TypeOf(to).Elem()); err != nil {
+	if err := checkJSON("", text, reflect.TypeOf(to).Elem(), nil); err != nil {
 		return err
 	}
 	return caddy.StrictUnmarshalJSON(text, to)
 }
 
-// checkJSON returns what is wrong with the value at a path, which has to fit into a type.
-func checkJSON(path string, text json.RawMessage, t reflect.Type) error {
+// enclosing is a struct around a value, and its field that has it.
+type enclosing struct {
+	t     reflect.Type
+	field string
+}
+
+// checkJSON returns what is wrong with the value at a path, which has to fit into a type, inside of others.
+func checkJSON(path string, text json.RawMessage, t reflect.Type, outer []enclosing) error {
 	isNull := string(bytes.TrimSpace(text)) == "null"
 	switch {
 	case isNull && t.Kind() == reflect.Pointer:
 		return nil
 	case t.Kind() == reflect.Pointer:
-		return checkJSON(path, text, t.Elem())
+		return checkJSON(path, text, t.Elem(), outer)
 	case isLeaf(t):
 		return checkLeaf(path, text, t)
 	case isNull:
 		return nil
 	case t.Kind() == reflect.Struct:
-		return checkObject(path, text, func(name string) (reflect.Type, error) { return fieldType(t, name) })
+		return checkObject(path, text, func(name string) (reflect.Type, []enclosing, error) {
+			field, err := fieldType(t, name, outer)
+			return field, append(slices.Clip(outer), enclosing{t, name}), err
+		})
 	case t.Kind() == reflect.Map:
-		return checkObject(path, text, func(string) (reflect.Type, error) { return t.Elem(), nil })
+		return checkObject(path, text, func(string) (reflect.Type, []enclosing, error) { return t.Elem(), outer, nil })
 	default:
-		return checkList(path, text, t.Elem())
+		return checkList(path, text, t.Elem(), outer)
 	}
 }
 
@@ -89,32 +99,32 @@ func isLeaf(t reflect.Type) bool {
 	return !slices.Contains([]reflect.Kind{reflect.Struct, reflect.Map, reflect.Slice}, t.Kind())
 }
 
-// checkObject checks the members of an object, each of which has a type.
-func checkObject(path string, text json.RawMessage, typeOf func(name string) (reflect.Type, error)) error {
+// checkObject checks the members of an object, each of which has a type and what is around it.
+func checkObject(path string, text json.RawMessage, typeOf func(name string) (reflect.Type, []enclosing, error)) error {
 	var members map[string]json.RawMessage
 	if json.Unmarshal(text, &members) != nil {
 		return located(path, errors.New("it must be an object, in { }"))
 	}
 	for _, name := range slices.Sorted(maps.Keys(members)) {
 		inner := strings.TrimPrefix(path+"."+name, ".")
-		t, err := typeOf(name)
+		t, outer, err := typeOf(name)
 		if err != nil {
 			return located(inner, err)
 		}
-		if err := checkJSON(inner, members[name], t); err != nil {
+		if err := checkJSON(inner, members[name], t, outer); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func checkList(path string, text json.RawMessage, t reflect.Type) error {
+func checkList(path string, text json.RawMessage, t reflect.Type, outer []enclosing) error {
 	var items []json.RawMessage
 	if json.Unmarshal(text, &items) != nil {
 		return located(path, errors.New("it must be a list, in [ ]"))
 	}
 	for i, item := range items {
-		if err := checkJSON(fmt.Sprintf("%s[%d]", path, i), item, t); err != nil {
+		if err := checkJSON(fmt.Sprintf("%s[%d]", path, i), item, t, outer); err != nil {
 			return err
 		}
 	}
@@ -123,8 +133,11 @@ func checkList(path string, text json.RawMessage, t reflect.Type) error {
 
 // checkLeaf decodes a value. The error quotes none, because it may be a secret.
 func checkLeaf(path string, text json.RawMessage, t reflect.Type) error {
-	err := json.Unmarshal(text, reflect.New(t).Interface())
-	switch {
+	value := reflect.New(t)
+	err := json.Unmarshal(text, value.Interface())
+	switch d, isDuration := value.Interface().(*caddy.Duration); {
+	case err == nil && isDuration && 0 < *d && *d < caddy.Duration(time.Microsecond):
+		err = fmt.Errorf("%[1]d nanoseconds: write a text with the unit, such as \"%[1]ds\"", *d)
 	case err == nil:
 		return nil
 	case t == reflect.TypeFor[caddy.Duration]():
@@ -164,8 +177,30 @@ func JSONName(field reflect.StructField) string {
 	return name
 }
 
+// placeOf returns where a struct in others has that name instead: in what its fields have, or around it.
+func placeOf(t reflect.Type, name string, outer []enclosing) string {
+	has := func(t reflect.Type, name string) bool {
+		return t.Kind() == reflect.Struct && !isLeaf(t) && slices.ContainsFunc(JSONFields(t), func(f reflect.StructField) bool { return JSONName(f) == name })
+	}
+	for _, field := range JSONFields(t) {
+		inner := field.Type
+		for slices.Contains([]reflect.Kind{reflect.Pointer, reflect.Slice, reflect.Map}, inner.Kind()) {
+			inner = inner.Elem()
+		}
+		if has(inner, name) {
+			return "in " + JSONName(field)
+		}
+	}
+	for _, around := range slices.Backward(outer) {
+		if has(around.t, name) {
+			return "beside " + around.field + ", outside of it"
+		}
+	}
+	return ""
+}
+
 // fieldType returns the type of a struct's field with that name in JSON.
-func fieldType(t reflect.Type, name string) (reflect.Type, error) {
+func fieldType(t reflect.Type, name string, outer []enclosing) (reflect.Type, error) {
 	var known []string
 	for _, field := range JSONFields(t) {
 		// The decoder ignores case, too.
@@ -175,8 +210,10 @@ func fieldType(t reflect.Type, name string) (reflect.Type, error) {
 		known = append(known, JSONName(field))
 	}
 	switch near := DidYouMean(name, known); {
-	case insteadInJSON(name) != "":
-		return nil, fmt.Errorf("unknown field: %s", insteadInJSON(name))
+	case InsteadInJSON(name) != "":
+		return nil, fmt.Errorf("unknown field: %s", InsteadInJSON(name))
+	case placeOf(t, name, outer) != "":
+		return nil, fmt.Errorf("unknown field: it belongs %s", placeOf(t, name, outer))
 	case near != "":
 		return nil, fmt.Errorf("unknown field%s", near)
 	default:

@@ -3,6 +3,7 @@ package option
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -225,11 +226,39 @@ func Positive(to *int) Field {
 			return err
 		}
 		if *to < 1 {
-			return p.Errf("%s %d: it must be at least 1", option, *to)
+			return p.Errf("%s %d: it must be at least 1; remove it for the default", option, *to)
 		}
 		return nil
 	}
 	return f
+}
+
+// Percent is a whole percentage. One below 1 is an error, because 0 would mean the default.
+func Percent(to *int) Field {
+	f := Integer(to)
+	f.Set = oneArg(func(p *Parser, option, arg string) (err error) {
+		if *to, err = WholePercent(arg, "such as 80"); err != nil {
+			return p.Errf("%s %w", option, err)
+		}
+		if *to < 1 {
+			return p.Errf("%s %d: it must be from 1 to 100 percent", option, *to)
+		}
+		return nil
+	})
+	return f
+}
+
+// WholePercent reads a percentage that cannot be a fraction, and asks about one that looks like one. The
+// words of an error show another.
+func WholePercent(text, words string) (int, error) {
+	n, err := strconv.Atoi(text)
+	if err == nil {
+		return n, nil
+	}
+	if share, err := strconv.ParseFloat(text, 64); err == nil && share > 0 && share < 1 {
+		return 0, fmt.Errorf("%q: it is a percentage, from 1 to 100: is it meant as a fraction? Then write %d", text, max(1, int(math.Round(share*100))))
+	}
+	return 0, fmt.Errorf("%q: it must be a whole number of percent from 1 to 100, %s", text, words)
 }
 
 // Number is a number. The words of an error describe it.

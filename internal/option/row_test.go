@@ -143,7 +143,7 @@ func TestDecode(t *testing.T) {
 	for text, want := range map[string]string{
 		`{"color": "red", "count": 5}`:     ``,
 		`{"Color": "red"}`:                 ``,
-		`{"wait": 5, "texts": null}`:       ``,
+		`{"wait": 5000, "texts": null}`:    ``,
 		`{"colour": "red"}`:                `colour: unknown field, did you mean color?`,
 		`{"zzz": 1}`:                       `zzz: unknown field: it must be one of color, texts, count, wait, switch, share, parts, by_name`,
 		`{"dry_run": true}`:                `dry_run: unknown field: write "enforce": 0`,
@@ -152,6 +152,9 @@ func TestDecode(t *testing.T) {
 		`{"texts": ["a", 5]}`:              `texts[1]: it must be a text, in quotes`,
 		`{"count": "5"}`:                   `count: it must be a whole number`,
 		`{"count": 5.5}`:                   `count: it must be a whole number`,
+		`{"wait": 5}`:                      `wait: 5 nanoseconds: write a text with the unit, such as "5s"`,
+		`{"parts": [{"color": "red"}]}`:    `parts[0].color: unknown field: it belongs beside parts, outside of it`,
+		`{"size": 1}`:                      `size: unknown field: it belongs in parts`,
 		`{"wait": "5"}`:                    `wait: it must be a time span, such as "250ms", "10s" or "1d", or a number of nanoseconds`,
 		`{"switch": "on"}`:                 `switch: it must be true or false`,
 		`{"share": true}`:                  `share: it must be a number`,

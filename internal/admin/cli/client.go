@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 	"time"
 
@@ -27,6 +28,9 @@ as the client's IP address. Before them may stand the text of the key that they
 belong to, as top and simulate show a client. --client-key gives the client key
 itself, as --json and the log have it. A zone without placeholders in its key
 needs none of these.
+
+It exits with status 3 if there is no such zone, and with 4 if no server of the
+bucket's shard answers.
 `,
 		Example: "  $ caddy rate-limit get api 203.0.113.7\n  $ caddy rate-limit get login {header.X-Api-Key} alice\n  $ caddy rate-limit get login --client-key Q1x:alice",
 		Args:    between(1, -1),
@@ -36,12 +40,23 @@ needs none of these.
 	cmd.RunE = host.run(func(s *session, args []string) (int, error) {
 		var b adminapi.Buckets
 		err := s.call(http.MethodGet, flags.path(args), nil, &b)
-		if err == nil && !s.raw {
+		if err != nil {
+			return 0, err
+		}
+		if !s.raw {
 			s.showBuckets(&b)
 		}
-		return 0, err
+		if slices.ContainsFunc(b.Buckets, isUnreachable) {
+			return exitShard, nil
+		}
+		return 0, nil
 	})
 	return cmd
+}
+
+// isUnreachable reports whether no server of a bucket's shard answers.
+func isUnreachable(b adminapi.Bucket) bool {
+	return len(b.Servers) > 0 && !slices.ContainsFunc(b.Servers, func(server adminapi.Copy) bool { return server.Error == "" })
 }
 
 func resetCommand(host Host) *cobra.Command {
