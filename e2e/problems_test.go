@@ -77,7 +77,7 @@ func TestProblemsOfSetup(t *testing.T) {
 	awaitProblem(one, "disagreement", "has another key_secret")
 	awaitProblem(other, "disagreement", "has another key_secret")
 	prints(t, 0, nil, "block", "api", "alice", "1h", "--address", other.Admin)
-	awaitProblem(one, "damaged_overrides", "unblock removes what is damaged")
+	awaitProblem(one, "damaged_overrides", "unblock, ungrant or unset with its client key removes what is damaged")
 	one.AwaitLines(t, 1, "a problem began", `"kind":"damaged_overrides"`)
 	must(t, "the one that set it", want("problems", len(problemsOf(other)["damaged_overrides"]), 0))
 	prints(t, 0, nil, "unblock", "api", "alice", "--address", other.Admin)

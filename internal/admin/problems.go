@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -42,6 +43,19 @@ var remedies = map[string]string{
 	wire.KindAuth:        "let caddy rate-limit check list the rights that its user lacks",
 	wire.KindForeignData: "let no other program write keys with this key_prefix",
 	wire.KindUnfound:     "see that the sentinels, or the cluster, name a primary",
+}
+
+// overridesRemedy returns what to do about overrides that cannot be read, after a separator.
+func overridesRemedy(err error) string {
+	switch kind := wire.KindOf(err); {
+	case errors.Is(err, store.ErrDamaged):
+		return ": unblock, ungrant or unset with its client key removes what is damaged"
+	case kind == wire.KindAuth:
+		return ": see docs/servers.md for the rights that they need"
+	case kind == wire.KindForeignData:
+		return ": another program wrote that key: delete it"
+	}
+	return ""
 }
 
 // withRemedy returns an error of a shard, after a separator, with what to do about it.
@@ -106,7 +120,7 @@ func problemsOf(open *stores.Opened, now time.Time, consequences func() string) 
 		ofStore(adminapi.ProblemClockJumped, "", "the clock of this machine%s", jumped(by, at))
 	}
 	if err := open.OverridesFailed(); err != nil {
-		ofStore(adminapi.ProblemDamagedOverrides, "", "some blocks, grants or limits do not hold, or will not: %s: see docs/servers.md for the rights that they need; unblock removes what is damaged", oneLine(err))
+		ofStore(adminapi.ProblemDamagedOverrides, "", "some blocks, grants or limits do not hold, or will not: %s%s", oneLine(err), overridesRemedy(err))
 	}
 	for _, text := range open.Disagreements() {
 		ofStore(adminapi.ProblemDisagreement, text, "%s", text)

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
@@ -147,4 +148,15 @@ func TestErrorsOfShards(t *testing.T) {
 	requires(2 * errorListed)
 	base.shards[0].Unowned = 1
 	requires(0, "have no primary", "are lost")
+}
+
+// TestRemedyOfOverrides is that of the cause.
+func TestRemedyOfOverrides(t *testing.T) {
+	for err, want := range map[error]string{
+		store.ErrDamaged: "unblock", wire.ErrReply: "delete it", wire.ErrNoServers: "",
+	} {
+		if got := overridesRemedy(fmt.Errorf("shard a: %w", err)); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("of %v: %q", err, got)
+		}
+	}
 }

@@ -258,8 +258,9 @@ func TestProblemEndsAtOnce(t *testing.T) {
 	w.ask(1, one, true)
 	w.module.fails = false
 	w.requires("while it is found", "unchecked")
-	w.pass(trafficLasts)
-	w.requires("once it is not")
+	for len(w.watch.Problems()) > 0 {
+		w.pass(lookPeriod)
+	}
 	if w.logs.FilterMessage("a problem is over").Len() != 0 {
 		t.Errorf("logged are %v", w.logs.All())
 	}

@@ -120,7 +120,7 @@ func TestOverridesEndByTheServersClock(t *testing.T) {
 // TestPrimaryThatStaysAReplica is a fault, and one in a failover is none.
 func TestPrimaryThatStaysAReplica(t *testing.T) {
 	primary, other := redistest.Start(t), redistest.Start(t)
-	sentinels := redistest.StartSentinels(t, "m", primary, 1, redistest.SentinelOptions{})
+	sentinels := redistest.StartSentinels(t, masterName, primary, 1, redistest.SentinelOptions{})
 	shard := newShard(t, sentinelOptions(sentinels))
 	shard.Await(t.Context())
 	must(t, sentinels.Stop())
