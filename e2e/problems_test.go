@@ -77,10 +77,62 @@ func TestProblemsOfSetup(t *testing.T) {
 	awaitProblem(one, "disagreement", "has another key_secret")
 	awaitProblem(other, "disagreement", "has another key_secret")
 	prints(t, 0, nil, "block", "api", "alice", "1h", "--address", other.Admin)
-	awaitProblem(one, "damaged_overrides", "unblock removes what is damaged")
+	awaitProblem(one, "damaged_overrides", "unblock, ungrant or unset with its client key removes what is damaged")
 	one.AwaitLines(t, 1, "a problem began", `"kind":"damaged_overrides"`)
 	must(t, "the one that set it", want("problems", len(problemsOf(other)["damaged_overrides"]), 0))
 	prints(t, 0, nil, "unblock", "api", "alice", "--address", other.Admin)
 	awaitProblem(one, "damaged_overrides", "")
 	one.AwaitLines(t, 1, "a problem is over", `"kind":"damaged_overrides"`, `"level":"info"`)
+}
+
+// TestServersThatAnswerAndRefuse: calls that a server refuses leave it up, and are a problem with the cause, the
+// remedy and what becomes of requests.
+func TestServersThatAnswerAndRefuse(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		// lacks is the right that the user lacks; else the server is full after the first request.
+		lacks  string
+		zone   []string
+		status int
+		kind   string
+		texts  []string
+	}{
+		"takes of a full server":    {"", []string{"charge before"}, http.StatusServiceUnavailable, "store_errors", []string{"OOM command not allowed", "give Redis more memory", "requests are refused with 503: on_error deny (zone api)"}},
+		"charges to a full server":  {"", nil, http.StatusOK, "charges_wait", []string{"charges wait for shard a: redis ", "OOM command not allowed", "give Redis more memory"}},
+		"a right to scripts":        {"evalsha", []string{"charge before"}, http.StatusServiceUnavailable, "store_errors", []string{"NOPERM", "caddy rate-limit check", "refused with 503"}},
+		"a right that charges need": {"zadd", []string{"algorithm sliding_log"}, http.StatusOK, "store_errors", []string{"charges, refunds or penalties of shard a are lost", "caddy rate-limit check"}},
+		"a right, counted on alone": {"evalsha", []string{"charge before", "on_error local"}, http.StatusOK, "store_errors", []string{"this Caddy counts on alone: on_error local (zone api)"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			server := redistest.Start(t)
+			lines := []string{caddytest.ShardWith("a", "primary "+server.Addr())}
+			if c.lacks != "" {
+				must(t, "user", server.Client().Do(t.Context(), "acl", "setuser", "lim", "on", ">s", "~*", "&*", "+@all", "-"+c.lacks).Err())
+				lines = append(lines, "username lim", "password s")
+			}
+			caddy := caddytest.Start(t, zonesSite(caddytest.RedisStore(lines...), zoneWith("api", append(c.zone, "on_error deny")...), "respond ok"))
+			must(t, "before", want("problems", len(problemsOf(caddy)[c.kind]), 0))
+			if c.lacks == "" {
+				must(t, "a request before", want("status", caddy.Get("/", "X-Key: k").StatusCode, http.StatusOK))
+				must(t, "full", server.Client().ConfigSet(t.Context(), "maxmemory", "1mb").Err())
+			}
+			must(t, "a request", want("status", caddy.Get("/", "X-Key: k").StatusCode, c.status))
+			for _, text := range c.texts {
+				awaitProblem(caddy, c.kind, text)
+			}
+			must(t, "metric", want("problems", caddy.Metric(`caddy_rate_limit_problems{kind="`+c.kind+`"}`), "1"))
+		})
+	}
+}
+
+// TestShardsAtOneServer are a problem, and no disagreement of configs.
+func TestShardsAtOneServer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	store := caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr()), caddytest.ShardWith("b", "primary "+proxy.Addr()))
+	c := caddytest.Start(t, zonesSite(store, zoneWith("api"), "respond ok"))
+	awaitProblem(c, "misconfigured", "are the same server: give each its own, or remove one of the shards")
+	must(t, "names", want("disagreements", len(problemsOf(c)["disagreement"]), 0))
 }

@@ -7,6 +7,7 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
@@ -25,7 +26,7 @@ type shardLog struct {
 	mu sync.Mutex
 	// twins are the pairs of servers that were logged. certificates are the faults of
 	// client certificates, by file.
-	twins        map[[2]string]bool
+	twins        map[store.Twin]bool
 	certificates map[string]error
 }
 
@@ -33,10 +34,10 @@ type shardLog struct {
 const eventQueue = 64
 
 // startShardLog starts a log, which ends when stop is called.
-func startShardLog(logger *zap.Logger, events telemetry.Events, name string, store *redis.Store) *shardLog {
+func startShardLog(logger *zap.Logger, events telemetry.Events, name string, remote *redis.Store) *shardLog {
 	l := &shardLog{
-		logger: logger.With(zap.String("store", name)), events: events, name: name, store: store,
-		twins: map[[2]string]bool{}, certificates: map[string]error{},
+		logger: logger.With(zap.String("store", name)), events: events, name: name, store: remote,
+		twins: map[store.Twin]bool{}, certificates: map[string]error{},
 		queue: make(chan func(), eventQueue), done: make(chan struct{}),
 	}
 	go l.emitQueued()
@@ -136,16 +137,15 @@ func (l *shardLog) emit(shard string, e wire.Event) {
 
 // lookForTwins logs, once, that two shards are the same server.
 func (l *shardLog) lookForTwins() {
-	first, second := l.store.Twins()
-	if first == "" {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if pair := [2]string{first, second}; !l.twins[pair] {
+	for _, pair := range store.Twins(l.store.Shards()) {
+		l.mu.Lock()
+		isLogged := l.twins[pair]
 		l.twins[pair] = true
-		l.logger.Error("two shards are the same server: give each its own, or remove one of the shards",
-			zap.String("address", first), zap.String("other_address", second))
+		l.mu.Unlock()
+		if !isLogged {
+			l.logger.Error("two shards are the same server: give each its own, or remove one of the shards",
+				zap.String("address", pair.OtherAddress), zap.String("other_address", pair.Address))
+		}
 	}
 }
 

@@ -321,7 +321,7 @@ func (s *Store) OnErrorDefault() string {
 
 func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {
 	telemetry.Default.Undelivered.WithLabelValues(name, shard, op.String(), telemetry.OutcomeLabel(err)).Add(float64(requests))
-	stores.NoteLost(requests)
+	stores.NoteLost(name, shard, requests, err)
 	if times, log := s.undelivered.Report(time.Now()); log {
 		s.logger.Error("charges or refunds failed",
 			zap.String("store", name), zap.String("shard", shard), zap.String("operation", op.String()),

@@ -241,9 +241,9 @@ func read(from store.Record) (*record, error) {
 	return r, nil
 }
 
-// failure is the error of a call whose record could not be read or written. Whatever on_error says, nothing
-// passes without a record. Callers are not told of servers.
-func (s *Service) failure(err error) error {
+// failure is the error of a call whose record, of that ID, could not be read or written. Whatever on_error
+// says, nothing passes without a record. Callers are not told of servers.
+func (s *Service) failure(id string, err error) error {
 	switch {
 	case errors.Is(err, errors.ErrUnsupported):
 		return connect.NewError(connect.CodeUnimplemented, errors.New("the store of the service keeps no records of request_ids: use redis or memory"))
@@ -254,7 +254,7 @@ func (s *Service) failure(err error) error {
 	case errors.Is(err, store.ErrChanged):
 		return connect.NewError(connect.CodeUnavailable, errors.New("the call took so long that another one with this request_id took over: try again"))
 	}
-	s.limiter.Store.ReportError(s.limiter.Now(), "", err)
+	s.limiter.Store.ReportError(s.limiter.Now(), "", id, err)
 	if errors.Is(err, store.ErrDamaged) {
 		return connect.NewError(connect.CodeUnavailable, errors.New("the record of this request_id cannot be read: send another request_id; if all fail, give all Caddys the same key_secret and version"))
 	}
@@ -274,7 +274,7 @@ func (s *Service) once(ctx context.Context, id, digest string, answer proto.Mess
 	}
 	if before != nil {
 		if err := proto.Unmarshal(before.Answer, answer); err != nil {
-			return s.failure(fmt.Errorf("%w: %w", store.ErrDamaged, err))
+			return s.failure(idPrefix+id, fmt.Errorf("%w: %w", store.ErrDamaged, err))
 		}
 		return nil
 	}
@@ -297,7 +297,7 @@ func (s *Service) once(ctx context.Context, id, digest string, answer proto.Mess
 		s.report(owedErr)
 		_, _ = s.put(ctx, mine, nil, 0)
 	}
-	return s.failure(err)
+	return s.failure(idPrefix+id, err)
 }
 
 // costless returns the costs of nothing.
@@ -319,7 +319,7 @@ func (s *Service) begin(ctx context.Context, id, digest string) (mine store.Reco
 		case err == nil:
 			return there, nil, nil
 		case !errors.Is(err, store.ErrChanged):
-			return mine, nil, s.failure(err)
+			return mine, nil, s.failure(idPrefix+id, err)
 		case there.Version == "":
 			// It was removed meanwhile.
 			expected.Version = ""
@@ -328,7 +328,7 @@ func (s *Service) begin(ctx context.Context, id, digest string) (mine store.Reco
 		r, err := read(there)
 		switch {
 		case err != nil:
-			return mine, nil, s.failure(err)
+			return mine, nil, s.failure(idPrefix+id, err)
 		case r.Digest != digest:
 			return mine, nil, connect.NewError(connect.CodeAlreadyExists, errors.New("request_id was used for something else: send another one"))
 		case r.Phase != taking:
@@ -358,7 +358,7 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 			there, err = kept.Record(ctx, idPrefix+id)
 			return err
 		}); err != nil {
-			return nil, s.failure(err)
+			return nil, s.failure(idPrefix+id, err)
 		}
 		r, costs, err := s.ending(there, outcome, costsOf)
 		if err != nil || r.Phase != open {
@@ -373,7 +373,7 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 		case errors.Is(err, store.ErrChanged):
 			continue
 		case err != nil:
-			return nil, s.failure(err)
+			return nil, s.failure(idPrefix+id, err)
 		case next.Phase == owing:
 			// Whoever finds it later goes on.
 			s.report(s.settle(ctx, is, next))
@@ -388,7 +388,7 @@ func (s *Service) ending(there store.Record, outcome string, costsOf func(r *rec
 		return nil, nil, connect.NewError(connect.CodeNotFound, errors.New("no reservation has this request_id, or it ended some time ago"))
 	}
 	if r, err = read(there); err != nil {
-		return nil, nil, s.failure(err)
+		return nil, nil, s.failure(there.ID, err)
 	}
 	switch {
 	case r.Outcome == taken:

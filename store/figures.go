@@ -18,9 +18,37 @@ type ShardFigures struct {
 	Name, Kind string
 	// Retired is set if it owns nothing any more.
 	Retired bool
-	// Found is set if its servers are known.
-	Found   bool
+	// Found is set if its servers are known, and SearchFault is why the last search for them failed, or nil.
+	Found       bool
+	SearchFault error
+	// Unowned is how many slots of a Redis Cluster have no primary.
+	Unowned int
 	Servers []ServerFigures
+}
+
+// Twin is a server of one shard that is that of another one before it too.
+type Twin struct {
+	Shard, Address           string
+	OtherShard, OtherAddress string
+}
+
+// Twins returns the servers that are those of two shards.
+func Twins(shards []ShardFigures) (all []Twin) {
+	owners := map[string]Twin{}
+	for i := range shards {
+		for j := range shards[i].Servers {
+			name, server := shards[i].Name, &shards[i].Servers[j]
+			switch owner, isOwned := owners[server.ID]; {
+			case server.ID == "" || shards[i].Retired:
+			case !isOwned:
+				owners[server.ID] = Twin{OtherShard: name, OtherAddress: server.Address}
+			case owner.OtherShard != name:
+				owner.Shard, owner.Address = name, server.Address
+				all = append(all, owner)
+			}
+		}
+	}
+	return all
 }
 
 // ServerState says whether calls of a server are made.
@@ -47,8 +75,10 @@ var ServerStates = []ServerState{ServerUp, ServerUnmet, ServerLeftOut, ServerLag
 // ServerFigures are the state of a server.
 type ServerFigures struct {
 	Address string
-	Role    Role
-	State   ServerState
+	// ID is that of the server's process, whatever its address; empty if it is not known.
+	ID    string
+	Role  Role
+	State ServerState
 	// Lag is how far a replica is behind; it means nothing unless LagKnown is
 	// set.
 	Lag      time.Duration

@@ -67,12 +67,16 @@ func withoutPrimary(shard *store.ShardFigures, consequences string) string {
 	isReplica := func(server store.ServerFigures) bool {
 		return server.Role == store.RoleReplica && server.State == store.ServerUp
 	}
-	switch {
-	case consequences == "":
-		return ""
-	case slices.ContainsFunc(shard.Servers, isReplica):
+	if consequences != "" && slices.ContainsFunc(shard.Servers, isReplica) {
 		return "; where no replica can answer, " + consequences
-	default:
-		return "; " + consequences
 	}
+	return after(consequences)
+}
+
+// after returns consequences, if there are any, after a separator.
+func after(consequences string) string {
+	if consequences == "" {
+		return ""
+	}
+	return "; " + consequences
 }

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,11 +19,53 @@ type kind = adminapi.ProblemKind
 
 // logsItself are the kinds whose source logs a problem, with more than a text.
 var logsItself = []kind{
-	adminapi.ProblemNoPrimary, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
+	adminapi.ProblemNoPrimary, adminapi.ProblemStoreErrors, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
 }
 
-// jumpListed is for how long a problem is that a clock has jumped.
-const jumpListed = time.Hour
+const (
+	// jumpListed is for how long a problem is that a clock has jumped.
+	jumpListed = time.Hour
+	// errorListed is for how long a problem is that a shard has not answered.
+	errorListed = 10 * time.Second
+)
+
+// remedies are what to do about the errors of a shard, by their kinds. Servers that are left out or are no
+// Redis have problems of their own.
+var remedies = map[string]string{
+	wire.KindTimeout:     "see whether the server, or the network, is slow, or raise check_timeout",
+	wire.KindConnection:  "see that the server runs, and that its maxclients suffices",
+	wire.KindOverload:    "add shards",
+	wire.KindLoading:     "wait until the server has read its data",
+	wire.KindBusy:        "end its script (SCRIPT KILL), and find the program that runs it",
+	wire.KindReadOnly:    "the primary is a replica: end the failover, or correct the address",
+	wire.KindMemory:      "give Redis more memory, set max_new_buckets, or shorten windows",
+	wire.KindMisconf:     "see in its log why it cannot persist, or lacks replicas",
+	wire.KindAuth:        "let caddy rate-limit check list the rights that its user lacks",
+	wire.KindForeignData: "let no other program write keys with this key_prefix",
+	wire.KindUnfound:     "see that the sentinels, or the cluster, name a primary",
+}
+
+// overridesRemedy returns what to do about overrides that cannot be read, after a separator.
+func overridesRemedy(err error) string {
+	switch kind := wire.KindOf(err); {
+	case errors.Is(err, store.ErrDamaged):
+		return ": unblock, ungrant or unset with its client key removes what is damaged"
+	case kind == wire.KindAuth:
+		return ": see docs/servers.md for the rights that they need"
+	case kind == wire.KindForeignData:
+		return ": another program wrote that key: delete it"
+	}
+	return ""
+}
+
+// withRemedy returns an error of a shard, after a separator, with what to do about it.
+func withRemedy(err error) string {
+	text := ": " + oneLine(err)
+	if remedy := remedies[wire.KindOf(err)]; remedy != "" {
+		text += ": " + remedy
+	}
+	return text
+}
 
 // problem is a [adminapi.Problem] of a subject.
 type problem struct {
@@ -77,12 +120,16 @@ func problemsOf(open *stores.Opened, now time.Time, consequences func() string) 
 		ofStore(adminapi.ProblemClockJumped, "", "the clock of this machine%s", jumped(by, at))
 	}
 	if err := open.OverridesFailed(); err != nil {
-		ofStore(adminapi.ProblemDamagedOverrides, "", "some blocks, grants or limits do not hold, or will not: %s: see docs/servers.md for the rights that they need; unblock removes what is damaged", oneLine(err))
+		ofStore(adminapi.ProblemDamagedOverrides, "", "some blocks, grants or limits do not hold, or will not: %s%s", oneLine(err), overridesRemedy(err))
 	}
 	for _, text := range open.Disagreements() {
 		ofStore(adminapi.ProblemDisagreement, text, "%s", text)
 	}
-	for n, shard := range open.Operable.Shards() {
+	shards := open.Operable.Shards()
+	for _, t := range store.Twins(shards) {
+		ofStore(adminapi.ProblemMisconfigured, t.Address, "shards %s (%s) and %s (%s) are the same server: give each its own, or remove one of the shards", t.OtherShard, t.OtherAddress, t.Shard, t.Address)
+	}
+	for n, shard := range shards {
 		all = append(all, problemsOfShard(open, &shard, fmt.Sprintf("%06d", n), now, consequences)...)
 	}
 	return all
@@ -96,8 +143,11 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 			subject{k, open.Name, "", server, place, detail},
 		})
 	}
-	if !shard.Found || len(shard.Servers) == 0 {
-		add(adminapi.ProblemNoPrimary, "", "", "the servers of shard %s are not found%s", shard.Name, withoutPrimary(shard, consequences()))
+	switch {
+	case !shard.Found && shard.SearchFault != nil:
+		add(adminapi.ProblemNoPrimary, "", "", "the servers of shard %s are not found: %s%s", shard.Name, oneLine(shard.SearchFault), withoutPrimary(shard, consequences()))
+	case shard.Unowned > 0:
+		add(adminapi.ProblemNoPrimary, "", "", "%d slots of shard %s have no primary (see CLUSTER SLOTS)%s", shard.Unowned, shard.Name, after(consequences()))
 	}
 	for i := range shard.Servers {
 		server := &shard.Servers[i]
@@ -130,8 +180,15 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 			add(away, server.Address, "", "%s follows another primary, so it is not asked", name)
 		}
 	}
-	if open.Accounts.Delays(shard.Name) {
-		add(adminapi.ProblemChargesWait, "", "", "charges wait for shard %s", shard.Name)
+	isAway := slices.ContainsFunc(all, func(p problem) bool { return p.of.kind == adminapi.ProblemNoPrimary })
+	if err := open.Unanswered(shard.Name, now.Add(-errorListed)); err != nil && !isAway {
+		add(adminapi.ProblemStoreErrors, "", "", "shard %s does not answer all checks and takes%s%s", shard.Name, withRemedy(err), after(consequences()))
+	}
+	if err := open.Lost(shard.Name, now.Add(-errorListed)); err != nil {
+		add(adminapi.ProblemStoreErrors, "", "lost", "charges, refunds or penalties of shard %s are lost%s; clients are not counted by them", shard.Name, withRemedy(err))
+	}
+	if err := open.Accounts.Delays(shard.Name); err != nil {
+		add(adminapi.ProblemChargesWait, "", "", "charges wait for shard %s%s; until then only this Caddy counts them", shard.Name, withRemedy(err))
 	}
 	return all
 }

@@ -1,14 +1,21 @@
 package admin
 
 import (
+	"errors"
+	"fmt"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // jumper is a store whose clock was set.
@@ -43,6 +50,113 @@ func TestJumpOfAClockIsAProblem(t *testing.T) {
 			if !strings.Contains(p.Text, "has jumped by "+c.by.String()) || p.Store != "s" {
 				t.Errorf("problem %+v", p)
 			}
+		}
+	}
+}
+
+// sharded is a store with these shards, for one of which charges wait.
+type sharded struct {
+	*memory.Store
+	shards []store.ShardFigures
+}
+
+// Shards implements [store.Operable].
+func (s sharded) Shards() []store.ShardFigures { return s.shards }
+
+// waiting are accounts with charges that wait because of an error.
+type waiting struct {
+	*ledger.Local
+	why error
+}
+
+// Delays implements [stores.Accounts].
+func (w waiting) Delays(string) error { return w.why }
+
+// TestProblemsOfShards: what a shard looks like, and what is listed of it.
+func TestProblemsOfShards(t *testing.T) {
+	at := func(address, id string) []store.ServerFigures {
+		return []store.ServerFigures{{Address: address, ID: id, Role: store.RolePrimary, State: store.ServerUp}}
+	}
+	for name, c := range map[string]struct {
+		shards []store.ShardFigures
+		waits  error
+		want   []string
+	}{
+		"before the first search": {[]store.ShardFigures{{Name: "a"}}, nil, nil},
+		"a search that failed": {
+			[]store.ShardFigures{{Name: "a", SearchFault: errors.New("no sentinel answers")}}, nil,
+			[]string{"the servers of shard a are not found: no sentinel answers; so and so"},
+		},
+		"slots without a primary": {
+			[]store.ShardFigures{{Name: "a", Found: true, Unowned: 2000, Servers: at("h:1", "1")}}, nil,
+			[]string{"2000 slots of shard a have no primary (see CLUSTER SLOTS); so and so"},
+		},
+		"two shards at one server": {
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}, {Name: "b", Found: true, Servers: at("i:1", "1")}, {Name: "c", Found: true, Servers: at("j:1", "2")}}, nil,
+			[]string{"shards a (h:1) and b (i:1) are the same server: give each its own, or remove one of the shards"},
+		},
+		"a shard that hands over": {
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}, {Name: "b", Found: true, Retired: true, Servers: at("h:1", "1")}}, nil, nil,
+		},
+		"charges that wait": {
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}}, wire.ErrOverload,
+			[]string{"charges wait for shard a: too many calls are waiting: add shards; until then only this Caddy counts them"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			base := sharded{memory.New(memory.NewBuckets(), memory.Options{}), c.shards}
+			open := &stores.Opened{Name: t.Name(), Operable: base, Accounts: waiting{ledger.NewLocal(ledger.NewFlights(), base), c.waits}}
+			var got []string
+			for _, p := range problemsOf(open, time.Now(), func() string { return "so and so" }) {
+				got = append(got, p.Text)
+			}
+			if !slices.Equal(got, c.want) {
+				t.Errorf("got %q, want %q", got, c.want)
+			}
+		})
+	}
+}
+
+// TestErrorsOfShards are listed for a while; of those that a primary causes that is away, only what is lost.
+func TestErrorsOfShards(t *testing.T) {
+	base := sharded{memory.New(memory.NewBuckets(), memory.Options{}), []store.ShardFigures{{Name: "", Found: true}}}
+	open := &stores.Opened{Name: t.Name(), Operable: base, Accounts: waiting{ledger.NewLocal(ledger.NewFlights(), base), nil}}
+	handle, now := &stores.Handle{Name: t.Name(), Module: &watchedModule{}, Logger: zap.NewNop()}, time.Now()
+	if _, err := handle.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(handle.Unload)
+	requires := func(after time.Duration, want ...string) {
+		t.Helper()
+		all := problemsOf(open, now.Add(after), func() string { return "so and so" })
+		for i, p := range all {
+			if p.of.kind != adminapi.ProblemNoPrimary && (i >= len(want) || !strings.Contains(p.Text, want[i])) {
+				t.Errorf("after %v: got %q, want %q", after, p.Text, want)
+			}
+		}
+		if len(all) < len(want) {
+			t.Errorf("after %v: got %v, want %q", after, all, want)
+		}
+	}
+	requires(0)
+	handle.ReportError(now, "api", "k", wire.ErrOverload)
+	requires(0, "too many calls are waiting: add shards; so and so")
+	stores.NoteLost(t.Name(), "", 1, store.ErrUncertain)
+	requires(0, "does not answer all checks and takes")
+	stores.NoteLost(t.Name(), "", 1, store.ErrFinal)
+	requires(0, "does not answer all checks and takes", "are lost")
+	requires(2 * errorListed)
+	base.shards[0].Unowned = 1
+	requires(0, "have no primary", "are lost")
+}
+
+// TestRemedyOfOverrides is that of the cause.
+func TestRemedyOfOverrides(t *testing.T) {
+	for err, want := range map[error]string{
+		store.ErrDamaged: "unblock", wire.ErrReply: "delete it", wire.ErrNoServers: "",
+	} {
+		if got := overridesRemedy(fmt.Errorf("shard a: %w", err)); !strings.Contains(got, want) || want == "" && got != "" {
+			t.Errorf("of %v: %q", err, got)
 		}
 	}
 }

@@ -19,7 +19,7 @@ const (
 	lookPeriod      = 2 * time.Second
 	firstLookPeriod = 250 * time.Millisecond
 	firstLooks      = 12
-	// problemLasts is how long a problem is listed after it was found last.
+	// problemLasts is how long after it was found last a problem is over, for the log.
 	problemLasts = 5 * time.Second
 	// mostProblems is how many problems are listed and remembered.
 	mostProblems = 100
@@ -39,6 +39,8 @@ type Watch struct {
 	mu      sync.Mutex
 	traffic traffic
 	lasting map[subject]*lasting
+	// judged is when problems were looked for last.
+	judged time.Time
 }
 
 // lasting is a problem that has begun and not ended.
@@ -97,7 +99,10 @@ func (w *Watch) Problems() []adminapi.Problem {
 	unlisted := w.judge()
 	all := make([]*lasting, 0, len(w.lasting))
 	for _, p := range w.lasting {
-		all = append(all, p)
+		// One that is over for the log later is none now.
+		if p.found.Equal(w.judged) {
+			all = append(all, p)
+		}
 	}
 	slices.SortFunc(all, func(a, b *lasting) int {
 		return cmp.Or(cmp.Compare(a.of.kind.Rank(), b.of.kind.Rank()), cmp.Compare(a.Store, b.Store), cmp.Compare(a.of.order, b.of.order), cmp.Compare(a.Text, b.Text))
@@ -118,6 +123,7 @@ func (w *Watch) Problems() []adminapi.Problem {
 // for. mu is held.
 func (w *Watch) judge() (unlisted int) {
 	now := w.now()
+	w.judged = now
 	for _, p := range findProblems(w.running, &w.traffic, now) {
 		if was := w.lasting[p.of]; was != nil {
 			was.problem, was.found = p, now

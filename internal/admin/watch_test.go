@@ -251,6 +251,25 @@ func TestIdleZone(t *testing.T) {
 	})
 }
 
+// TestProblemEndsAtOnce in the status, and for the log once it has not been found for a while.
+func TestProblemEndsAtOnce(t *testing.T) {
+	w := startWatched(t, headerKey, 0)
+	w.module.fails = true
+	w.ask(1, one, true)
+	w.module.fails = false
+	w.requires("while it is found", "unchecked")
+	for len(w.watch.Problems()) > 0 {
+		w.pass(lookPeriod)
+	}
+	if w.logs.FilterMessage("a problem is over").Len() != 0 {
+		t.Errorf("logged are %v", w.logs.All())
+	}
+	w.pass(problemLasts)
+	if w.logs.FilterMessage("a problem is over").Len() != 1 {
+		t.Errorf("in the end, logged are %v", w.logs.All())
+	}
+}
+
 // TestRuleOfProblems: one that is found again within five seconds goes on, whatever its text.
 func TestRuleOfProblems(t *testing.T) {
 	w := startWatched(t, headerKey, 50)

@@ -52,6 +52,8 @@ type ProblemKind string
 const (
 	// ProblemNoPrimary: a primary is away, or no server of a shard is known.
 	ProblemNoPrimary ProblemKind = "no_primary"
+	// ProblemStoreErrors: a shard does not answer, so that on_error decides, or charges are lost.
+	ProblemStoreErrors ProblemKind = "store_errors"
 	// ProblemChargesWait: charges wait for a shard.
 	ProblemChargesWait ProblemKind = "charges_wait"
 	// ProblemUnchecked: on_error lets requests pass.
@@ -84,7 +86,7 @@ const (
 
 // ProblemKinds are all kinds, the worst first.
 var ProblemKinds = []ProblemKind{
-	ProblemNoPrimary, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemDisagreement, ProblemDamagedOverrides,
+	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemDisagreement, ProblemDamagedOverrides,
 	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemMore,
 }
 

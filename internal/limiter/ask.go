@@ -491,7 +491,7 @@ func (e *evaluation) handleError(r *http.Request, i int) {
 // noteError notes that the store of zone i has failed to answer.
 func (e *evaluation) noteError(i int, err error) {
 	if z := &e.zones[i]; !e.limiter.isSimulated {
-		z.handle.ReportError(e.limiter.Now(), z.Name, err)
+		z.handle.ReportError(e.limiter.Now(), z.Name, e.resolvedKey(i), err)
 	}
 }
 

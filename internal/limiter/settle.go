@@ -429,7 +429,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
 			z.Counts.Forgiven.Inc()
 			z.room.wake(req.ClientKey)
 		} else {
-			z.handle.ReportError(l.Now(), z.Name, err)
+			z.handle.ReportError(l.Now(), z.Name, req.ClientKey, err)
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
 		// without a reply may arrive there as well; its refund, by ID, does no harm.

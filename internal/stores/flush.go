@@ -8,6 +8,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 // Pool keeps what outlives configs, and counts references: LoadOrNew and
@@ -43,8 +45,12 @@ type closer interface {
 // lostAtExit counts charges that failed while the process ended.
 var lostAtExit atomic.Int64
 
-// NoteLost counts charges that failed, for the log of a process that ends.
-func NoteLost(charges int64) {
+// NoteLost notes that charges or refunds to a shard of a store have failed with err, for [Opened.Lost], and
+// counts them for the log of a process that ends.
+func NoteLost(store, shard string, charges int64, err error) {
+	if telemetry.OutcomeLabel(err) == telemetry.OutcomeLost {
+		failureOf{store, shard, true}.note(time.Now(), err)
+	}
 	if caddy.Exiting() {
 		lostAtExit.Add(charges)
 	}

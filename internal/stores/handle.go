@@ -245,8 +245,12 @@ func (h *Handle) EnterOpen() *Opened {
 	return nil
 }
 
-// ReportError counts an error of the store, and logs one of each kind a minute.
-func (h *Handle) ReportError(now time.Time, zone string, err error) {
+// ReportError counts an error of the store about a client, notes it for [Opened.Unanswered], and logs one of
+// each kind a minute.
+func (h *Handle) ReportError(now time.Time, zone, clientKey string, err error) {
+	if open := h.open.Load(); open != nil {
+		failureOf{h.Name, open.Accounts.Owner(clientKey), false}.note(now, err)
+	}
 	kind := wire.KindOf(err)
 	telemetry.Default.StoreErrors.WithLabelValues(h.Name, kind).Inc()
 	throttle, ok := h.errors.Load(kind)

@@ -313,13 +313,13 @@ func TestErrorsAreLoggedByKind(t *testing.T) {
 	h := &Handle{Name: t.Name(), Logger: zap.New(core)}
 	now := time.Now()
 	for range 3 {
-		h.ReportError(now, "api", context.DeadlineExceeded)
-		h.ReportError(now, "api", io.EOF)
+		h.ReportError(now, "api", "k", context.DeadlineExceeded)
+		h.ReportError(now, "api", "k", io.EOF)
 	}
 	if n := logs.Len(); n != 2 {
 		t.Errorf("%d entries, want one of each kind: %v", n, logs.All())
 	}
-	h.ReportError(now.Add(telemetry.ReportInterval), "api", io.EOF)
+	h.ReportError(now.Add(telemetry.ReportInterval), "api", "k", io.EOF)
 	if last := logs.All()[logs.Len()-1]; logs.Len() != 3 || last.ContextMap()["times"] != int64(3) {
 		t.Errorf("the last entry is %v, want one for 3 times", last)
 	}

@@ -65,7 +65,7 @@ type Accounts interface {
 	Recall(r *store.Request) bool
 	Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State))
 	Owner(clientKey string) string
-	Delays(shard string) bool
+	Delays(shard string) error
 	Figures() ledger.Figures
 
 	Warm(ctx context.Context)

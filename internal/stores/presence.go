@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -58,6 +59,10 @@ type presence struct {
 	looks         map[string]looks
 	secret        string
 	disagreements []string
+	// first is this one's first beat, and twins are the shards, in pairs, that are one server: there this one
+	// finds itself under another name.
+	first int64
+	twins map[[2]string]bool
 }
 
 type seenPresence struct {
@@ -84,7 +89,7 @@ func (l looks) at(now time.Time) looks {
 }
 
 func newPresence(kept store.Operable) *presence {
-	p := &presence{kept: kept, zones: map[string]string{}, seen: map[string]seenPresence{}, looks: map[string]looks{}}
+	p := &presence{kept: kept, zones: map[string]string{}, seen: map[string]seenPresence{}, looks: map[string]looks{}, twins: map[[2]string]bool{}}
 	p.life, p.stop = context.WithCancel(context.Background())
 	return p
 }
@@ -137,6 +142,7 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	defer cancel()
 	p.mu.Lock()
 	mine := store.Presence{ID: processID, Process: processName(), Zones: maps.Clone(p.zones), Beat: beats.Add(1)}
+	p.first = cmp.Or(p.first, mine.Beat)
 	var gone []store.Met
 	for key, s := range p.seen {
 		if p.looks[s.Here].long-s.at >= missedBeats*presencePeriod {
@@ -149,6 +155,11 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	met, err := p.kept.Announce(ctx, mine, gone)
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for i := range met {
+		if m := &met[i]; m.ID == processID && m.Beat >= p.first && m.Shard != m.Here {
+			p.twins[[2]string{m.Here, m.Shard}], p.twins[[2]string{m.Shard, m.Here}] = true, true
+		}
+	}
 	isMine := func(m *store.Met) bool { return m.ID == processID && m.Beat == mine.Beat }
 	for i := range met {
 		if m := &met[i]; isMine(m) {
@@ -182,22 +193,23 @@ func (p *presence) take(met *store.Met) {
 func (p *presence) judge(mine store.Presence) {
 	now := map[string]bool{}
 	for _, s := range p.seen {
-		for _, text := range s.disagreesWith(mine) {
+		for _, text := range s.disagreesWith(mine, p.twins) {
 			now[text] = true
 		}
 	}
 	p.disagreements = slices.Sorted(maps.Keys(now))
 }
 
-// disagreesWith returns where a process does not agree with this one.
-func (s *seenPresence) disagreesWith(mine store.Presence) (texts []string) {
+// disagreesWith returns where a process does not agree with this one. The names of twins say nothing: they are
+// a problem of their own.
+func (s *seenPresence) disagreesWith(mine store.Presence, twins map[[2]string]bool) (texts []string) {
 	isOwn := s.ID == mine.ID
 	who := "the Caddy on " + s.Process
 	if isOwn {
 		who = "this Caddy's config before the last reload"
 	}
 	// Names of shards that were swapped are said at once; else the process has to be there.
-	if s.Shard != s.Here {
+	if s.Shard != s.Here && !twins[[2]string{s.Here, s.Shard}] {
 		texts = append(texts, fmt.Sprintf("shard %s is shard %s for %s, so the same clients are counted on different servers: give the servers the same names everywhere", s.Here, s.Shard, who))
 	}
 	if isOwn || !s.isAlive {

@@ -3,6 +3,7 @@ package stores
 import (
 	"context"
 	"errors"
+	"math"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -52,7 +53,9 @@ func TestDisagreements(t *testing.T) {
 		"another secret":     {other(func(p *store.Presence) { p.Secret = "s" }), "", "the Caddy on host has another key_secret"},
 		"another name":       {other(func(p *store.Presence) { p.Shard = "b" }), "shard a is shard b for the Caddy on host", "shard a is shard b for the Caddy on host"},
 		"its own names": {
-			other(func(p *store.Presence) { p.ID, p.Shard, p.Zones = processID, "b", map[string]string{"api": "2"} }),
+			other(func(p *store.Presence) {
+				p.ID, p.Shard, p.Zones, p.Beat = processID, "b", map[string]string{"api": "2"}, math.MinInt32
+			}),
 			"shard a is shard b for this Caddy's config before", "shard a is shard b for this Caddy's config before",
 		},
 	} {
@@ -104,5 +107,28 @@ func TestDisagreements(t *testing.T) {
 				t.Errorf("forgotten are %+v", kept.forgets)
 			}
 		})
+	}
+}
+
+// TestTwinShardsAreNoDisagreement: where two shards are one server, a process finds itself, and others that have
+// ended, under the name of the other shard.
+func TestTwinShardsAreNoDisagreement(t *testing.T) {
+	ended := store.Met{Presence: store.Presence{ID: "other", Process: "host", Shard: "b"}, Here: "a"}
+	kept := &sharedStore{Store: memory.New(memory.NewBuckets(), memory.Options{}), met: []store.Met{ended}}
+	p := newPresence(kept)
+	for range 2 {
+		if err := p.tell(t.Context(), time.Now()); err != nil {
+			t.Fatal(err)
+		}
+		if n := len(p.disagreements); n != 1 {
+			t.Errorf("%q, want what is said of the one that has ended", p.disagreements)
+		}
+	}
+	kept.met = append(kept.met, store.Met{Presence: store.Presence{ID: processID, Shard: "a", Beat: beats.Load()}, Here: "b"})
+	if err := p.tell(t.Context(), time.Now()); err != nil {
+		t.Fatal(err)
+	}
+	if len(p.disagreements) != 0 {
+		t.Errorf("%q of twins", p.disagreements)
 	}
 }

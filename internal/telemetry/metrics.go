@@ -217,12 +217,15 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 func (m *Metrics) ExportUndelivered(store string, shards []string) {
 	for _, shard := range shards {
 		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
-			for _, outcome := range []string{"lost", "uncertain", "expired"} {
+			for _, outcome := range []string{OutcomeLost, "uncertain", "expired"} {
 				m.Undelivered.WithLabelValues(store, shard, op.String(), outcome)
 			}
 		}
 	}
 }
+
+// OutcomeLost is the label of the outcome of a charge that counts nowhere.
+const OutcomeLost = "lost"
 
 // OutcomeLabel returns the label of the outcome of a failed charge.
 func OutcomeLabel(err error) string {
@@ -232,7 +235,7 @@ func OutcomeLabel(err error) string {
 	case errors.Is(err, ledger.ErrExpired):
 		return "expired"
 	default:
-		return "lost"
+		return OutcomeLost
 	}
 }
 

@@ -166,7 +166,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
-	case !executed && !l.registry.enqueue(l.Owner(r.ClientKey), e):
+	case !executed && !l.registry.enqueue(l.Owner(r.ClientKey), e, st.Err):
 		n = e.GiveUp(errEnded)
 	}
 	if n.Lost > 0 {
@@ -228,9 +228,15 @@ func (l *Ledger) collect(entries []*entry) (out outgoing) {
 	return out
 }
 
-// enqueue puts an entry into the retry queue of a shard, and reports whether a
-// view is left to deliver its charges. The entry's stripe is locked.
-func (b *Registry) enqueue(owner string, e *entry) bool {
+// retryQueue are the entries whose charges a shard did not execute, and why it did not execute the last one.
+type retryQueue struct {
+	entries []*entry
+	why     error
+}
+
+// enqueue puts an entry, whose charge has failed, into the retry queue of a shard, and reports whether
+// a view is left to deliver its charges. The entry's stripe is locked.
+func (b *Registry) enqueue(owner string, e *entry, why error) bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	if len(b.views) == 0 {
@@ -238,9 +244,11 @@ func (b *Registry) enqueue(owner string, e *entry) bool {
 	}
 	queue, ok := b.retryQueues[owner]
 	if !ok {
+		queue = new(retryQueue)
+		b.retryQueues[owner] = queue
 		go b.work(owner)
 	}
-	b.retryQueues[owner] = append(queue, e)
+	queue.entries, queue.why = append(queue.entries, e), why
 	return true
 }
 
@@ -250,13 +258,13 @@ func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	queue := b.retryQueues[owner]
-	n := min(len(queue), retryBatch)
+	n := min(len(queue.entries), retryBatch)
 	if n == 0 {
 		delete(b.retryQueues, owner)
 		return nil, nil
 	}
-	b.retryQueues[owner] = queue[n:]
-	return b.currentLocked(), queue[:n:n]
+	batch, queue.entries = queue.entries[:n:n], queue.entries[n:]
+	return b.currentLocked(), batch
 }
 
 func (b *Registry) work(owner string) {

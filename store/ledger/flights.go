@@ -293,7 +293,7 @@ func (*Local) Walk([]store.Request, func(i int, r *store.Request) bool, func(i i
 func (*Local) Owner(string) string { return "" }
 
 // Delays is [Ledger.Delays]. No charge waits.
-func (*Local) Delays(string) bool { return false }
+func (*Local) Delays(string) error { return nil }
 
 // Warm is [Ledger.Warm].
 func (*Local) Warm(context.Context) {}

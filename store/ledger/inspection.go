@@ -53,12 +53,14 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 	}
 }
 
-// Delays reports whether charges wait until a shard executes them again.
-func (l *Ledger) Delays(shard string) bool {
+// Delays returns why charges wait until a shard executes them again, or nil if none do.
+func (l *Ledger) Delays(shard string) error {
 	l.registry.mu.Lock()
 	defer l.registry.mu.Unlock()
-	_, waits := l.registry.retryQueues[shard]
-	return waits
+	if queue := l.registry.retryQueues[shard]; queue != nil {
+		return queue.why
+	}
+	return nil
 }
 
 // Recall implements [store.Operable].

@@ -52,7 +52,7 @@ type Registry struct {
 	// retryQueues hold, by shard, the entries whose charges the shard did not
 	// execute, oldest first. A goroutine works on each queue for as long as it
 	// is in the map. Without a view all queues are empty.
-	retryQueues map[string][]*entry
+	retryQueues map[string]*retryQueue
 	// reserved are the entries with tokens in their batch.
 	reserved map[*entry]bool
 }
@@ -201,7 +201,7 @@ func NewRegistry(clock func() time.Time) *Registry {
 	if clock == nil {
 		clock = time.Now
 	}
-	b := &Registry{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string][]*entry{}, reserved: map[*entry]bool{}}
+	b := &Registry{seed: maphash.MakeSeed(), clock: clock, start: clock(), retryQueues: map[string]*retryQueue{}, reserved: map[*entry]bool{}}
 	for i := range b.stripes {
 		b.stripes[i].registry = b
 	}
@@ -329,7 +329,7 @@ func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
 	if last = len(b.views) == 0; last {
 		for owner := range b.retryQueues {
 			// The queue's goroutine finds it empty and ends.
-			b.retryQueues[owner] = nil
+			b.retryQueues[owner].entries = nil
 		}
 	}
 	return last

@@ -277,11 +277,12 @@ func TestTwinsAreFound(t *testing.T) {
 		}
 		return nil
 	})
-	if first, second := s.Twins(); first != server.Addr() || second != proxy.Addr() {
-		t.Errorf("got %q and %q, want %s and %s", first, second, server.Addr(), proxy.Addr())
+	want := store.Twin{Shard: "c", Address: proxy.Addr(), OtherShard: "a", OtherAddress: server.Addr()}
+	if got := store.Twins(s.Shards()); !slices.Equal(got, []store.Twin{want}) {
+		t.Errorf("got %v, want %v", got, want)
 	}
-	if first, second := New(Options{Members: members[:2]}).Twins(); first != "" || second != "" {
-		t.Errorf("got %q and %q of two servers", first, second)
+	if got := store.Twins(New(Options{Members: members[:2]}).Shards()); len(got) != 0 {
+		t.Errorf("got %v of two servers", got)
 	}
 }
 

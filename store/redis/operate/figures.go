@@ -23,7 +23,7 @@ func (p *Operator) Shards() []store.ShardFigures {
 
 // figures describes the shard, which a store knows by this name.
 func (s *Shard) figures(name string) store.ShardFigures {
-	f := store.ShardFigures{Name: name, Kind: s.Kind, Found: s.IsFound()}
+	f := store.ShardFigures{Name: name, Kind: s.Kind, Found: s.IsFound(), SearchFault: s.SearchFault(), Unowned: s.Unowned()}
 	for _, at := range s.Servers() {
 		primary := s.serverFigures(store.RolePrimary, at.Checks, at.Charges)
 		primary.Jump, primary.JumpedAt = at.Clock.LastJump()
@@ -40,7 +40,7 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.Server
 	s.mu.Lock()
 	seen, met := s.met[addr]
 	s.mu.Unlock()
-	f := store.ServerFigures{Address: addr, Role: role, State: store.ServerUp}
+	f := store.ServerFigures{Address: addr, ID: seen.id, Role: role, State: store.ServerUp}
 	for _, fault := range seen.faults {
 		if fault != nil {
 			f.Faults = append(f.Faults, fault.Error())
@@ -69,28 +69,4 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.Server
 		f.Lanes = append(f.Lanes, l.Figures())
 	}
 	return f
-}
-
-// Twins returns the addresses of two servers of different shards that are the same
-// server; empty if there are none.
-func (p *Operator) Twins() (first, second string) {
-	owners := map[string]string{}
-	seen := map[*Shard]bool{}
-	for _, m := range p.members {
-		if seen[m.Shard] {
-			continue
-		}
-		seen[m.Shard] = true
-		m.Shard.mu.Lock()
-		for addr, sight := range m.Shard.met {
-			if other, ok := owners[sight.id]; ok && sight.id != "" && first == "" {
-				first, second = other, addr
-			}
-		}
-		for addr, sight := range m.Shard.met {
-			owners[sight.id] = addr
-		}
-		m.Shard.mu.Unlock()
-	}
-	return first, second
 }

@@ -157,6 +157,23 @@ const (
 type sight struct {
 	id     string
 	faults [faultKinds]error
+	// demoted is how many inspections in a row have shown that the primary that was found is a replica.
+	demoted int
+}
+
+// mostDemoted is how many these are from which that is a fault: a failover takes a few.
+const mostDemoted = 5
+
+// demotedAfter returns the sight of a server with that INFO after another one, with the fault of a primary that
+// keeps being found and is a replica.
+func (n sight) demotedAfter(was sight, i info) sight {
+	if n.demoted = was.demoted + 1; n.demoted >= mostDemoted {
+		n.faults[faultRole] = &wire.Fault{
+			Problem: fmt.Sprintf("it keeps being found as the primary, and is a replica of %s:%s", i["master_host"], i["master_port"]),
+			Remedy:  "see why the sentinels, or the cluster, do not follow: SENTINEL RESET, or CLUSTER FAILOVER",
+		}
+	}
+	return n
 }
 
 // examineOne reads INFO of one of these servers, to which the lanes lead, emits the faults that have
@@ -175,6 +192,9 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	now := was
 	if err == nil {
 		now = sight{id: i["run_id"], faults: faultsOf(i, l != at.Checks, s.Shard)}
+		if s.Finds() && l == at.Checks && i.isReplica() {
+			now = now.demotedAfter(was, i)
+		}
 		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
 			// Once for each start: a difference near the tolerance would be reported
 			// repeatedly.
@@ -268,7 +288,7 @@ func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 	switch {
 	case found[faultMode] != nil:
 	case s.Finds():
-		// Servers that are found change their roles by themselves.
+		// Servers that are found change their roles by themselves: see demotedAfter.
 	case isReplica && !i.isReplica():
 		found[faultRole] = &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: "make it a replica (REPLICAOF), or remove it"}
 	case !isReplica && i.isReplica():

@@ -3,6 +3,7 @@ package operate
 import (
 	"context"
 	"fmt"
+	"net"
 	"strconv"
 	"strings"
 	"testing"
@@ -113,5 +114,34 @@ func TestOverridesEndByTheServersClock(t *testing.T) {
 		if ends := time.UnixMicro(o.Until).Sub(now); ends != want || o.Until-o.Since != (2*time.Minute).Microseconds() {
 			t.Errorf("with %v left it ends in %v, want %v; %+v", left, ends, want, o)
 		}
+	}
+}
+
+// TestPrimaryThatStaysAReplica is a fault, and one in a failover is none.
+func TestPrimaryThatStaysAReplica(t *testing.T) {
+	primary, other := redistest.Start(t), redistest.Start(t)
+	sentinels := redistest.StartSentinels(t, masterName, primary, 1, redistest.SentinelOptions{})
+	shard := newShard(t, sentinelOptions(sentinels))
+	shard.Await(t.Context())
+	must(t, sentinels.Stop())
+	host, port, _ := net.SplitHostPort(other.Addr())
+	must(t, primary.Client().Do(t.Context(), "replicaof", host, port).Err())
+	faultsAfter := func(inspections int) string {
+		shard.mu.Lock()
+		shard.met = map[string]sight{}
+		shard.mu.Unlock()
+		for range inspections {
+			shard.examineServers(t.Context(), shard.Servers()[0], new(offsets))
+		}
+		return fmt.Sprint(shard.figures("a").Servers[0].Faults)
+	}
+	eventually(t, "the fault", func() error {
+		if faults := faultsAfter(mostDemoted); !strings.Contains(faults, "it keeps being found as the primary, and is a replica of "+other.Addr()) {
+			return fmt.Errorf("faults %s", faults)
+		}
+		return nil
+	})
+	if faults := faultsAfter(1); strings.Contains(faults, "is a replica") {
+		t.Errorf("after one inspection: %s", faults)
 	}
 }

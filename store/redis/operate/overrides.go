@@ -323,7 +323,7 @@ func (p *Operator) overrideIn(f frame, now time.Time) (_ *store.Override, versio
 	case "-":
 		return nil, "", nil
 	case "!":
-		return nil, expectNone, fmt.Errorf("%w: the override %.100q has no instant at which it ends", store.ErrDamaged, name)
+		return nil, expectNone, p.named(fmt.Errorf("%w: an override has no instant at which it ends", store.ErrDamaged), name)
 	}
 	left, err := strconv.ParseInt(f.word, 10, 64)
 	if err != nil {
@@ -335,7 +335,7 @@ func (p *Operator) overrideIn(f frame, now time.Time) (_ *store.Override, versio
 		err = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
 	}
 	if err != nil {
-		return nil, version, err
+		return nil, version, p.named(err, name)
 	}
 	if o.Until != store.NoEnd {
 		if shift := now.UnixMicro() + left*1000 - o.Until; max(shift, -shift) > sameClock.Microseconds() {
@@ -343,6 +343,17 @@ func (p *Operator) overrideIn(f frame, now time.Time) (_ *store.Override, versio
 		}
 	}
 	return o, version, nil
+}
+
+// named returns the error of an override with its name in the hash, which has the client key for a command that
+// ends it, or with what ends it if none can.
+func (p *Operator) named(err error, name string) error {
+	id := idOf(name)
+	isKind := slices.Contains([]store.OverrideKind{store.OverrideBlock, store.OverrideGrant, store.OverrideLimit, store.OverrideZone}, id.Kind)
+	if !isKind || id.Zone == "" || (id.ClientKey == "") != (id.Kind == store.OverrideZone) {
+		return fmt.Errorf("%w: end it by redis-cli HDEL %s %.100q", err, p.asker.Keys.Overrides(), name)
+	}
+	return fmt.Errorf("%w, under the name %.100q", err, name)
 }
 
 // decode reads the content of an override.

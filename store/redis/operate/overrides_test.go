@@ -3,6 +3,7 @@ package operate
 import (
 	"errors"
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,5 +50,21 @@ func TestFramesHoldAnyBytes(t *testing.T) {
 	got, err := framesOf(reply)
 	if must(t, err); fmt.Sprintf("%q", got) != fmt.Sprintf("%q", want) {
 		t.Errorf("got %q, want %q", got, want)
+	}
+}
+
+// TestDamagedOverridesAreNamed, for the command that ends them, or with what does if none can.
+func TestDamagedOverridesAreNamed(t *testing.T) {
+	p := &Operator{asker: &ask.Asker{Keys: ask.Keys{Prefix: "rl"}}}
+	for name, want := range map[string]string{
+		"block:z:r2z:k": `, under the name "block:z:r2z:k"`, "zone:z:": `, under the name "zone:z:"`,
+		"junk": `HDEL rl:#overrides "junk"`, "": `HDEL rl:#overrides ""`, "block:z:": `HDEL rl:#overrides "block:z:"`, "a:b:c\nd": `HDEL rl:#overrides "a:b:c\nd"`,
+	} {
+		for word, content := range map[string]string{"1000": "", "!": "x"} {
+			_, _, err := p.overrideIn(frame{word, [2]string{name, content}}, time.Now())
+			if !errors.Is(err, store.ErrDamaged) || !strings.Contains(err.Error(), want) {
+				t.Errorf("%q: %v, want %s", name, err, want)
+			}
+		}
 	}
 }

@@ -37,9 +37,8 @@ type finder interface {
 func (s *Shard) discover() {
 	tick := time.NewTicker(findPeriod)
 	defer tick.Stop()
-	var failing bool
 	for {
-		err := s.Contain("", s.find)
+		err, failing := s.Contain("", s.find), s.SearchFault() != nil
 		switch {
 		case s.life.Err() != nil:
 			return
@@ -49,7 +48,9 @@ func (s *Shard) discover() {
 		if failing && err == nil {
 			s.Emit(Event{Kind: Discovered})
 		}
-		failing = err != nil
+		if s.searchFault.Store(nil); err != nil {
+			s.searchFault.Store(&err)
+		}
 		if !Pause(s.life, findPause) {
 			return
 		}
@@ -66,6 +67,9 @@ func (s *Shard) find() error {
 	ctx, cancel := context.WithTimeout(s.life, findTimeout)
 	defer cancel()
 	found, err := s.finder.Find(ctx)
+	if err == nil && len(found) == 0 {
+		return ErrNoServers
+	}
 	if err == nil && s.life.Err() == nil {
 		s.adopt(found)
 	}

@@ -94,6 +94,8 @@ type Shard struct {
 	// soon.
 	found  chan struct{}
 	nudged chan struct{}
+	// searchFault is why the last search has failed, or nil.
+	searchFault atomic.Pointer[error]
 
 	// life ends all work in the background.
 	life       context.Context
@@ -181,6 +183,28 @@ func (s *Shard) Await(ctx context.Context) {
 
 // IsFound reports whether the servers are known.
 func (s *Shard) IsFound() bool { return s.topology.Load() != nil }
+
+// SearchFault returns why the last search for the servers has failed, or nil.
+func (s *Shard) SearchFault() error {
+	if err := s.searchFault.Load(); err != nil {
+		return *err
+	}
+	return nil
+}
+
+// Unowned returns how many slots of a Redis Cluster have no primary.
+func (s *Shard) Unowned() (n int) {
+	t := s.topology.Load()
+	if t == nil || t.slots == nil {
+		return 0
+	}
+	for _, place := range t.slots {
+		if place == 0 {
+			n++
+		}
+	}
+	return n
+}
 
 // Finds reports whether the shard finds its servers, which else are given.
 func (s *Shard) Finds() bool { return s.finder != nil }
