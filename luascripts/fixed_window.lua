@@ -93,7 +93,8 @@ if open and (op == 'charge' or op == 'take' and penalty <= now) then
   end
   count = redis.pcall('HINCRBY', key, 'c', amount)
   local isNone = type(count) == 'table' and (string.find(count.err, 'not an integer') or string.find(count.err, 'overflow'))
-  if isNone or type(count) == 'number' and (count < cost or count - cost > 9007199254740991) then
+  -- Beyond 2^53 doubles are up to 2 off.
+  if isNone or type(count) == 'number' and (count < cost or count - cost > 9007199254740994) then
     -- Nothing of the bucket is believed, whose window is over then.
     assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
     call('HSET', key, 'c', 0, 'r', 1, 'p', 0)
