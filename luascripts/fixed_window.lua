@@ -14,25 +14,35 @@
 --          0; 1 if windows begin at multiples of their length; or, of a calendar,
 --          the end of a window, after which one of that length follows
 --          the longest that a window lasts
---          how long a penalty lasts at most, or 0 if that is not known
+--          how long a penalty lasts at most
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
 --          the penalty; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, window, cost, bound, align, longest, lasts = struct.unpack('<ddddddd', ARGV[2])
 local count, reset, penalty = 0, 0, 0
--- A field with no number is like one with a number that cannot be, but for the reset: with
--- neither that nor another number, the bucket is not ours.
 if op == 'charge' then
   local b = call('HMGET', key, 'r', 'p')
-  reset, penalty = tonumber(b[1] or 0) or 0, tonumber(b[2] or 0) or -1
+  reset, penalty = number(b[1]), number(b[2])
 else
   local b = call('HMGET', key, 'c', 'r', 'p')
-  count, reset, penalty = tonumber(b[1] or 0) or -1, tonumber(b[2] or 0) or 0, tonumber(b[3] or 0) or -1
+  count, reset, penalty = number(b[1]), number(b[2]), number(b[3])
 end
 local isSound = sound(count, reset, penalty)
-if not isSound and reset == 0 then
-  count, penalty, isSound = 0, 0, true
+
+-- Without the end of a window a bucket is ours if one of its fields is a number of ours and it has
+-- no others. Another program's data under this key stays what it is.
+if reset <= 0 and (not isSound or penalty == 0 and (count > 0 or call('EXISTS', key) == 1)) then
+  local own, isOurs = 0, false
+  for _, text in ipairs({ 'c', 'r', 'p' }) do
+    text = call('HGET', key, text)
+    own, isOurs = own + (text and 1 or 0), isOurs or text and sound(number(text), 0, 0)
+  end
+  -- A user may lack HLEN.
+  local fields = redis.pcall('HLEN', key)
+  if not isOurs or type(fields) == 'number' and fields > own then
+    return redis.error_reply('WRONGTYPE the key holds something else than a fixed window')
+  end
 end
 
 -- A window that ends more than five seconds after the instant that has passed is
@@ -50,12 +60,12 @@ else
   -- Of a bucket whose window cannot be, nothing is believed.
   local known = isSound and reset - now <= longest + grace
   open = reset > now and known
-  if not known or lasts > 0 and penalty - now > lasts + grace then
+  if not known or penalty - now > lasts + grace then
     penalty, disbelieved = 0, true
   end
   if disbelieved and op ~= 'peek' then
     if op == 'charge' then
-      count = tonumber(call('HGET', key, 'c') or 0) or 0
+      count = number(call('HGET', key, 'c'))
     end
     -- Where what follows cannot give a window to the count, its penalty stays, because it
     -- shows that the bucket is ours.
@@ -77,19 +87,27 @@ end
 -- need. Redis makes a text of each number that it is called with, which costs it
 -- a twentieth of the whole, and most costs are 1.
 local amount = cost == 1 and '1' or cost
-if open and op == 'charge' then
-  count = call('HINCRBY', key, 'c', amount)
+if open and (op == 'charge' or op == 'take' and penalty <= now) then
+  if op == 'take' and cost > 0 and count + cost > bound then
+    return struct.pack('<ddddd', now, 0, count, reset, penalty)
+  end
+  count = redis.pcall('HINCRBY', key, 'c', amount)
+  local isNone = type(count) == 'table' and (string.find(count.err, 'not an integer') or string.find(count.err, 'overflow'))
+  -- Beyond 2^53 doubles are up to 2 off.
+  if isNone or type(count) == 'number' and (count < cost or count - cost > 9007199254740994) then
+    -- Nothing of the bucket is believed, whose window is over then.
+    assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
+    call('HSET', key, 'c', 0, 'r', 1, 'p', 0)
+    return run(KEYS, ARGV)
+  elseif type(count) == 'table' then
+    return count
+  end
   -- The count stops at 2^53-1, the last integer a double holds exactly.
   if count > 9007199254740991 then
     count, wrote = 9007199254740991, true
     call('HSET', key, 'c', count)
   end
   return struct.pack('<ddddd', now, 1, count, reset, penalty)
-elseif open and op == 'take' and penalty <= now then
-  if cost == 0 or count + cost <= bound then
-    return struct.pack('<ddddd', now, 1, call('HINCRBY', key, 'c', amount), reset, penalty)
-  end
-  return struct.pack('<ddddd', now, 0, count, reset, penalty)
 end
 
 -- The bucket outlives what it says: expiry cleans up, a second later or more.
@@ -98,20 +116,12 @@ local function lifetime(last)
 end
 
 if op == 'charge' then
-  count = tonumber(call('HGET', key, 'c') or 0) or 0
+  count = number(call('HGET', key, 'c'))
   if not sound(count, 0, 0) then
     count = 0
   end
 end
-local orphaned = 0
-if reset == 0 and count > 0 and (penalty > 0 or disbelieved or call('PTTL', key) == -1) then
-  orphaned = count
-end
-
--- Another program's data under this key stays what it is.
-if op ~= 'refund' and op ~= 'peek' and reset == 0 and penalty == 0 and orphaned == 0 and call('EXISTS', key) == 1 then
-  return redis.error_reply('WRONGTYPE the key holds something else than a fixed window')
-end
+local orphaned = reset == 0 and count or 0
 
 local function begin(spent)
   count, reset = math.min(orphaned + spent, 9007199254740991), now + window

@@ -18,7 +18,7 @@
 --          take: the rest of that; refund: how much had been spent in the busy
 --          time then
 --          take and refund: the capacity
---          how long a penalty lasts at most, or 0 if that is not known
+--          how long a penalty lasts at most
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
@@ -42,7 +42,7 @@ if stored then
   -- to drain than was spent in it. The rest is less than a microsecond.
   if not sound(tat, rest, rate, busy, sum, span, penalty) or busy - now > grace then
     tat, rest, rate, busy, sum, span, penalty = 0, 0, 0, 0, 0, 0, 0
-  elseif lasts > 0 and penalty - now > lasts + grace then
+  elseif penalty - now > lasts + grace then
     penalty = 0
   end
   if rest >= rate or span == 0 or tat - now > math.min(math.ceil(sum * (span / rate * (1 + exactness))), most) + grace then

@@ -14,5 +14,13 @@ local function sound(a, b, c, d, e, f, g)
   return a % 1 + b % 1 + c % 1 + d % 1 + e % 1 + f % 1 + g % 1 == 0
     and math.min(a, b, c, d, e, f, g) >= 0 and math.max(a, b, c, d, e, f, g) <= 9007199254740991
 end
+-- Returns the number in a field of a hash: 0 if there is none or it is empty, and one that is not
+-- sound if the text is none of those to which Redis adds, of which Lua reads more.
+local function number(text)
+  if not text or text == '' then
+    return 0
+  end
+  return (text == '0' or string.find(text, '^[1-9]%d*$')) and tonumber(text) or -1
+end
 -- The reading of the clock, which the buckets of a call share.
 local time

@@ -76,7 +76,10 @@ local function scan(cursor, count)
   return found[1], found[2]
 end
 
-local most = string.format('%.0f', endless)
+-- 2^52, about the year 2112: larger numbers are somebody else's, and not believed, because soon the
+-- next would be the same.
+local highest = 4503599627370496
+local most = string.format('%.0f', highest)
 
 local function last()
   local found = call('ZRANGE', log, most, 0, 'BYSCORE', 'REV', 'LIMIT', 0, 1, 'WITHSCORES')
@@ -134,7 +137,12 @@ if op == 'log' then
 end
 
 local room, replies, changed = tonumber(ARGV[2]), {}, false
-local number = math.max(time[1] * 1000000 + time[2], last() + 1, (sound(call('HGET', hash, 'v')) or 0) + 1)
+local micros, v = time[1] * 1000000 + time[2], sound(call('HGET', hash, 'v')) or 0
+if call('ZCOUNT', log, '(' .. most, '+inf') > 0 then
+  -- Others of the future go too: after the highest the next would again not be believed.
+  call('ZREMRANGEBYRANK', log, -call('ZCOUNT', log, string.format('(%.0f', micros), '+inf'), -1)
+end
+local number = math.max(micros, last() + 1, v <= highest and v + 1 or 0)
 local latest = sound(call('HGET', hash, 'x'))
 if not latest then
   -- In a hash that has others, how long these last is not known.

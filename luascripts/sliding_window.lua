@@ -8,7 +8,7 @@
 --          cost; penalize: the end of the penalty
 --          take: capacity; refund: the start of the window it was spent in
 --          the length of the parts that weigh the window before
---          how long a penalty lasts at most, or 0 if that is not known
+--          how long a penalty lasts at most
 -- Reply    packed doubles: now, 1 if the cost was spent, start, current,
 --          previous, end of the penalty
 -- Instants are microseconds since the epoch, spans are microseconds.
@@ -28,7 +28,7 @@ if stored then
   -- Of a bucket whose window cannot be, nothing is believed.
   if not sound(start, current, previous, penalty) or start - now > grace then
     start, current, previous, penalty = 0, 0, 0, 0
-  elseif lasts > 0 and penalty - now > lasts + grace then
+  elseif penalty - now > lasts + grace then
     penalty = 0
   end
 end

@@ -156,6 +156,12 @@ func (o *overrides) holds(set *store.Override) bool {
 	return kept != nil && kept.Since >= set.Since
 }
 
+// shows reports whether the last look shows that very override, and no later one.
+func (o *overrides) shows(one *store.Override) bool {
+	kept := o.current.Load().Of(o.keptID(one.ID()), one.Since)
+	return kept != nil && kept.Since == one.Since
+}
+
 func (o *overrides) keptID(id store.OverrideID) store.OverrideID {
 	if id.ClientKey != "" {
 		id.ClientKey = o.kept.KeptKey(id.ClientKey)
@@ -238,11 +244,17 @@ func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideCh
 		if outcomes[i].Err == nil && !changes[i].Removes && !all.holds(&changes[i].Override) {
 			outcomes[i].Err = fmt.Errorf("it was written, and does not hold: %w", cmp.Or(err, all.current.Load().Damaged(), errNotThere))
 		}
+		if before := outcomes[i].Before; changes[i].Removes && outcomes[i].Err == nil && before != nil && all.shows(before) {
+			outcomes[i].Err = fmt.Errorf("it was ended, and still holds: %w", cmp.Or(err, errStillThere))
+		}
 	}
 	return outcomes, nil
 }
 
-var errNotThere = errors.New("the store does not show it")
+var (
+	errNotThere   = errors.New("the store does not show it")
+	errStillThere = errors.New("the store still shows it")
+)
 
 // SetOverride sets one, whatever there is.
 func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {

@@ -102,6 +102,21 @@ func TestOverrideIsReadBack(t *testing.T) {
 	if err := h.SetOverride(t.Context(), o); err != nil {
 		t.Errorf("one that another has replaced: %v", err)
 	}
+	ended := func() error {
+		outcomes, err := h.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Removes: true, Expected: store.AnyVersion}})
+		if err != nil || outcomes[0].Before == nil {
+			t.Fatalf("the end: %+v, %v", outcomes, err)
+		}
+		return outcomes[0].Err
+	}
+	if err := ended(); err != nil {
+		t.Errorf("the end of one that another has replaced: %v", err)
+	}
+	set(t, s, o)
+	shown.Since = o.Since
+	if err := ended(); !errors.Is(err, errStillThere) {
+		t.Errorf("the end of one that still holds: %v", err)
+	}
 }
 
 // TestFirstRequestsWaitForOverrides, but not for a store that does not answer.

@@ -26,16 +26,11 @@ func Believes(instant, now int64, span time.Duration) bool {
 const othersPenalty = 24 * time.Hour
 
 // LongestPenalty returns how long penalties that are believed last: as long as those of the
-// zone, or a day if that is more. It is 0 if r does not know that.
-func LongestPenalty(r *store.Request) time.Duration {
-	if r.Penalty == 0 {
-		return 0
-	}
-	return max(r.Penalty, othersPenalty)
-}
+// zone, or a day if that is more.
+func LongestPenalty(r *store.Request) time.Duration { return max(r.Penalty, othersPenalty) }
 
 func (p *penalty) believe(r *store.Request, now int64) {
-	if longest := LongestPenalty(r); longest > 0 && !Believes(p.Penalty, now, longest) {
+	if !Believes(p.Penalty, now, LongestPenalty(r)) {
 		p.Penalty = 0
 	}
 }

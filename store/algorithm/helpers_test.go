@@ -93,6 +93,7 @@ func (s *subject) request() store.Request {
 	s.requests++
 	r := store.Request{
 		Limit: &s.limit, Events: s.events, Cost: number(s.T, "cost", 0, 4), ID: fmt.Sprintf("request-%06d", s.requests),
+		Penalty: micros(10 * s.window()),
 	}
 	if s.varied {
 		r.Events = min(rapid.SampledFrom([]int64{s.events, s.events, 1, 7, 30}).Draw(s.T, "events"), s.window())

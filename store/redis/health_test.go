@@ -143,6 +143,29 @@ func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	}
 }
 
+// TestPromotedReplicaIsLeftOut once it was written to, with the one that follows it: what they have is
+// no longer what the primary has.
+func TestPromotedReplicaIsLeftOut(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 2)
+	promoted, chained := sh.Replicas[0], sh.Replicas[1]
+	shard := shardOf(t, sh)
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	host, port, err := net.SplitHostPort(promoted.Addr())
+	must(t, err)
+	must(t, promoted.Client().Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
+	must(t, chained.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
+	must(t, promoted.Client().Set(t.Context(), "filler", "more than the primary has", 0).Err())
+	for _, server := range sh.Replicas {
+		if e := j.await(t, wire.ReplicaLags, server.Addr()); e.Err == nil || !strings.Contains(e.Err.Error(), "was made one") {
+			t.Errorf("the event of %s has error %v", server.Addr(), e.Err)
+		}
+	}
+}
+
 // TestReplicaThatWasJustAttachedLags: while it copies its primary's data for the first time,
 // it is left out, and taken for no other primary's.
 func TestReplicaThatWasJustAttachedLags(t *testing.T) {

@@ -14,6 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -22,17 +23,28 @@ var unsound = map[string]float64{
 	"NaN": math.NaN(), "infinite": math.Inf(1), "-5": -5, "1.5": 1.5, "2^53": 1 << 53, "1e300": 1e300,
 }
 
+// otherTexts are those that no field of a bucket has, though Lua reads most as numbers.
+var otherTexts = []string{"abc", "2.0", "02", "+2", " 2", "2 ", "0x2", "2e0", "-0", "0.0", "9007199254740999", "99999999999999999999"}
+
 // damaged returns what puts one unsound number after the other in place of those of a bucket.
 func damaged(t *testing.T, limit *store.Limit, client *goredis.Client, key string) (all map[string]func()) {
 	t.Helper()
 	all = map[string]func(){}
-	for name, n := range unsound {
-		if ask.TypeOf(limit.Algorithm) == "hash" {
-			for _, field := range []string{"c", "r", "p"} {
-				all[field+" "+name] = func() { must(t, client.HSet(t.Context(), key, field, fmt.Sprint(n)).Err()) }
+	if ask.TypeOf(limit.Algorithm) == "hash" {
+		for _, field := range []string{"c", "r", "p"} {
+			put := func(value any) {
+				all[fmt.Sprintf("%s %q", field, value)] = func() { must(t, client.HSet(t.Context(), key, field, value).Err()) }
 			}
-			continue
+			for _, n := range unsound {
+				put(fmt.Sprint(n))
+			}
+			for _, text := range otherTexts {
+				put(text)
+			}
 		}
+		return all
+	}
+	for name, n := range unsound {
 		content, err := client.Get(t.Context(), key).Bytes()
 		must(t, err)
 		for i := 0; i < len(content); i += 8 {
@@ -79,10 +91,6 @@ func TestUnsoundNumbersAreNotBelieved(t *testing.T) {
 					algorithm.Check: s.Check, algorithm.Take: s.Take, algorithm.Charge: s.Charge, algorithm.Peek: s.Peek, algorithm.Penalize: s.Penalize,
 				}[op]
 				st := store.Answers(t.Context(), run, []store.Request{again})[0]
-				if op == algorithm.Charge && limit.Algorithm == store.FixedWindow && what[0] == 'c' {
-					// Redis refuses to add to it. A check comes before, which makes it sound.
-					continue
-				}
 				want := int64(0)
 				if op == algorithm.Take || op == algorithm.Charge {
 					want = 1
@@ -150,5 +158,99 @@ func TestFractionOfAMicrosecond(t *testing.T) {
 	must(t, server.Client().ZAdd(t.Context(), s.asker.Keys.Key(limit, r.ClientKey), goredis.Z{Score: float64(now) + 0.5, Member: "foreign"}).Err())
 	if st := store.Answers(t.Context(), s.Check, []store.Request{r})[0]; st.Err != nil || st.Used != 1 || st.Reset != now+time.Hour.Microseconds() {
 		t.Errorf("%+v", st)
+	}
+}
+
+// TestPlainChargeOfAnUnsoundBucketCounts, once, in the window that the script opens.
+func TestPlainChargeOfAnUnsoundBucketCounts(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := server.Client()
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
+	for _, field := range []string{"c", "r", "p"} {
+		for n, text := range append([]string{"-5", "9223372036854775807"}, otherTexts...) {
+			r := plainRequest(3)
+			r.ClientKey = fmt.Sprint(field, n)
+			key := s.asker.Keys.Key(r.Limit, r.ClientKey)
+			r.Until = openWindow(t, s, r)
+			hearTime(t, s, "heard")
+			must(t, client.HSet(t.Context(), key, field, text).Err())
+			used(t, fmt.Sprintf("the first charge with %s %q", field, text), reported(t, s, r)[0], 3)
+			used(t, fmt.Sprintf("the next one after %s %q", field, text), reported(t, s, r)[0], 6)
+		}
+	}
+}
+
+// TestEmptyFieldIsLikeAMissingOne, and the next write repairs it.
+func TestEmptyFieldIsLikeAMissingOne(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := server.Client()
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
+	for field, was := range map[string]int64{"c": 0, "r": 5, "p": 5} {
+		for op, run := range map[string]func(context.Context, []store.Request, []store.State){
+			"check": s.Check, "take": s.Take, "charge": s.Charge,
+			"plain charge": func(_ context.Context, reqs []store.Request, states []store.State) {
+				reqs[0].Until = openWindow(t, s, reqs[0])
+				hearTime(t, s, "heard")
+				must(t, client.HSet(t.Context(), s.asker.Keys.Key(reqs[0].Limit, reqs[0].ClientKey), "c", 5, field, "").Err())
+				states[0] = reported(t, s, reqs[0])[0]
+			},
+		} {
+			r := plainRequest(3)
+			r.ClientKey = field + op
+			must(t, store.Answers(t.Context(), s.Check, []store.Request{r})[0].Err)
+			must(t, client.HSet(t.Context(), s.asker.Keys.Key(r.Limit, r.ClientKey), "c", 5, field, "").Err())
+			want := was
+			if op != "check" {
+				want += 3
+			}
+			used(t, fmt.Sprintf("a %s with an empty %s", op, field), store.Answers(t.Context(), run, []store.Request{r})[0], want)
+			used(t, fmt.Sprintf("a take after a %s with an empty %s", op, field), store.Answers(t.Context(), s.Take, []store.Request{r})[0], want+3)
+		}
+	}
+}
+
+// TestCountThatLostItsWindowIsAdopted, though it expires: nothing else is there.
+func TestCountThatLostItsWindowIsAdopted(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	client := server.Client()
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	for _, count := range []int64{0, 5} {
+		for op, run := range map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+			algorithm.Check: s.Check, algorithm.Take: s.Take, algorithm.Charge: s.Charge,
+		} {
+			r := plainRequest(3)
+			r.ClientKey = fmt.Sprint(op, count)
+			key := s.asker.Keys.Key(r.Limit, r.ClientKey)
+			must(t, client.HSet(t.Context(), key, "c", count).Err())
+			must(t, client.Expire(t.Context(), key, time.Minute).Err())
+			want := count
+			if op != algorithm.Check {
+				want += 3
+			}
+			used(t, fmt.Sprint(op, " of ", count), store.Answers(t.Context(), run, []store.Request{r})[0], want)
+		}
+	}
+}
+
+// TestOperatorsSeeForeignDataAsRequestsDo, at each server.
+func TestOperatorsSeeForeignDataAsRequestsDo(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	for name, put := range intruders {
+		for n, limit := range storetest.Limits {
+			limit.Zone = fmt.Sprint("foreign", n)
+			r := store.Request{Limit: &limit, ClientKey: name, Events: 10}
+			must(t, put(t.Context(), sh.Primary.Client(), s.asker.Keys.Key(&limit, name)))
+			must(t, sh.WaitReplicated(t.Context()))
+			for _, copied := range s.Inspect(t.Context(), r).Copies {
+				if wire.KindOf(copied.State.Err) != wire.KindForeignData || copied.Exists {
+					t.Errorf("%s under %v: %+v", name, limit, copied)
+				}
+			}
+		}
 	}
 }

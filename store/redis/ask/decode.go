@@ -15,7 +15,7 @@ import (
 // plain charge needs.
 func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, repair Repair) {
 	if cmd.Outcome != nil {
-		return store.State{Err: cmd.Outcome}, Repair{}
+		return store.State{Err: cmd.Outcome}, Repair{Needed: !cmd.IsScript() && wire.Says(cmd.Outcome, wire.Uncountable), left: r.Cost}
 	}
 	// Callers are in goroutines of their own, and have to report something.
 	if err := contain.Run(func() error {
@@ -78,11 +78,11 @@ func (l *layout) charged(r *store.Request, cmd *wire.Command) (store.State, Repa
 		isHidden := wire.Says(err, wire.Lacking)
 		return store.State{Err: err}, Repair{Needed: isHidden, isHidden: isHidden}
 	}
-	end, penalty := parseNumber(window[0]), parseNumber(window[1])
-	if !isSane(end) || !isSane(penalty) {
+	end := parseNumber(window[0])
+	numbers := [...]int64{cmd.Number(), end, parseNumber(window[1])}
+	if slices.ContainsFunc(numbers[:], isUnsound) || cmd.Number() < r.Cost {
 		return store.State{}, Repair{Needed: true, left: r.Cost}
 	}
-	numbers := [...]int64{cmd.Number(), end, penalty}
 	now := cmd.Passed()
 	st := l.state(r, now, true, numbers[:])
 	switch {
@@ -131,7 +131,7 @@ func (l *layout) read(r *store.Request, texts []string, now int64) store.State {
 	if err != nil {
 		return store.State{Err: err}
 	}
-	if slices.ContainsFunc(numbers, func(n int64) bool { return !isSane(n) }) {
+	if slices.ContainsFunc(numbers, isUnsound) {
 		clear(numbers)
 	}
 	return l.state(r, now, false, numbers)
@@ -152,13 +152,13 @@ func (l *layout) numbers(texts []string) (numbers []int64, err error) {
 // unsound stands for what is no integer.
 const unsound = -1
 
-// parseNumber reads a field of a hash. A missing field is 0.
+// parseNumber reads a field of a hash, as the scripts do. A missing or empty field is 0.
 func parseNumber(text string) int64 {
-	if text == "" {
+	if text == "" || text == "0" {
 		return 0
 	}
 	n, err := strconv.ParseInt(text, 10, 64)
-	if err != nil {
+	if err != nil || text[0] < '1' || text[0] > '9' {
 		return unsound
 	}
 	return n
@@ -190,11 +190,7 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 	if len(numbers) != l.count {
 		return store.State{Err: fmt.Errorf("%w: %d numbers, want %d", wire.ErrReply, len(numbers), l.count)}
 	}
-	sane := isSane(now)
-	for _, n := range numbers {
-		sane = sane && isSane(n)
-	}
-	if !sane {
+	if isUnsound(now) || slices.ContainsFunc(numbers, isUnsound) {
 		return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, slices.Clone(numbers), now)}
 	}
 	var content store.Content
@@ -202,4 +198,4 @@ func (l *layout) state(r *store.Request, now int64, spent bool, numbers []int64)
 	return algorithm.View(&content, r, now, spent)
 }
 
-func isSane(n int64) bool { return n >= 0 && n <= store.MaxInteger }
+func isUnsound(n int64) bool { return n < 0 || n > store.MaxInteger }

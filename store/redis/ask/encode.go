@@ -29,6 +29,8 @@ type Op struct {
 	// Latest is the latest instant at which the operation can run, or 0. A window
 	// that ends later can be charged without a script.
 	Latest int64
+	// Exact is set for a Peek that tells another program's data from no bucket, which costs a script.
+	Exact bool
 	// Opens is set for a Check that may open a window without a script, at Now by Clock.
 	Opens bool
 }
@@ -36,6 +38,13 @@ type Op struct {
 // Reading returns the operation Peek, or a Check that opens nothing, at an instant.
 func Reading(op algorithm.Operation, role store.Role, now int64) Op {
 	return Op{Operation: op, Role: role, ReadOnly: true, Now: now}
+}
+
+// Inspecting returns a Peek that sees what requests run into.
+func Inspecting(role store.Role, now int64) Op {
+	op := Reading(algorithm.Peek, role, now)
+	op.Exact = true
+	return op
 }
 
 // Opening returns a Check that opens windows without a script, at an instant by the primary's
@@ -61,7 +70,7 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
 	// Without one, the script runs for the server's own time.
-	switch reads := op.ReadOnly && op.Now != 0; {
+	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact; {
 	case reads && l.isHash:
 		return wire.NewRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
 	case reads && !l.isSet:
@@ -117,13 +126,15 @@ func (o *plainOpening) CallScript(call *wire.ScriptCall, key string, clock *wire
 	Op{Operation: algorithm.Check, Clock: clock}.callScript(layoutOf(o.r.Limit.Algorithm), call, key, o.r)
 }
 
-// IsForeign implements [wire.Opening]. As for the script, an orphan's count and a penalty are ours.
+// IsForeign implements [wire.Opening]. As for the script, an orphan's count and a penalty are ours, if
+// there is nothing else.
 func (o *plainOpening) IsForeign(made bool, fields int64, texts []string) bool {
-	count, reset, penalty := texts[0], texts[1], texts[2]
+	count, reset, penalty := parseNumber(texts[0]), parseNumber(texts[1]), parseNumber(texts[2])
 	if !made {
-		return parseNumber(reset) == unsound
+		return reset == unsound
 	}
-	return fields > 1 && penalty == "" && parseNumber(count) <= 0
+	own := 1 + min(max(count, 0), 1) + min(max(penalty, 0), 1)
+	return fields > own
 }
 
 // CanOpen reports whether a check of r, which may take that long, can open a window without a script:

@@ -338,6 +338,8 @@ type serverDiagnoser struct {
 	report   store.ServerDiagnosis
 	findings []store.Finding
 	client   *goredis.Client
+	// isUnfit is set if it is of a kind that cannot keep buckets: no more is asked of it.
+	isUnfit bool
 	// info is the last reply to INFO, nil if that was infoErr.
 	info    info
 	infoErr error
@@ -375,13 +377,15 @@ func (v *serverDiagnoser) run(ctx context.Context) {
 		return
 	}
 	v.report.Reachable = true
-	for _, step := range []func(ctx context.Context) error{v.measure, v.readInfo, v.readRights} {
+	for _, step := range []func(ctx context.Context) error{v.measure, v.readInfo, v.readMode, v.readRights} {
 		if err := step(ctx); err != nil {
 			v.findings = append(v.findings, v.outage(err, ""))
 			return
 		}
+		if v.isUnfit {
+			return
+		}
 	}
-	v.findFault(store.SeverityError, codeRole, v.shard.modeOf(ctx, v.info, func(ctx context.Context) bool { return wire.Redirects(ctx, v.client, v.key) }))
 	if v.info != nil {
 		v.judge(ctx)
 	}
@@ -478,6 +482,14 @@ func (v *serverDiagnoser) readInfo(ctx context.Context) error {
 	})
 }
 
+// readMode finds out whether the server is of a kind that can keep the shard's buckets.
+func (v *serverDiagnoser) readMode(ctx context.Context) error {
+	fault := v.shard.modeOf(ctx, v.info, func(ctx context.Context) bool { return wire.Redirects(ctx, v.client, v.key) })
+	v.isUnfit = fault != nil
+	v.findFault(store.SeverityError, codeRole, fault)
+	return nil
+}
+
 // readRights finds out what the user may do, and whether the server takes writes.
 func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	needed := slices.Clone(basicRights)
@@ -523,7 +535,11 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 		})
 		v.lacks(store.SeverityWarning, later, "charges fail once it becomes the primary (failover)")
 	}
-	v.lacks(store.SeverityError, found.missing, "checks or charges fail")
+	vital, lesser := v.apart(found.missing)
+	v.lacks(store.SeverityError, vital, "checks or charges fail")
+	for consequence, commands := range lesser {
+		v.lacks(store.SeverityWarning, commands, consequence)
+	}
 	v.lacks(store.SeverityWarning, resets.missing, "resets and reset_status fail")
 	v.lacks(store.SeverityWarning, overrides.missing, "blocks, grants and reservations fail")
 	if found.isKeyDenied {
@@ -543,15 +559,32 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	return nil
 }
 
-// dispensable are the commands that the store does without, as behind many proxies; time only if
-// scripts have it.
-var dispensable = []string{"script|load", "evalsha_ro", "time", "ping", "info"}
+// hideable are the commands that the store does without where they are hidden, as behind many proxies;
+// time only if scripts have it.
+var hideable = []string{"script|load", "time", "info"}
+
+// apart returns the commands without which checks or charges fail, and the others by what is so
+// without them.
+func (v *serverDiagnoser) apart(commands []string) (vital []string, lesser map[string][]string) {
+	lesser = map[string][]string{}
+	for _, command := range commands {
+		consequence, isLesser := lesserCommands[command]
+		if isLesser && (command != "hsetnx" || len(v.operator.previous) == 0) {
+			lesser[consequence] = append(lesser[consequence], command)
+		} else {
+			vital = append(vital, command)
+		}
+	}
+	return vital, lesser
+}
 
 // lacksCommands adds the findings of commands that the server, or a proxy before it, does not know.
 func (v *serverDiagnoser) lacksCommands(ctx context.Context, unknown []string) {
-	var hidden, missing []string
+	unknown, lesser := v.apart(unknown)
+	hidden, missing := lesser[moreWork], []string(nil)
+	delete(lesser, moreWork)
 	for _, command := range unknown {
-		if slices.Contains(dispensable, command) && (command != "time" || !v.scriptsLackTime(ctx)) {
+		if slices.Contains(hideable, command) && (command != "time" || !v.scriptsLackTime(ctx)) {
 			hidden = append(hidden, command)
 		} else {
 			missing = append(missing, command)
@@ -561,8 +594,11 @@ func (v *serverDiagnoser) lacksCommands(ctx context.Context, unknown []string) {
 	if len(missing) > 0 {
 		v.find(store.SeverityError, codeCommands, "it does not have the commands "+strings.Join(missing, ", "), remedy)
 	}
+	for consequence, commands := range lesser {
+		v.find(store.SeverityWarning, codeCommands, "it does not have the commands "+strings.Join(commands, ", ")+": "+consequence, remedy)
+	}
 	if len(hidden) > 0 {
-		v.find(store.SeverityWarning, codeCommands, "it hides the commands "+strings.Join(hidden, ", ")+", as a proxy does: it counts, with more work, and less is known of it", remedy+"; behind a proxy that spreads keys over servers, write pipelining off")
+		v.find(store.SeverityWarning, codeCommands, "it hides the commands "+strings.Join(hidden, ", ")+", as a proxy does: "+moreWork, remedy+"; behind a proxy that spreads keys over servers, write pipelining off")
 	}
 }
 
@@ -677,7 +713,7 @@ func (v *serverDiagnoser) follow(ctx context.Context, replicas []*serverDiagnose
 // known, at the instant since.
 func (v *serverDiagnoser) judgeLag(ctx context.Context, primary info, since time.Time) {
 	if primary != nil && !primary.isReplica() && !v.info.isDetached() {
-		if !shareHistory(primary.history(), v.info.history()) {
+		if !primary.history().has(v.info.offset(), v.info.history()) {
 			v.find(store.SeverityError, codeForeign, errForeign.Problem, errForeign.Remedy)
 			return
 		}

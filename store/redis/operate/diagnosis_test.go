@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"math"
 	"net"
 	"net/http"
@@ -141,6 +142,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	saving := redistest.Start(t, redistest.Args("--save", "3600 1")).Addr()
 	full := redistest.Start(t, lasting, redistest.Args("--maxmemory", "1", "--maxmemory-policy", "noeviction")).Addr()
 	lonely := redistest.Start(t, lasting, redistest.Args("--min-replicas-to-write", "1")).Addr()
+	watcher := redistest.StartSentinels(t, masterName, redistest.Start(t, lasting), 1, redistest.SentinelOptions{}).Nodes[0].Addr()
 	closed := redistest.Start(t, lasting, redistest.Args("--requirepass", "secret")).Addr()
 	crowded := redistest.Start(t, lasting, redistest.Args("--maxclients", "1"))
 	must(t, crowded.Client().Ping(t.Context()).Err())
@@ -194,6 +196,8 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"a command that is renamed": {lone(lacking), nil, []string{"error commands " + lacking, "warning no_replica " + lacking}, codeCommands, []string{"hincrby", "rename-command"}},
 		"TIME that scripts lack":    {lone(timeless), nil, []string{"error commands " + timeless, "warning no_replica " + timeless}, codeCommands, []string{"have the commands time", "rename-command"}},
 		"TIME that a proxy hides":   {lone(hidden), nil, []string{"warning commands " + hidden, "warning no_replica " + hidden}, codeCommands, []string{"hides the commands time"}},
+		"a sentinel as a primary":   {lone(watcher), nil, []string{"error role " + watcher, "warning no_replica " + watcher}, codeRole, []string{"is a sentinel", "in place of primary and replica"}},
+		"a sentinel as a replica":   {wire.Options{Primary: primary, Replicas: []string{watcher}}, nil, []string{"error role " + watcher}, codeRole, []string{"is a sentinel"}},
 		"a primary as a replica": {
 			wire.Options{Primary: primary, Replicas: []string{other.Primary.Addr()}}, nil,
 			[]string{"error role " + other.Primary.Addr()}, codeRole, []string{"given as a replica and is a primary", "REPLICAOF"},
@@ -342,13 +346,13 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	mentions(t, d, codePersistence, "unknown", "+config|get")
 	must(t, server.Client().ConfigSet(t.Context(), "appendonly", "yes").Err())
 	finds(t, "a user who need not ask for settings", examine(opts))
-	optional := namesOf(slices.Concat(resetRights, withoutAnyOf(migrationRights, overrideRights)))
+	optional := slices.AppendSeq(namesOf(slices.Concat(resetRights, withoutAnyOf(migrationRights, overrideRights))), maps.Keys(lesserCommands))
 	for _, command := range namesOf(slices.Concat(basicRights, databaseRights, migrationRights, resetRights, overrideRights)) {
 		set(server, "-"+command)
 		d := examine(opts)
 		set(server, "+"+command)
 		severity := "error"
-		if slices.Contains(optional, command) {
+		if slices.Contains(optional, command) && command != "hsetnx" {
 			severity = "warning"
 		}
 		finds(t, command, d, severity+" rights "+addr)

@@ -60,6 +60,8 @@ func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *o
 	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
 	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
+	} else {
+		primary.leave()
 	}
 	if err == nil || wire.IsReply(err) {
 		learning, cancel := context.WithTimeout(ctx, infoTimeout)
@@ -136,7 +138,7 @@ func (s *Shard) judgeLag(primary *offsets, l *wire.Lane, i info) {
 	}
 }
 
-var errForeign = &wire.Fault{Problem: "it replicates another primary than the shard's", Remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
+var errForeign = &wire.Fault{Problem: "it replicates another primary than the shard's, or was made one", Remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
 
 var errUnsynced = errors.New("it does not have its primary's data, and its link to it is down")
 
@@ -301,8 +303,8 @@ func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 }
 
 var (
-	errNode     = &wire.Fault{Problem: "it is a node of a Redis Cluster, which keeps only the buckets of its slots", Remedy: "write cluster in place of primary, url or sentinel"}
-	errSentinel = &wire.Fault{Problem: "it is a sentinel, which keeps no buckets", Remedy: "write sentinel, and the name of the master, in place of primary"}
+	errNode     = &wire.Fault{Problem: "it is a node of a Redis Cluster, which keeps only the buckets of its slots", Remedy: "write cluster in place of primary and replica, url or sentinel"}
+	errSentinel = &wire.Fault{Problem: "it is a sentinel, which keeps no buckets", Remedy: "write sentinel, and the name of the master, in place of primary and replica"}
 )
 
 // modeFault returns the fault of a server that answers, and is of a kind that cannot keep the

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -41,9 +42,36 @@ func (i info) isReplica() bool { return i["role"] == "slave" }
 // isDetached reports whether a replica does not follow its primary now.
 func (i info) isDetached() bool { return i["master_link_status"] == "down" }
 
-// history returns the IDs of the server's replication history: offsets of servers
-// that share one are comparable.
-func (i info) history() []string { return []string{i["master_replid"], i["master_replid2"]} }
+// history is the replication history that a server has: by their IDs the offsets from which on it has
+// no more of them, as a server that was promoted has of its primary's.
+type history map[string]int64
+
+func (i info) history() history {
+	h := history{i["master_replid"]: math.MaxInt64}
+	if end, err := strconv.ParseInt(i["second_repl_offset"], 10, 64); err == nil {
+		h[i["master_replid2"]] = end
+	}
+	delete(h, "")
+	delete(h, noHistory)
+	return h
+}
+
+// noHistory is the ID of a history that does not exist.
+const noHistory = "0000000000000000000000000000000000000000"
+
+// shares reports whether two servers have had a history in common.
+func (h history) shares(other history) bool { return h.has(0, other) }
+
+// has reports whether what another server has, up to an offset, is of this history, so that their
+// offsets are comparable.
+func (h history) has(offset int64, of history) bool {
+	for id, end := range of {
+		if own, ok := h[id]; ok && offset < min(own, end) {
+			return true
+		}
+	}
+	return false
+}
 
 // offset is the server's position in its primary's history; -1 if unknown.
 func (i info) offset() int64 {

@@ -40,7 +40,10 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 			role = store.RolePrimary
 		}
 		wg.Go(func() {
-			st := p.asker.AskOne(ctx, l, r, time.Now().Add(inspectTimeout), ask.Reading(algorithm.Peek, role, now))
+			st := p.asker.AskOne(ctx, l, r, time.Now().Add(inspectTimeout), ask.Inspecting(role, now))
+			if wire.Says(st.Err, wire.Lacking) {
+				st = p.asker.AskOne(ctx, l, r, time.Now().Add(inspectTimeout), ask.Reading(algorithm.Peek, role, now))
+			}
 			copies[i] = store.Copy{Address: l.Addr, Role: role, State: st, Exists: st.Holds(r.Limit)}
 		})
 	}

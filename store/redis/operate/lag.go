@@ -10,12 +10,14 @@ import (
 // data of a replica.
 type offsets struct {
 	mu      sync.Mutex
-	history []string
+	history history
 	samples []sample
 	// before is the primary's previous history, as before a restart; until
 	// forgiven, replicas may still have it.
-	before   []string
+	before   history
 	forgiven time.Time
+	// isAway is set while the primary does not answer, or is none.
+	isAway bool
 }
 
 type sample struct {
@@ -28,14 +30,21 @@ type sample struct {
 func (o *offsets) note(i info, at time.Time, keep time.Duration) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if !shareHistory(o.history, i.history()) {
+	if len(o.samples) > 0 && !i.history().has(o.samples[len(o.samples)-1].offset, o.history) {
 		o.before, o.forgiven, o.samples = o.history, at.Add(keep/2), nil
 	}
-	o.history = i.history()
+	o.history, o.isAway = i.history(), false
 	for len(o.samples) > 1 && at.Sub(o.samples[1].at) > keep {
 		o.samples = o.samples[1:]
 	}
 	o.samples = append(o.samples, sample{at, i.offset()})
+}
+
+// leave notes that the primary does not answer.
+func (o *offsets) leave() {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	o.isAway = true
 }
 
 const (
@@ -56,13 +65,15 @@ func (o *offsets) lagOf(i info) (lag time.Duration, ok bool) {
 		return 0, false
 	}
 	last := o.samples[len(o.samples)-1]
-	// In a failover a replica may follow the new primary before this process knows
-	// it: it then has the previous history as well.
-	if !shareHistory(o.history, i.history()) {
+	if history := i.history(); !o.history.has(has, history) {
 		if lag = foreign; i.isDetached() {
 			lag = unsynced
 		}
-		return lag, !shareHistory(o.before, i.history()) || last.at.After(o.forgiven)
+		// In a failover a replica may follow the new primary before this process knows
+		// it: it then has the previous history as well. While its primary answers, it was
+		// promoted without this process, or follows one that was.
+		isKnown := !o.history.shares(history) || !o.isAway
+		return lag, isKnown && (!o.before.shares(history) || last.at.After(o.forgiven))
 	}
 	for _, s := range slices.Backward(o.samples) {
 		if s.offset <= has {
@@ -70,12 +81,4 @@ func (o *offsets) lagOf(i info) (lag time.Duration, ok bool) {
 		}
 	}
 	return last.at.Sub(o.samples[0].at), true
-}
-
-// noHistory is the ID of a history that does not exist.
-const noHistory = "0000000000000000000000000000000000000000"
-
-// shareHistory reports whether two servers' offsets are comparable.
-func shareHistory(one, other []string) bool {
-	return slices.ContainsFunc(one, func(id string) bool { return id != noHistory && id != "" && slices.Contains(other, id) })
 }

@@ -93,6 +93,17 @@ var primaryCommands = []string{
 	"evalsha", "set", "hset", "hincrby", "hsetnx", "hdel", "pexpire", "persist", "zadd", "zrem", "zremrangebyrank", "pexpiretime", "pexpireat",
 }
 
+const moreWork = "it counts, with more work, and less is known of it"
+
+// lesserCommands are those of the basic rights without which checks and charges go on, by what is so
+// then; migrations need hsetnx.
+var lesserCommands = map[string]string{
+	"evalsha_ro": moreWork, "mget": moreWork, "hlen": moreWork, "hsetnx": moreWork, "persist": moreWork, "ping": moreWork,
+	"pttl":    "penalties fail",
+	"zmscore": "refunds of costs above 1, and reservations, fail",
+	"hdel":    "blocks, grants and reservations fail",
+}
+
 // executed matches the errors of Redis about the probes' arguments.
 var executed = regexp.MustCompile(`(?i)wrong number of arguments|not an integer|not a valid float|compiling script|invalid ttl|cluster support disabled`)
 

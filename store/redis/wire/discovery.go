@@ -200,14 +200,15 @@ func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	return answers
 }
 
-// Latest returns the answer that knows of the latest failover, or the errors if there is none.
+// Latest returns the answer that knows of the latest failover, or the errors if there is none. Of
+// answers that know the same, those of most sentinels count.
 func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err error) {
 	var failures []error
 	for _, a := range answers {
 		switch {
 		case a.Err != nil:
 			failures = append(failures, a.Err)
-		case a.isLater(&latest):
+		case a.isLater(&latest), !latest.isLater(&a) && alike(answers, &a) > alike(answers, &latest):
 			latest = a
 		}
 	}
@@ -215,6 +216,16 @@ func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err er
 		return SentinelReply{}, errors.Join(failures...)
 	}
 	return latest, nil
+}
+
+// alike returns how many answers know the same as one, and name its primary.
+func alike(answers []SentinelReply, one *SentinelReply) (n int) {
+	for i := range answers {
+		if a := &answers[i]; a.Err == nil && a.Primary == one.Primary && a.epoch == one.epoch && a.failsOver == one.failsOver {
+			n++
+		}
+	}
+	return n
 }
 
 func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {

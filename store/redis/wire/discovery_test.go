@@ -118,6 +118,8 @@ func TestLaterAnswerOfSentinels(t *testing.T) {
 		"one":                     {[]SentinelReply{of("a", 0, false)}, "a"},
 		"the latest":              {[]SentinelReply{of("a", 1, false), of("b", 2, false), of("c", 1, false)}, "b"},
 		"the first of equal ones": {[]SentinelReply{of("a", 1, false), of("b", 1, false)}, "a"},
+		"the one of most":         {[]SentinelReply{of("a", 1, false), of("b", 1, false), of("b", 1, false)}, "b"},
+		"the latest of few":       {[]SentinelReply{of("a", 1, false), of("a", 1, false), of("b", 2, false)}, "b"},
 		"one that fails over":     {[]SentinelReply{of("a", 2, true), of("b", 2, false)}, "b"},
 		"the latest fails over":   {[]SentinelReply{of("a", 1, false), of("b", 2, true)}, "b"},
 	} {

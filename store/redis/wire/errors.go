@@ -91,6 +91,8 @@ const (
 	// Lacking says that the server does not know the command, or the user may not call it. A script
 	// may.
 	Lacking
+	// Uncountable says that Redis cannot add to what is there, which is no number of a bucket.
+	Uncountable
 	// LackingInside says that a script calls a command that the server does not know.
 	LackingInside
 )
@@ -134,6 +136,7 @@ var replies = []struct {
 	{"unauthenticated", Meaning{KindAuth, Later, unfit | Shut | login}},
 	{"DENIED", Meaning{KindAuth, Later, unfit | Shut}},
 	// The user lacks a right. In scripts the words depend on the version of Redis.
+	{"NOPERM the user may not run", Meaning{KindAuth, Final, 0}},
 	{"NOPERM this user has no permissions to access one of the keys", Meaning{KindAuth, Final, 0}},
 	{"NOPERM No permissions to access a key", Meaning{KindAuth, Final, 0}},
 	{"NOPERM", Meaning{KindAuth, Final, Lacking}},
@@ -141,7 +144,8 @@ var replies = []struct {
 	{"ACL failure in script", Meaning{KindAuth, Final, 0}},
 	// The key does not hold a bucket.
 	{"WRONGTYPE", Meaning{KindForeignData, Final, 0}},
-	{"hash value is not an integer", Meaning{KindForeignData, Final, 0}},
+	{"hash value is not an integer", Meaning{KindForeignData, Final, Uncountable}},
+	{"increment or decrement would overflow", Meaning{KindForeignData, Final, Uncountable}},
 	// The server, or a proxy, lacks the command.
 	{"unknown command", Meaning{KindOther, Final, Lacking}},
 	{"unsupported command '", Meaning{KindOther, Final, Lacking}},
@@ -166,12 +170,18 @@ func MeaningOf(err error) (m Meaning, ok bool) {
 	}
 	text, partial := strings.CutPrefix(e.Error(), wordPartial)
 	text, refused := strings.CutPrefix(text, wordRefused)
-	text = strings.TrimPrefix(text, "ERR ")
 	m = Meaning{Kind: KindOther}
 	if refused {
 		// The script failed on the content of the key.
 		m.Fate = Final
 	}
+	if refused || partial {
+		// Lua puts the place before the text of an assertion.
+		if place, rest, ok := strings.Cut(text, ": "); ok && strings.HasPrefix(place, "user_script:") {
+			text = rest
+		}
+	}
+	text = strings.TrimPrefix(text, "ERR ")
 	for i := range replies {
 		if strings.HasPrefix(text, replies[i].text) {
 			m = replies[i].Meaning

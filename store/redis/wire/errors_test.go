@@ -33,7 +33,7 @@ func TestKindOf(t *testing.T) {
 		KindReadOnly:    {reply("READONLY You can't write against a read only replica.")},
 		KindMemory:      {reply("OOM command not allowed when used memory > 'maxmemory'.")},
 		KindMisconf:     {reply("MISCONF Redis is configured to save RDB snapshots"), reply("REFUSED NOREPLICAS Not enough good replicas to write.")},
-		KindAuth:        {reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"), reply("NOPERM User limiter has no permissions to run the 'del' command"), reply("PARTIAL ERR The user executing the script can't run this command or subcommand"), reply("DENIED Redis is running in protected mode")},
+		KindAuth:        {reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"), reply("NOPERM User limiter has no permissions to run the 'del' command"), reply("PARTIAL ERR The user executing the script can't run this command or subcommand"), reply("DENIED Redis is running in protected mode"), reply("REFUSED user_script:145: NOPERM the user may not run pexpire")},
 		KindBusy:        {reply("BUSY Redis is busy running a script.")},
 		KindForeignData: {ErrReply, reply("WRONGTYPE the key holds something else than a fixed window")},
 		KindUnfound:     {ErrNoServers, reply("CLUSTERDOWN Hash slot not served"), reply("MASTERDOWN Link with MASTER is down")},
