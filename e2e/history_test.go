@@ -109,8 +109,10 @@ func TestHistory(t *testing.T) {
 		}
 		return nil
 	})
-	_, api = historyOf(c, "")
-	must(t, "the outage", want("unchecked", sumOf(api.Unchecked) > 0, true))
+	eventually(t, "the outage", func() error {
+		_, api = historyOf(c, "")
+		return want("unchecked", sumOf(api.Unchecked) > 0, true)
+	})
 }
 
 // TestClientsByPrefix finds, in all zones, the clients of which this Caddy knows that begin with a text.

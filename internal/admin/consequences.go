@@ -5,9 +5,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/history"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -16,11 +14,11 @@ import (
 const mostNamed = 5
 
 // consequences returns what becomes of requests for which a shard of the store cannot answer, by the
-// on_error of the zones that count there: "12.3/s pass unlimited: on_error allow (zone api)". How many pass
-// is of the last ten seconds, in all shards.
-func consequences(running runningConfig, storeName string) string {
+// on_error of the zones that count there: "12.3/s pass unlimited: on_error allow (zone api)". A request may
+// pass in several zones, so of these it is the highest rate.
+func consequences(running runningConfig, measured *traffic, storeName string) string {
 	zones := zonesInStores(running)
-	byRule, passed := map[string][]string{}, 0.0
+	byRule, passed, passing := map[string][]string{}, 0.0, 0
 	for _, name := range sortedKeys(zones) {
 		for _, z := range zones[name] {
 			if z.store.Name != storeName {
@@ -28,13 +26,16 @@ func consequences(running runningConfig, storeName string) string {
 			}
 			rule := cmp.Or(z.OnError, z.store.OnError)
 			byRule[rule] = append(byRule[rule], name)
-			if s, isKnown := history.Default.Latest(name, time.Now()); isKnown && rule == stores.OnErrorAllow {
-				passed += float64(s.Unchecked) / history.Ranges[0].Step.Seconds()
+			if rate := measured.uncheckedRate(name); rate > 0 && rule == stores.OnErrorAllow {
+				passed, passing = max(passed, rate), passing+1
 			}
 		}
 	}
 	allowed := "requests pass unlimited"
-	if passed > 0 {
+	switch {
+	case passing > 1:
+		allowed = fmt.Sprintf("at least %.1f/s pass unlimited", passed)
+	case passing > 0:
 		allowed = fmt.Sprintf("%.1f/s pass unlimited", passed)
 	}
 	var all []string

@@ -88,7 +88,7 @@ type subject struct {
 func findProblems(running runningConfig, measured *traffic, now time.Time) (all []problem) {
 	for _, handle := range running.Stores() {
 		if open := handle.EnterOpen(); open != nil {
-			all = append(all, problemsOf(open, now, func() string { return consequences(running, handle.Name) })...)
+			all = append(all, problemsOf(open, now, func() string { return consequences(running, measured, handle.Name) })...)
 			handle.Leave()
 		}
 	}

@@ -14,6 +14,8 @@ import (
 const (
 	// trafficLasts is how much time problems of traffic are about.
 	trafficLasts = time.Minute
+	// rateLasts is how much time the rate of what happens now is of.
+	rateLasts = 10 * time.Second
 	// fewRequests is from how many requests on a share of them says something; of one client's
 	// share, that is manyRequests.
 	fewRequests, manyRequests = 20, 1000
@@ -80,8 +82,10 @@ func (z *zoneTraffic) add(l look) {
 // minute is what a zone's requests of the last minute were like. Forwarded, empty and ofOne are
 // parts of sampled.
 type minute struct {
-	requests, allowed, evicted         int64
-	sampled, forwarded, empty, ofOne   int
+	requests, allowed, evicted       int64
+	sampled, forwarded, empty, ofOne int
+	// seconds is how long it has been measured.
+	seconds                            float64
 	decided, isProxied, isEmpty, isOne bool
 }
 
@@ -92,6 +96,7 @@ func (z *zoneTraffic) last(now time.Time) (m minute) {
 	if now.Sub(to.at) >= trafficLasts {
 		return m
 	}
+	m.seconds = secondsOf(&from, &to)
 	m.requests, m.allowed, m.evicted = to.requests-from.requests, to.allowed-from.allowed, to.evicted-from.evicted
 	ofKey := map[uint64]int{}
 	for _, l := range z.looks[1:] {
@@ -106,6 +111,26 @@ func (z *zoneTraffic) last(now time.Time) (m minute) {
 	m.isProxied, m.isEmpty = isShare(m.forwarded, proxyPercent, fewRequests), isShare(m.empty, emptyPercent, fewRequests)
 	m.isOne = isShare(m.ofOne, oneKeyPercent, manyRequests)
 	return m
+}
+
+// secondsOf is the time between two looks that a rate is of.
+func secondsOf(from, to *look) float64 { return max(to.at.Sub(from.at).Seconds(), 1) }
+
+// uncheckedRate returns how many requests of a zone a second pass unchecked now: since the first did that passed
+// in the last ten seconds.
+func (t *traffic) uncheckedRate(zone string) (rate float64) {
+	measured := t.zones[zone]
+	if measured == nil {
+		return 0
+	}
+	last := len(measured.looks) - 1
+	to := &measured.looks[last]
+	for i := last - 1; i >= 0 && to.at.Sub(measured.looks[i].at) <= rateLasts; i-- {
+		if from := &measured.looks[i]; from.allowed < measured.looks[i+1].allowed {
+			rate = float64(to.allowed-from.allowed) / secondsOf(from, to)
+		}
+	}
+	return rate
 }
 
 // problems returns what is wrong with the requests of the zones.
@@ -125,8 +150,8 @@ func (t *traffic) problems(running runningConfig, now time.Time) (all []problem)
 		}
 		percent := func(part int) int { return part * 100 / m.sampled }
 		if m.allowed > 0 {
-			add(adminapi.ProblemUnchecked, "%d of %d requests in the last minute (%.1f a second) passed unchecked, because the store cannot answer and on_error lets them: restore the store; with on_error local this Caddy would count them meanwhile",
-				m.allowed, m.requests, float64(m.allowed)/trafficLasts.Seconds())
+			add(adminapi.ProblemUnchecked, "%d of %d requests in the last minute passed unchecked (now %.1f a second), because the store cannot answer and on_error lets them: restore the store; with on_error local this Caddy would count them meanwhile",
+				m.allowed, m.requests, t.uncheckedRate(name))
 		}
 		if m.isProxied {
 			add(adminapi.ProblemProxyAddress, "%d %% of the requests come through a proxy that Caddy does not trust, so its clients share one bucket: add trusted_proxies static with the proxy's address to the global option servers, and let the key have {client_ip}", percent(m.forwarded))
@@ -135,7 +160,7 @@ func (t *traffic) problems(running runningConfig, now time.Time) (all []problem)
 		}
 		if m.isEmpty {
 			add(adminapi.ProblemEmptyKey, "the key is empty in %d %% of the requests (about %.1f a second), which are counted by the client's address instead: see to it that clients send what key asks for, or end key with {client_ip}",
-				percent(m.empty), float64(m.requests)*float64(m.empty)/float64(m.sampled)/trafficLasts.Seconds())
+				percent(m.empty), float64(m.requests)*float64(m.empty)/float64(m.sampled)/m.seconds)
 		}
 		if m.evicted > 0 {
 			add(adminapi.ProblemEvicted, "%d buckets that counted were forgotten in the last minute, so their clients begin anew: %s", m.evicted, evictionRemedy(zone.store))

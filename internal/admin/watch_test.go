@@ -217,6 +217,55 @@ func TestProblemsOfTraffic(t *testing.T) {
 	}
 }
 
+// TestRatesOfProblems are alike in all texts, from the first look on, however long the watch has looked: a
+// request that passes in two zones is one, and what happened before, or long ago, does not count.
+func TestRatesOfProblems(t *testing.T) {
+	other := &limiter.Zone{Name: nameIn(t, "other"), Key: []string{"static"}, Window: time.Hour, Events: limiter.Quantity{Number: 1 << 40}, Cost: limiter.Quantity{Number: 1}}
+	w := startWatched(t, headerKey, 0, other)
+	asks := func(looks int) {
+		for range looks {
+			for i := range 20 {
+				// A key is empty in every second request.
+				w.request(map[bool]func(int) string{true: each}[i%2 == 0], i, true)
+			}
+			w.pass(lookPeriod)
+		}
+	}
+	says := func(when, unchecked, consequence string) {
+		t.Helper()
+		var rates []string
+		for _, p := range w.watch.Problems() {
+			if _, rate, is := strings.Cut(p.Text, "passed unchecked (now "); is {
+				rate, _, _ = strings.Cut(rate, ")")
+				rates = append(rates, rate)
+			} else if !strings.Contains(p.Text, "(about 5.0 a second)") {
+				t.Errorf("%s: %s", when, p.Text)
+			}
+		}
+		if got := strings.Join(rates, ", "); got != unchecked {
+			t.Errorf("%s: unchecked pass %s, want %s", when, got, unchecked)
+		}
+		if got := consequences(w, &w.watch.traffic, t.Name()); !strings.HasPrefix(got, consequence) {
+			t.Errorf("%s: %s, want %s", when, got, consequence)
+		}
+	}
+	asks(5)
+	says("before", "", "requests pass unlimited: ")
+	w.module.fails = true
+	for range 8 {
+		asks(1)
+		says("in an outage", "10.0 a second, 10.0 a second", "at least 10.0/s pass unlimited: ")
+	}
+	for _, entry := range w.logs.FilterField(zap.String("kind", "unchecked")).All() {
+		if text := fmt.Sprint(entry.ContextMap()["problem"]); !strings.Contains(text, "(now 10.0 a second)") {
+			t.Errorf("logged is %s", text)
+		}
+	}
+	w.module.fails = false
+	asks(6)
+	says("after it", "0.0 a second, 0.0 a second", "requests pass unlimited: ")
+}
+
 // never matches no request.
 type never struct{}
 

@@ -162,6 +162,8 @@ type Zone struct {
 type ZoneShare struct {
 	Address   string           `json:"address"`
 	Decisions map[string]int64 `json:"decisions"`
+	// Rule is that of this Caddy, if each keeps its own and they differ.
+	Rule *Override `json:"rule,omitempty"`
 }
 
 // Rollout names the store to which a share of the clients is moved.
@@ -464,8 +466,8 @@ type Override struct {
 	Version string `json:"version,omitempty"`
 	// Warning names the shards that may lack a change, although it was made.
 	Warning string `json:"warning,omitempty"`
-	// Addresses are the Caddys that have it in their own memory, if several were asked and not all
-	// have it.
+	// Addresses are the Caddys that have it so in their own memory, if several were asked and not all
+	// have.
 	Addresses []string `json:"addresses,omitempty"`
 }
 

@@ -338,19 +338,6 @@ func (h *History) knownOf(ring int, step int64, now time.Time) (known time.Durat
 	return known
 }
 
-// Latest returns what has happened in a zone in the last step of ten seconds, or the one before if that
-// is not stored yet. It reports false if neither is known.
-func (h *History) Latest(name string, now time.Time) (s Step, isKnown bool) {
-	// Of a step of ten seconds that is not over, nothing is known.
-	_, steps := h.Steps(name, Range{Step: fineStep, Steps: 2, ring: fine}, now, 0)
-	for _, step := range slices.Backward(steps) {
-		if step != nil {
-			return *step, true
-		}
-	}
-	return Step{}, false
-}
-
 // Forget drops everything. A process of tests that passes to another test begins anew.
 func (h *History) Forget() {
 	h.mu.Lock()

@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -545,4 +546,35 @@ func TestRefusalStands(t *testing.T) {
 		b.requireLeft(2, 1)
 		b.leave()
 	})
+}
+
+// TestLookShowsWhatATakeFinds: a take that costs nothing counts a charge in flight as the next take does, also
+// where its window ended before it was sent, and so does what is foreseen.
+func TestLookShowsWhatATakeFinds(t *testing.T) {
+	for _, kind := range kinds {
+		for ms := range 12 {
+			simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+				limit := kind
+				limit.Zone, limit.Window = "zone", 3*time.Second
+				request := func(cost int64) store.Request {
+					return store.Request{Limit: &limit, ClientKey: "alice", Events: 10, Cost: cost, ID: strconv.FormatInt(cost, 10)}
+				}
+				take := func(cost int64) store.State {
+					return store.Answers(t.Context(), l.Take, []store.Request{request(cost)})[0]
+				}
+				take(2)
+				time.Sleep(7 * time.Second)
+				l.ChargeDetached([]store.Request{request(6)})
+				time.Sleep(time.Duration(ms) * 500 * time.Microsecond)
+				foreseen, look := l.Foresee(request(0), true, s.word), take(0)
+				if look.Remaining != 4 || foreseen.Remaining != 4 {
+					t.Errorf("%s, aligned %t, after %d half milliseconds: %d are left, foreseen %d; want 4", limit.Algorithm, limit.Align, ms, look.Remaining, foreseen.Remaining)
+				}
+				if st := take(5); st.Allowed {
+					t.Errorf("%s, aligned %t: 5 of 4 are taken: %+v", limit.Algorithm, limit.Align, st)
+				}
+				time.Sleep(time.Second)
+			})
+		}
+	}
 }

@@ -209,5 +209,5 @@ func overrideText(o *adminapi.Override, now time.Time) string {
 	if o.Reason != "" {
 		text += " (" + shown(o.Reason) + ")"
 	}
-	return text
+	return text + shown(where(o.Addresses))
 }

@@ -189,10 +189,18 @@ func listRules(s *session, query url.Values) (int, error) {
 	t := newTable(s.out, "ZONE", "STORE", "KIND", "CLIENT", "SET", "ENDS", "BY", "REASON")
 	for i := range all.Overrides {
 		o := &all.Overrides[i]
-		t.row(o.Zone, o.Store, string(o.Kind), clientOf(o.Kind, &o.Client), settingText(o), until(o.Until, now), o.By, o.Reason)
+		t.row(o.Zone, o.Store, string(o.Kind), clientOf(o.Kind, &o.Client), settingText(o)+where(o.Addresses), until(o.Until, now), o.By, o.Reason)
 	}
 	t.end()
 	return s.tellErrors(all.Errors), nil
+}
+
+// where says which of several Caddys have something, if not all have.
+func where(addresses []string) string {
+	if len(addresses) == 0 {
+		return ""
+	}
+	return " at " + strings.Join(addresses, ", ")
 }
 
 func codeWith(errs []string) int {
@@ -253,6 +261,10 @@ func exportRules(s *session, query url.Values) (int, error) {
 	}
 	if len(all.Errors) > 0 {
 		return exitShard, fmt.Errorf("not all are known: %s", shown(all.Errors[0]))
+	}
+	if i := slices.IndexFunc(all.Overrides, func(o adminapi.Override) bool { return len(o.Addresses) > 0 }); i >= 0 {
+		o := &all.Overrides[i]
+		return 0, fmt.Errorf("the Caddys differ, so give one --address:%s%s", ruleLine("", o), shown(where(o.Addresses)))
 	}
 	now := float64(time.Now().UnixMicro()) / 1e6
 	all.Overrides = slices.DeleteFunc(all.Overrides, func(o adminapi.Override) bool { return o.Until > 0 && o.Until <= now })

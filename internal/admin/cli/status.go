@@ -135,27 +135,32 @@ func (s *session) showUnanswered(errs []string) {
 	}
 }
 
-// effective returns what holds of a zone: what was set, and in parentheses what the config says.
+// effective returns what holds of a zone: what was set, and in parentheses what the config says; or, if
+// Caddys differ, what the config says, and in parentheses what was set where.
 func effective(z *adminapi.Zone) (events, enforced, moved string) {
 	events, enforced = z.Events, percentText(z.Enforce)
 	if z.Rollout != nil {
 		moved = percentText(z.Rollout.Percent)
 	}
-	if z.Rule == nil {
-		return events, enforced, moved
+	tell := func(rule *adminapi.Override, set func(now string, config *string)) {
+		switch {
+		case rule == nil:
+			return
+		case rule.Events == store.Unlimited:
+			set("unlimited", &events)
+		case rule.Events > 0:
+			set(number(rule.Events), &events)
+		}
+		if rule.Enforce != nil {
+			set(percentText(*rule.Enforce), &enforced)
+		}
+		if rule.Rollout != nil {
+			set(percentText(*rule.Rollout), &moved)
+		}
 	}
-	set := func(now string, config *string) { *config = now + " (set; config " + *config + ")" }
-	switch n := z.Rule.Events; {
-	case n == store.Unlimited:
-		set("unlimited", &events)
-	case n > 0:
-		set(number(n), &events)
-	}
-	if z.Rule.Enforce != nil {
-		set(percentText(*z.Rule.Enforce), &enforced)
-	}
-	if z.Rule.Rollout != nil {
-		set(percentText(*z.Rule.Rollout), &moved)
+	tell(z.Rule, func(now string, config *string) { *config = now + " (set; config " + *config + ")" })
+	for _, share := range z.Shares {
+		tell(share.Rule, func(now string, config *string) { *config += " (" + now + " at " + share.Address + ")" })
 	}
 	return events, enforced, moved
 }

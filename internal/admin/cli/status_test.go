@@ -143,3 +143,30 @@ func TestWarnings(t *testing.T) {
 		}
 	}
 }
+
+// TestRulesThatDiffer say where each holds, and are not exported as those of all.
+func TestRulesThatDiffer(t *testing.T) {
+	half := 50.0
+	rule := adminapi.Override{Kind: store.OverrideZone, Zone: "api", Store: "memory", Enforce: &half, Addresses: []string{"b:1"}}
+	zone := adminapi.Zone{Name: "api", Store: "memory", Events: "10", Enforce: 100, Shares: []adminapi.ZoneShare{{Address: "a:1"}, {Address: "b:1", Rule: &rule}}}
+	overrides := adminapi.Overrides{Overrides: []adminapi.Override{rule}}
+	bucket := adminapi.Buckets{Zone: "api", Store: "memory", Buckets: []adminapi.Bucket{{Overrides: overrides.Overrides}}}
+	for want, shows := range map[string]func(s *session) error{
+		"100% (50% at b:1)":            func(s *session) error { return showStatus(s) },
+		"enforce 50% at b:1":           func(s *session) error { _, err := listRules(s, url.Values{}); return err },
+		"\nenforce 50% at b:1\n":       func(s *session) error { s.showBuckets(&bucket); return nil },
+		"enforce 50% at b:1: zone api": func(s *session) error { s.showChanges(http.MethodPost, &overrides); return nil },
+	} {
+		answer := any(overrides)
+		if strings.HasPrefix(want, "100%") {
+			answer = adminapi.Status{Zones: []adminapi.Zone{zone}}
+		}
+		if out := shownOf(t, answer, shows); !strings.Contains(out, want) {
+			t.Errorf("%q is not in %s", want, out)
+		}
+	}
+	out := new(bytes.Buffer)
+	if _, err := exportRules(&session{api: fixed{overrides}, ctx: t.Context(), out: out}, url.Values{}); err == nil || !strings.Contains(err.Error(), "zone api: enforce 50% at b:1") {
+		t.Errorf("the export: %v, %s", err, out)
+	}
+}

@@ -2,6 +2,7 @@ package fleet
 
 import (
 	"cmp"
+	"math"
 	"slices"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
@@ -53,12 +54,15 @@ func mergeMatches(parts []part[adminapi.Matches], a asked) adminapi.Matches {
 // the memory of each Caddy.
 func mergeBuckets(parts []part[adminapi.Buckets], a asked) adminapi.Buckets {
 	merged, buckets := adminapi.Buckets{Errors: a.errors()}, joined[string, adminapi.Bucket]{}
+	// overrides are those of each bucket.
+	var overrides []settings
 	for _, p := range parts {
 		merged.Zone, merged.Store = p.answer.Zone, p.answer.Store
 		for _, b := range p.answer.Buckets {
 			into, isNew := buckets.at(b.ClientKey, b)
 			if isNew {
 				into.Servers, into.Overrides = nil, nil
+				overrides = append(overrides, settings{})
 			} else {
 				into.LastRefused = max(into.LastRefused, b.LastRefused)
 				into.Ledger = addAccounts(into.Ledger, b.Ledger)
@@ -73,11 +77,12 @@ func mergeBuckets(parts []part[adminapi.Buckets], a asked) adminapi.Buckets {
 				into.Previous.Servers = addCopies(into.Previous.Servers, b.Previous.Servers, p.address)
 			}
 			for _, o := range b.Overrides {
-				if !slices.ContainsFunc(into.Overrides, func(known adminapi.Override) bool { return known.Kind == o.Kind }) {
-					into.Overrides = append(into.Overrides, o)
-				}
+				overrides[buckets.places[b.ClientKey]].add(o, p.address)
 			}
 		}
+	}
+	for i := range buckets.all {
+		buckets.all[i].Overrides = overrides[i].listed(len(parts), a)
 	}
 	merged.Buckets = append([]adminapi.Bucket{}, buckets.all...)
 	return merged
@@ -142,29 +147,70 @@ type overrideID struct {
 	zone, store, key string
 }
 
-// mergeOverrides joins what operators have set. Of what Caddys keep in their own memory, the last one
-// set is listed, and who has it if not all do.
+// settings are what operators have set of zones and clients: of each, what Caddys have alike.
+type settings struct {
+	joined[overrideID, []adminapi.Override]
+}
+
+// add adds what the Caddy at an address has. Of what several have alike, the last one set is listed.
+func (s *settings) add(o adminapi.Override, address string) {
+	alike, _ := s.at(overrideID{o.Kind, o.Zone, o.Store, o.ClientKey}, nil)
+	i := slices.IndexFunc(*alike, func(known adminapi.Override) bool { return sameSetting(&known, &o) })
+	if i < 0 {
+		o.Addresses = []string{address}
+		*alike = append(*alike, o)
+		return
+	}
+	into := &(*alike)[i]
+	have := append(into.Addresses, address)
+	if o.Since > into.Since {
+		*into = o
+	}
+	into.Addresses = have
+}
+
+// listed returns all of them. Where not all Caddys have the same in their own memory, it says who has what.
+func (s *settings) listed(caddys int, a asked) (all []adminapi.Override) {
+	for _, alike := range s.all {
+		if a.areShared(alike[0].Store) {
+			// They have read it at different instants.
+			alike = []adminapi.Override{slices.MaxFunc(alike, func(a, b adminapi.Override) int { return cmp.Compare(a.Since, b.Since) })}
+		}
+		for _, o := range alike {
+			if len(o.Addresses) == caddys || a.areShared(o.Store) {
+				o.Addresses = nil
+			}
+			all = append(all, o)
+		}
+	}
+	return all
+}
+
+// sameEnd is by how many seconds the ends may differ of what one command has set in several Caddys.
+const sameEnd = 60
+
+// sameSetting reports whether two Caddys have the same of a zone or a client.
+func sameSetting(a, b *adminapi.Override) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	same := func(a, b *float64) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }
+	return a.Events == b.Events && a.Burst == b.Burst && same(a.Enforce, b.Enforce) && same(a.Rollout, b.Rollout) &&
+		(a.Until == 0) == (b.Until == 0) && math.Abs(a.Until-b.Until) <= sameEnd
+}
+
+// mergeOverrides joins what operators have set.
 func mergeOverrides(parts []part[adminapi.Overrides], a asked) adminapi.Overrides {
-	merged, overrides := adminapi.Overrides{Errors: a.errors()}, joined[overrideID, adminapi.Override]{}
+	merged, all := adminapi.Overrides{Errors: a.errors()}, settings{}
 	for _, p := range parts {
 		for _, o := range p.answer.Overrides {
-			into, isNew := overrides.at(overrideID{o.Kind, o.Zone, o.Store, o.ClientKey}, o)
-			have := append(into.Addresses, p.address)
-			if !isNew && o.Since > into.Since {
-				*into = o
-			}
-			into.Addresses = have
+			all.add(o, p.address)
 		}
 		for _, text := range p.answer.Errors {
 			merged.Errors = append(merged.Errors, failure{p.address, text}.String())
 		}
 	}
-	merged.Overrides = append([]adminapi.Override{}, overrides.all...)
-	for i := range merged.Overrides {
-		if o := &merged.Overrides[i]; a.areShared(o.Store) || len(o.Addresses) == len(parts) {
-			o.Addresses = nil
-		}
-	}
+	merged.Overrides = append([]adminapi.Override{}, all.listed(len(parts), a)...)
 	return merged
 }
 

@@ -277,6 +277,63 @@ func TestOverridesOfTheFleet(t *testing.T) {
 	equal(t, "audit", audit.Changes, []adminapi.AuditedChange{c(3, "x"), c(2, "y"), c(1, "x")})
 }
 
+// TestSettingsThatDiffer in the memory of each Caddy are listed with who has which, in all lists; of a shared
+// store the latest is listed.
+func TestSettingsThatDiffer(t *testing.T) {
+	half := 50.0
+	of := func(in string, since, until float64, events int64, enforce *float64) adminapi.Override {
+		return adminapi.Override{Kind: store.OverrideZone, Zone: "z", Store: in, Since: since, Until: until, Events: events, Enforce: enforce}
+	}
+	at := func(o adminapi.Override, addresses ...string) adminapi.Override {
+		o.Addresses = addresses
+		return o
+	}
+	for name, c := range map[string]struct{ a, b, c, want []adminapi.Override }{
+		"alike, for some time": {
+			[]adminapi.Override{of("memory", 1, 101, 5, nil)}, []adminapi.Override{of("memory", 3, 103, 5, nil)}, []adminapi.Override{of("memory", 2, 102, 5, nil)},
+			[]adminapi.Override{of("memory", 3, 103, 5, nil)},
+		},
+		"one differs": {
+			[]adminapi.Override{of("memory", 1, 0, 5, nil)}, []adminapi.Override{of("memory", 2, 0, 5, &half)}, []adminapi.Override{of("memory", 3, 0, 5, nil)},
+			[]adminapi.Override{at(of("memory", 3, 0, 5, nil), "a", "c"), at(of("memory", 2, 0, 5, &half), "b")},
+		},
+		"another end": {
+			[]adminapi.Override{of("memory", 1, 0, 5, nil)}, []adminapi.Override{of("memory", 1, 100, 5, nil)}, []adminapi.Override{of("memory", 1, 1000, 5, nil)},
+			[]adminapi.Override{at(of("memory", 1, 0, 5, nil), "a"), at(of("memory", 1, 100, 5, nil), "b"), at(of("memory", 1, 1000, 5, nil), "c")},
+		},
+		"one has it": {nil, []adminapi.Override{of("memory", 1, 0, 5, nil)}, nil, []adminapi.Override{at(of("memory", 1, 0, 5, nil), "b")}},
+		"shared": {
+			[]adminapi.Override{of("redis", 1, 0, 5, nil)}, []adminapi.Override{of("redis", 2, 0, 6, nil)}, []adminapi.Override{of("redis", 1, 0, 5, nil)},
+			[]adminapi.Override{of("redis", 2, 0, 6, nil)},
+		},
+	} {
+		lists := [][]adminapi.Override{c.a, c.b, c.c}
+		var overrides []adminapi.Overrides
+		var buckets []adminapi.Buckets
+		var statuses []adminapi.Status
+		for _, list := range lists {
+			overrides = append(overrides, adminapi.Overrides{Overrides: list})
+			buckets = append(buckets, adminapi.Buckets{Buckets: []adminapi.Bucket{{BucketName: adminapi.BucketName{Client: client("x")}, Overrides: list}}})
+			zone := adminapi.Zone{Name: "z", Store: c.want[0].Store}
+			if len(list) > 0 {
+				zone.Rule = &list[0]
+			}
+			statuses = append(statuses, adminapi.Status{Zones: []adminapi.Zone{zone}, Stores: known.Stores})
+		}
+		equal(t, name, mergeOverrides(parts(overrides...), asked{known: known}).Overrides, c.want)
+		equal(t, name+", of a client", mergeBuckets(parts(buckets...), asked{known: known}).Buckets[0].Overrides, c.want)
+		zone, isOne := mergeStatus(parts(statuses...), asked{}).Zones[0], len(c.want[0].Addresses) == 0
+		if (zone.Rule != nil) != isOne {
+			t.Errorf("%s: the rule of all is %+v", name, zone.Rule)
+		}
+		for i, share := range zone.Shares {
+			if isTold := share.Rule != nil; isTold != (!isOne && len(lists[i]) > 0) || isTold && share.Rule != &lists[i][0] {
+				t.Errorf("%s: the rule of share %d is %+v", name, i, share.Rule)
+			}
+		}
+	}
+}
+
 // TestNothingIsAList and not null: the page and scripts go through it.
 func TestNothingIsAList(t *testing.T) {
 	for _, empty := range []any{

@@ -66,8 +66,11 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 			}
 			into.LastRefused = max(into.LastRefused, z.LastRefused)
 			into.Rule = cmp.Or(into.Rule, z.Rule)
-			into.Shares = append(into.Shares, adminapi.ZoneShare{Address: p.address, Decisions: z.Decisions})
+			into.Shares = append(into.Shares, adminapi.ZoneShare{Address: p.address, Decisions: z.Decisions, Rule: z.Rule})
 		}
+	}
+	for i := range zones.all {
+		tellRules(&zones.all[i], isShared(shops.all, zones.all[i].Store))
 	}
 	for _, f := range a.failed {
 		merged.Instances = append(merged.Instances, adminapi.Instance{Address: f.address, Error: f.text})
@@ -75,6 +78,19 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 	merged.Problems, merged.Zones, merged.Stores = append([]adminapi.Problem{}, problems.all...), append([]adminapi.Zone{}, zones.all...), append([]adminapi.Store{}, shops.all...)
 	slices.SortStableFunc(merged.Problems, func(a, b adminapi.Problem) int { return cmp.Compare(a.Kind.Rank(), b.Kind.Rank()) })
 	return merged
+}
+
+// tellRules makes a zone have the rule that all Caddys have or, where each keeps its own and they differ, each
+// share that of its Caddy.
+func tellRules(z *adminapi.Zone, isShared bool) {
+	first := z.Shares[0].Rule
+	if !isShared && slices.ContainsFunc(z.Shares, func(s adminapi.ZoneShare) bool { return !sameSetting(s.Rule, first) }) {
+		z.Rule = nil
+		return
+	}
+	for i := range z.Shares {
+		z.Shares[i].Rule = nil
+	}
 }
 
 // isShared reports whether a store is known to be shared.

@@ -52,16 +52,18 @@ func TestSearchInFleet(t *testing.T) {
 func TestPageOfFleet(t *testing.T) {
 	t.Parallel()
 	one, other := newScripted(), newScripted()
-	for api, allowed := range map[*scripted]int64{one: 1200, other: 300} {
+	answer := func(api *scripted, allowed, events int64) {
 		zone := scriptedZone("default", map[string]int64{"allowed": allowed, "blocked": 2})
 		zone.Enforce, zone.Rollout = 50, &adminapi.Rollout{Store: "next", Percent: 5}
 		enforce, moved := 100.0, 25.0
-		zone.Rule = &adminapi.Override{Kind: store.OverrideZone, Zone: "api", Events: 2000, Enforce: &enforce, Rollout: &moved}
+		zone.Rule = &adminapi.Override{Kind: store.OverrideZone, Zone: "api", Events: events, Enforce: &enforce, Rollout: &moved}
 		api.answer("GET ", adminapi.Status{
 			Instances: []adminapi.Instance{{Name: "host", Uptime: 60}}, Stores: []adminapi.Store{}, Zones: []adminapi.Zone{zone},
 			Problems: []adminapi.Problem{{Kind: adminapi.ProblemEmptyKey, Zone: "api", Text: "the key is empty"}},
 		})
 	}
+	answer(one, 1200, 2000)
+	answer(other, 300, 2000)
 	page := servePage(t, fleet.New([]fleet.Member{{Address: "a", Caller: one}, {Address: "b", Caller: other}, {Address: "c", Caller: away{}}}))
 	b := startBrowser(t, page)
 	b.do(chromedp.Navigate(page))
@@ -74,6 +76,8 @@ func TestPageOfFleet(t *testing.T) {
 	for _, note := range []string{"charts-note", "top-note", "near-note"} {
 		b.await(note, `document.getElementById("`+note+`").textContent.startsWith("Not part of this: c. ")`)
 	}
+	answer(other, 300, 3000)
+	b.await("rules that differ", `document.querySelector("#zones details > p").textContent.startsWith("10 (2,000 at a) (3,000 at b) per 1 min, sliding window, store default, 5% (25% at a) (25% at b) in next, enforced for 50% (100% at a)")`)
 	b.satisfied("fleet")
 }
 

@@ -623,7 +623,7 @@ func (v *view) judge(st *store.State) judgement {
 // part of it once.
 func (b *Bucket) showAhead(st *store.State, v *view) {
 	if !algorithm.Of(v.req.Limit.Algorithm).Copies() {
-		used := b.known.Content[confirmedUsed]
+		used := b.lastCount(v.req, v.now-b.clock)
 		if b.pending != nil {
 			used += b.pending.cost
 		}

@@ -61,8 +61,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case !st.Allowed:
 		return Nothing, refund
 	case r.Cost == 0:
-		b.showUnheard(r, st, m)
-		return Nothing, refund
+		return b.showUnheard(r, st, true, m), refund
 	}
 	if b.check != nil {
 		b.check.landed += r.Cost
@@ -81,6 +80,9 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 // has admitted and the store did not know of, the take is refused, and refund is its refund, if it needs
 // one. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
 func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWait bool, m *Moment) (do Do, refund store.Request) {
+	if r.Cost == 0 {
+		return b.showUnheard(r, st, mayWait, m), refund
+	}
 	// Its cost is counted by now, and was in flight until it is judged.
 	b.taking -= r.Cost
 	others, j := b.overtakes(r, st, mark, m)
@@ -121,12 +123,15 @@ func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, may
 			return AwaitReturn
 		}
 	}
-	if r.Cost == 0 || algorithm.Of(r.Limit.Algorithm).Lease {
+	if algorithm.Of(r.Limit.Algorithm).Lease {
 		return Nothing
 	}
 	taken := *st
 	taken.Used += r.Cost
 	b.hearTake(r, &taken, asked, m)
+	if r.Cost == 0 {
+		return b.showUnheard(r, st, mayWait, m)
+	}
 	b.countOwn(r, m)
 	switch others, j := b.overtakes(r, &taken, b.extras().landed, m); {
 	case j == fits:
@@ -140,12 +145,23 @@ func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, may
 }
 
 // showUnheard makes the answer to a take that costs nothing count what this process has charged,
-// which may have been on its way when the store answered.
-func (b *Bucket) showUnheard(r *store.Request, st *store.State, m *Moment) {
+// which may have been on its way when the store answered. If the charge in flight counts in another window
+// than it was sent in, or nobody knows, Do is AwaitCharge; unless mayWait is set, it counts in this one.
+func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool, m *Moment) Do {
 	shown := *st
-	if b.judge(r, &shown, st.Now, m) == fits && shown.Used > st.Used {
-		st.Used, st.Remaining = shown.Used, shown.Remaining
+	v := b.viewOf(r, &shown, st.Now)
+	if algorithm.Of(r.Limit.Algorithm).Copies() && v.unclear > 0 {
+		if mayWait {
+			return AwaitCharge
+		}
+		v.unclear = 0
 	}
+	if v.judge(&shown) == fits {
+		if b.showAhead(&shown, &v); shown.Used > st.Used {
+			st.Used, st.Remaining = shown.Used, shown.Remaining
+		}
+	}
+	return Nothing
 }
 
 // hearTake takes in what the answer to a take says of the bucket.
@@ -220,7 +236,7 @@ func (b *Bucket) ownCount(r *store.Request, m *Moment) algorithm.Known {
 	}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		// When events leave a log only the store knows.
-		own.Content, waiting = store.Content{}, waiting+b.lastCount(r, m)
+		own.Content, waiting = store.Content{}, waiting+b.lastCount(r, m.Now)
 	}
 	if waiting > 0 {
 		spend(&own, r, waiting, m.Now, b.clock)
@@ -250,8 +266,8 @@ func (b *Bucket) countOwn(r *store.Request, m *Moment) {
 }
 
 // lastCount is what the store last said of a bucket that cannot be copied, for a window.
-func (b *Bucket) lastCount(r *store.Request, m *Moment) int64 {
-	if b.trusted == 0 || m.Now >= b.trusted+r.Limit.Window.Microseconds() {
+func (b *Bucket) lastCount(r *store.Request, now int64) int64 {
+	if b.trusted == 0 || now >= b.trusted+r.Limit.Window.Microseconds() {
 		return 0
 	}
 	return b.known.Content[confirmedUsed]
@@ -275,7 +291,7 @@ func (b *Bucket) aloneState(r *store.Request, own algorithm.Known, m *Moment) st
 // aloneInLog is what the bucket says, without what is in flight, where buckets cannot be
 // copied.
 func (b *Bucket) aloneInLog(r *store.Request, own algorithm.Known, m *Moment) store.State {
-	counted, until := b.lastCount(r, m), b.trusted+r.Limit.Window.Microseconds()
+	counted, until := b.lastCount(r, m.Now), b.trusted+r.Limit.Window.Microseconds()
 	if spent := inWheel(own.Content, r.Limit, m.Now); spent >= counted {
 		counted, until = spent, wheelFrees(own.Content, r.Limit, r.Capacity()-r.Need(), m.Now)
 	}
@@ -337,7 +353,7 @@ func (b *Bucket) overtakes(r *store.Request, st *store.State, mark int64, m *Mom
 // usedOf is what is known to be spent.
 func (b *Bucket) usedOf(r *store.Request, m *Moment) int64 {
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
-		return b.lastCount(r, m)
+		return b.lastCount(r, m.Now)
 	}
 	return b.known.View(r, 0, m.Now+b.clock).Used
 }

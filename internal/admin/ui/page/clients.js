@@ -91,7 +91,7 @@ function showFound(results, answer, known) {
 	const rows = [...exact.filter(b => !b.isNothing), ...others, ...exact.filter(b => b.isNothing)].map(b => clientRow("results", foundColumns, b, [b.zone, b.store],
 		b.state ? usage(b.state) : b.error ? "unknown" : "nothing",
 		b.state && b.state.reset ? ends(b.state.reset) : "–",
-		(b.overrides || []).map(o => el("div", {class: o.kind === "block" ? "bad" : "good"}, (o.kind === "block" ? "blocked" : kindOf(o)) + (o.until ? ", ends " + ends(o.until) : ""))),
+		(b.overrides || []).map(o => el("div", {class: o.kind === "block" ? "bad" : "good"}, (o.kind === "block" ? "blocked" : kindOf(o)) + atEach(o) + (o.until ? ", ends " + ends(o.until) : ""))),
 		ago(b.last_refused)));
 	const isNothing = !others.length && exact.every(b => b.isNothing), errors = [...(answer.errors || []), ...(known.errors || [])];
 	const made = el("table", {}, el("thead", {}, el("tr", {}, ...foundColumns.map(c => el("th", {scope: "col", class: c.kind}, c.text)))), el("tbody", {}, ...rows));

@@ -123,6 +123,9 @@ const kindOf = o => {
 	}
 };
 
+// atEach says which of several Caddys have an override, if not all have.
+const atEach = o => o.addresses ? " at " + o.addresses.join(", ") : "";
+
 function overrideRow(o, columns) {
 	const button = el("button", {type: "button", "data-client": "end " + o.kind + " " + o.zone + " " + o.store + " " + o.client_key, "aria-label": "End the " + o.kind + " of " + clientText(o) + " in zone " + o.zone}, "End");
 	button.addEventListener("click", event => {
@@ -130,5 +133,5 @@ function overrideRow(o, columns) {
 		override(o.kind + "s", o.zone, new URLSearchParams(o.kind === "zone" ? {store: o.store} : {client_key: o.client_key, store: o.store}), "DELETE");
 	});
 	return clientRow("overrides " + o.kind, columns, {...o, unknown: o.unknown || o.kind === "zone"}, [o.zone, o.store],
-		kindOf(o), o.until ? ends(o.until) : "–", o.reason || "", o.by || "", button);
+		kindOf(o) + atEach(o), o.until ? ends(o.until) : "–", o.reason || "", o.by || "", button);
 }

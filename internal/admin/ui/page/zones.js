@@ -21,14 +21,18 @@ const troubles = {
 };
 const troubleOf = p => p && (p.zone ? troubles[p.kind] || "has a problem" : "its store has problems");
 
-// effective is what holds of a zone: what operators have set, and in parentheses what the config says.
+// effective is what holds of a zone: what operators have set, and in parentheses what the config says; or, if
+// Caddys differ, what the config says, and in parentheses what was set where.
 function effective(zone) {
-	const rule = zone.rule || {}, events = grouped(zone.events), percent = n => n + "%";
-	const either = (now, config) => now === undefined ? config : now + " (set; config " + config + ")";
+	const percent = n => n == null ? undefined : n + "%", eventsOf = n => n < 0 ? "unlimited" : n > 0 ? number(n) : undefined;
+	const either = (of, config) => {
+		const now = of(zone.rule || {}), others = (zone.shares || []).filter(s => s.rule && of(s.rule) !== undefined);
+		return (now === undefined ? config : now + " (set; config " + config + ")") + others.map(s => " (" + of(s.rule) + " at " + s.address + ")").join("");
+	};
 	return {
-		events: either(rule.events < 0 ? "unlimited" : rule.events > 0 ? number(rule.events) : undefined, events),
-		enforced: either(rule.enforce == null ? undefined : percent(rule.enforce), percent(zone.enforce)),
-		moved: zone.rollout && either(rule.rollout == null ? undefined : percent(rule.rollout), percent(zone.rollout.percent)),
+		events: either(rule => eventsOf(rule.events), grouped(zone.events)),
+		enforced: either(rule => percent(rule.enforce), percent(zone.enforce)),
+		moved: zone.rollout && either(rule => percent(rule.rollout), percent(zone.rollout.percent)),
 	};
 }
 
