@@ -433,7 +433,7 @@ func TestStatusOfOutage(t *testing.T) {
 			texts = append(texts, p.Text)
 		}
 		all := strings.Join(texts, "; ")
-		for _, word := range []string{"; charges wait for shard a; ", "the replica " + servers[0].Replicas[0].Addr() + " of shard a is left out of checks, because calls of it fail: "} {
+		for _, word := range []string{"; charges wait for shard a: ", "the replica " + servers[0].Replicas[0].Addr() + " of shard a is left out of checks, because calls of it fail: "} {
 			if !strings.Contains(all, word) {
 				return fmt.Errorf("%s lacks %s", text, word)
 			}
