@@ -30,10 +30,12 @@ const (
 	presenceTimeout = 5 * time.Second
 )
 
-// processID and processName are this process, and beats is how often it has told others of itself.
+// ProcessID tells this process from others.
+var ProcessID = strconv.FormatUint(rand.Uint64(), 36)
+
+// processName is what this process is called, and beats is how often it has told others of itself.
 var (
 	beats       atomic.Int64
-	processID   = strconv.FormatUint(rand.Uint64(), 36)
 	processName = sync.OnceValue(func() string {
 		host, err := os.Hostname()
 		if err != nil {
@@ -136,7 +138,7 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, presenceTimeout)
 	defer cancel()
 	p.mu.Lock()
-	mine := store.Presence{ID: processID, Process: processName(), Zones: maps.Clone(p.zones), Beat: beats.Add(1)}
+	mine := store.Presence{ID: ProcessID, Process: processName(), Zones: maps.Clone(p.zones), Beat: beats.Add(1)}
 	var gone []store.Met
 	for key, s := range p.seen {
 		if p.looks[s.Here].long-s.at >= missedBeats*presencePeriod {
@@ -149,7 +151,7 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	met, err := p.kept.Announce(ctx, mine, gone)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	isMine := func(m *store.Met) bool { return m.ID == processID && m.Beat == mine.Beat }
+	isMine := func(m *store.Met) bool { return m.ID == ProcessID && m.Beat == mine.Beat }
 	for i := range met {
 		if m := &met[i]; isMine(m) {
 			// The shard has answered.

@@ -52,7 +52,7 @@ func TestDisagreements(t *testing.T) {
 		"another secret":     {other(func(p *store.Presence) { p.Secret = "s" }), "", "the Caddy on host has another key_secret"},
 		"another name":       {other(func(p *store.Presence) { p.Shard = "b" }), "shard a is shard b for the Caddy on host", "shard a is shard b for the Caddy on host"},
 		"its own names": {
-			other(func(p *store.Presence) { p.ID, p.Shard, p.Zones = processID, "b", map[string]string{"api": "2"} }),
+			other(func(p *store.Presence) { p.ID, p.Shard, p.Zones = ProcessID, "b", map[string]string{"api": "2"} }),
 			"shard a is shard b for this Caddy's config before", "shard a is shard b for this Caddy's config before",
 		},
 	} {

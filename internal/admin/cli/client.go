@@ -38,6 +38,7 @@ needs none of these.
 		err := s.call(http.MethodGet, flags.path(args), nil, &b)
 		if err == nil && !s.raw {
 			s.showBuckets(&b)
+			s.showUnanswered(b.Unanswered)
 		}
 		return 0, err
 	})
@@ -77,6 +78,7 @@ are empty.
 			}
 			fmt.Fprintf(s.out, "%s: %s in zone %s of store %s%s\n", what, shown(clientText(&b.Client)), shown(all.Zone), shown(all.Store), where)
 		}
+		s.showUnanswered(all.Unanswered)
 		return 0, nil
 	})
 	return cmd
