@@ -121,7 +121,8 @@ func TestServersThatAnswerAndRefuse(t *testing.T) {
 			for _, text := range c.texts {
 				awaitProblem(caddy, c.kind, text)
 			}
-			must(t, "metric", want("problems", caddy.Metric(`caddy_rate_limit_problems{kind="`+c.kind+`"}`), "1"))
+			// Charges may be lost as well.
+			must(t, "metric", want("no problem", caddy.Metric(`caddy_rate_limit_problems{kind="`+c.kind+`"}`) == "0", false))
 		})
 	}
 }

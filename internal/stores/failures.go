@@ -31,11 +31,19 @@ func (of failureOf) since(at time.Time) error {
 
 // Unanswered returns the last error of a shard for which on_error has decided since an instant, or nil.
 func (o *Opened) Unanswered(shard string, since time.Time) error {
-	return failureOf{o.Name, shard, false}.since(since)
+	return o.failure(failureOf{o.Name, shard, false}, since)
 }
 
 // Lost returns the error of the last charge or refund that a shard was not sent and will not be, since an
 // instant, or nil.
 func (o *Opened) Lost(shard string, since time.Time) error {
-	return failureOf{o.Name, shard, true}.since(since)
+	return o.failure(failureOf{o.Name, shard, true}, since)
+}
+
+// failure leaves out those of another config that had a store and a shard of these names.
+func (o *Opened) failure(of failureOf, since time.Time) error {
+	if since.Before(o.at) {
+		since = o.at
+	}
+	return of.since(since)
 }

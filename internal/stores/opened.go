@@ -18,6 +18,8 @@ import (
 // Opened is a store that is open, with what surrounds it.
 type Opened struct {
 	Name string
+	// at is when it was opened.
+	at time.Time
 	// Base is the module's store.
 	Base store.Store
 	// Operable is Base if operators may ask it, and otherwise nil.
@@ -83,7 +85,7 @@ func (h *Handle) newOpened() (*Opened, error) {
 	}
 	operable, _ := s.(store.Operable)
 	remote, isRemote := s.(store.Remote)
-	open := &Opened{Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
+	open := &Opened{at: time.Now(), Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
 	open.newcomers = h.newNewcomers(s)
 	h.keepAccounts(open, remote)
 	if operable != nil && isRemote {
