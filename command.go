@@ -65,11 +65,15 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 	if err != nil {
 		return nil, err
 	}
+	isGiven := cmd.Flags().Changed("address")
 	if len(given) == 0 {
 		given = []string{""}
 	}
 	var members []fleet.Member
 	for _, one := range given {
+		if one = strings.TrimSpace(one); one == "" && isGiven {
+			return nil, errors.New("--address: an address is empty; leave out the flag for the default")
+		}
 		address, err := caddycmd.DetermineAdminAPIAddress(one, nil, flags.String("config"), flags.String("adapter"))
 		if err != nil {
 			return nil, err

@@ -81,12 +81,25 @@ func TestFleet(t *testing.T) {
 	prints(t, 0, []string{"refused most in the last", "no answer of " + away, "own   4 ", one.Admin + " 75%, " + other.Admin + " 25%"}, "top", "own", "--address", addresses)
 	prints(t, 0, []string{"no answer of " + away, "own: 2 clients at their limit"}, "near", "own", "--address", addresses)
 
+	// Lists and changes name it too, and are not of a shard that cannot be reached.
+	for _, args := range [][]string{{"rules"}, {"audit"}, {"find", "alice"}, {"get", "shared", "alice"}, {"set", "shared", "carol", "--events", "7"}, {"unset", "shared", "carol"}, {"reset", "shared", "carol"}} {
+		prints(t, 0, []string{"no answer of " + away}, append(args, "--address", addresses)...)
+	}
+	prints(t, 1, []string{"no answer of " + away}, "rules", "--export", "--address", addresses)
+	// One Caddy is shown once.
+	_, port, _ := strings.Cut(one.Admin, ":")
+	prints(t, 0, []string{"own   3 ", one.Admin + " 100%"}, "top", "own", "--address", one.Admin+", localhost:"+port)
+	prints(t, 0, []string{"localhost:" + port + "  is the Caddy at " + one.Admin}, "status", "--address", one.Admin+", localhost:"+port)
+	for _, empty := range []string{"", one.Admin + ",", " ," + one.Admin} {
+		prints(t, 1, []string{"an address is empty"}, "status", "--address", empty)
+	}
+
 	page := startPage(t, one.Admin, "http://"+other.Admin, away)
 	must(t, "status of the page", errors.Join(want("status", page(http.MethodGet, "", &st), http.StatusOK), want("Caddys", len(st.Instances), 3)))
 	must(t, "the one that is away", want("error", st.Instances[2].Address == away && st.Instances[2].Error != "", true))
 	var top adminapi.Tops
 	must(t, "top of the page", want("status", page(http.MethodGet, "top?n=10", &top), http.StatusOK))
-	must(t, "top", errors.Join(want("zones", len(top.Zones), 2), want("count", top.Zones[0].Refused[0].Count, 4), want("errors", len(top.Errors), 1)))
+	must(t, "top", errors.Join(want("zones", len(top.Zones), 2), want("count", top.Zones[0].Refused[0].Count, 4), want("errors", len(top.Unanswered), 1)))
 	var found adminapi.Found
 	must(t, "clients of the page", want("status", page(http.MethodGet, "clients?name=alice", &found), http.StatusOK))
 	for _, zone := range found.Zones {

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
 // started is about when the process started.
@@ -21,7 +22,7 @@ func instance() adminapi.Instance {
 	if err != nil {
 		name = "unknown"
 	}
-	return adminapi.Instance{Name: name, Version: version(), Uptime: seconds(time.Since(started))}
+	return adminapi.Instance{ID: stores.ProcessID, Name: name, Version: version(), Uptime: seconds(time.Since(started))}
 }
 
 // version returns the version of this module in the binary, or "".

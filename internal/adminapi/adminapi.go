@@ -31,6 +31,8 @@ type Status struct {
 
 // Instance is a Caddy.
 type Instance struct {
+	// ID is that of its process.
+	ID string `json:"id,omitempty"`
 	// Name is that of its machine.
 	Name string `json:"name"`
 	// Address is that of its admin endpoint. A Caddy does not know by which address it was asked:
@@ -43,6 +45,8 @@ type Instance struct {
 	Uptime float64 `json:"uptime"`
 	// Error is why it is not part of the answer, if several were asked and it did not answer.
 	Error string `json:"error,omitempty"`
+	// Same is the other address of a Caddy that was asked at two.
+	Same string `json:"same,omitempty"`
 }
 
 // ProblemKind is what sort of problem one is.
@@ -243,8 +247,8 @@ type Top struct {
 	// Since is the time that the counts cover, in seconds.
 	Since   float64         `json:"since"`
 	Refused []RefusedClient `json:"refused"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // RefusedClient is how often a client was refused: a lower bound, but for a chance
@@ -268,8 +272,8 @@ type ClientShare struct {
 // Tops has the [Top] of every zone, in alphabetical order: GET /rate_limit/top.
 type Tops struct {
 	Zones []Top `json:"zones"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // Near lists the clients that have used most of their limit in a zone, and not all of
@@ -285,8 +289,8 @@ type Near struct {
 	// Unlisted are the stores that cannot list their buckets, so that their clients are
 	// not known.
 	Unlisted []string `json:"unlisted_stores,omitempty"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // NearClient is a client that is near its limit, as far as this process knows. Its
@@ -313,16 +317,18 @@ type Sighting struct {
 // Nears has the [Near] of every zone, in alphabetical order: GET /rate_limit/near.
 type Nears struct {
 	Zones []Near `json:"zones"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // Found lists the buckets of one client in every zone and store whose key fits, in
 // alphabetical order of the zones: GET /rate_limit/clients.
 type Found struct {
 	Zones []Buckets `json:"zones"`
-	// Errors are of the zones that could not be looked at, and of Caddys that did not answer.
+	// Errors are of the zones that could not be looked at.
 	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // Matches lists the clients that begin with a text, among those whose buckets this process remembers:
@@ -333,8 +339,8 @@ type Matches struct {
 	More bool `json:"more,omitempty"`
 	// Unlisted are the stores that cannot list their buckets.
 	Unlisted []string `json:"unlisted_stores,omitempty"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // Match is a client of a zone, and its count as far as this process knows.
@@ -354,8 +360,8 @@ type Buckets struct {
 	Zone    string   `json:"zone"`
 	Store   string   `json:"store"`
 	Buckets []Bucket `json:"buckets"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // BucketName identifies a bucket of a zone: its client and, if the bucket was found by
@@ -423,6 +429,8 @@ type Resets struct {
 	Zone    string  `json:"zone"`
 	Store   string  `json:"store"`
 	Buckets []Reset `json:"buckets"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // Reset is a bucket that was emptied. Deleted is set if there was one.
@@ -436,8 +444,10 @@ type Reset struct {
 // /rate_limit/overrides.
 type Overrides struct {
 	Overrides []Override `json:"overrides"`
-	// Errors are of the stores whose overrides could not all be read, and of Caddys that did not answer.
+	// Errors are of the stores whose overrides could not all be read.
 	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // Override is a [store.Override]. Instants are in seconds since the epoch; Until is 0 if it lasts until
@@ -503,6 +513,8 @@ type Audit struct {
 	Changes []AuditedChange `json:"changes"`
 	// Errors are of the stores whose changes could not all be read.
 	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // AuditedChange is a change that was made. Before is nil if there was no override, After if it was

@@ -17,8 +17,8 @@ type History struct {
 	Partial int64 `json:"partial,omitempty"`
 	// Zones are in alphabetical order.
 	Zones []ZoneHistory `json:"zones"`
-	// Errors are of the Caddys that did not answer, if several were asked.
-	Errors []string `json:"errors,omitempty"`
+	// Unanswered are the Caddys that did not answer, if several were asked, and why.
+	Unanswered []string `json:"unanswered,omitempty"`
 }
 
 // ZoneHistory is the history of a zone. Its series are as long as each other, the oldest step first. The

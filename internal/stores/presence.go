@@ -31,10 +31,12 @@ const (
 	presenceTimeout = 5 * time.Second
 )
 
-// processID and processName are this process, and beats is how often it has told others of itself.
+// ProcessID tells this process from others.
+var ProcessID = strconv.FormatUint(rand.Uint64(), 36)
+
+// processName is what this process is called, and beats is how often it has told others of itself.
 var (
 	beats       atomic.Int64
-	processID   = strconv.FormatUint(rand.Uint64(), 36)
 	processName = sync.OnceValue(func() string {
 		host, err := os.Hostname()
 		if err != nil {
@@ -141,7 +143,7 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, presenceTimeout)
 	defer cancel()
 	p.mu.Lock()
-	mine := store.Presence{ID: processID, Process: processName(), Zones: maps.Clone(p.zones), Beat: beats.Add(1)}
+	mine := store.Presence{ID: ProcessID, Process: processName(), Zones: maps.Clone(p.zones), Beat: beats.Add(1)}
 	p.first = cmp.Or(p.first, mine.Beat)
 	var gone []store.Met
 	for key, s := range p.seen {
@@ -156,11 +158,11 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for i := range met {
-		if m := &met[i]; m.ID == processID && m.Beat >= p.first && m.Shard != m.Here {
+		if m := &met[i]; m.ID == ProcessID && m.Beat >= p.first && m.Shard != m.Here {
 			p.twins[[2]string{m.Here, m.Shard}], p.twins[[2]string{m.Shard, m.Here}] = true, true
 		}
 	}
-	isMine := func(m *store.Met) bool { return m.ID == processID && m.Beat == mine.Beat }
+	isMine := func(m *store.Met) bool { return m.ID == ProcessID && m.Beat == mine.Beat }
 	for i := range met {
 		if m := &met[i]; isMine(m) {
 			// The shard has answered.

@@ -54,7 +54,7 @@ func TestDisagreements(t *testing.T) {
 		"another name":       {other(func(p *store.Presence) { p.Shard = "b" }), "shard a is shard b for the Caddy on host", "shard a is shard b for the Caddy on host"},
 		"its own names": {
 			other(func(p *store.Presence) {
-				p.ID, p.Shard, p.Zones, p.Beat = processID, "b", map[string]string{"api": "2"}, math.MinInt32
+				p.ID, p.Shard, p.Zones, p.Beat = ProcessID, "b", map[string]string{"api": "2"}, math.MinInt32
 			}),
 			"shard a is shard b for this Caddy's config before", "shard a is shard b for this Caddy's config before",
 		},
@@ -124,7 +124,7 @@ func TestTwinShardsAreNoDisagreement(t *testing.T) {
 			t.Errorf("%q, want what is said of the one that has ended", p.disagreements)
 		}
 	}
-	kept.met = append(kept.met, store.Met{Presence: store.Presence{ID: processID, Shard: "a", Beat: beats.Load()}, Here: "b"})
+	kept.met = append(kept.met, store.Met{Presence: store.Presence{ID: ProcessID, Shard: "a", Beat: beats.Load()}, Here: "b"})
 	if err := p.tell(t.Context(), time.Now()); err != nil {
 		t.Fatal(err)
 	}

@@ -45,6 +45,7 @@ bucket's shard answers.
 		}
 		if !s.raw {
 			s.showBuckets(&b)
+			s.showUnanswered(b.Unanswered)
 		}
 		if slices.ContainsFunc(b.Buckets, isUnreachable) {
 			return exitShard, nil
@@ -92,6 +93,7 @@ are empty.
 			}
 			fmt.Fprintf(s.out, "%s: %s in zone %s of store %s%s\n", what, shown(clientText(&b.Client)), shown(all.Zone), shown(all.Store), where)
 		}
+		s.showUnanswered(all.Unanswered)
 		return 0, nil
 	})
 	return cmd

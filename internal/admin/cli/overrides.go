@@ -190,6 +190,7 @@ func (s *session) showChanges(method string, all *adminapi.Overrides) {
 			fmt.Fprintln(s.out, "  warning:", shown(o.Warning))
 		}
 	}
+	s.showUnanswered(all.Unanswered)
 }
 
 // overrideText says what an override does, and until when.

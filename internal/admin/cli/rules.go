@@ -192,6 +192,7 @@ func listRules(s *session, query url.Values) (int, error) {
 		t.row(o.Zone, o.Store, string(o.Kind), clientOf(o.Kind, &o.Client), settingText(o)+where(o.Addresses), until(o.Until, now), o.By, o.Reason)
 	}
 	t.end()
+	s.showUnanswered(all.Unanswered)
 	return s.tellErrors(all.Errors), nil
 }
 
@@ -210,7 +211,7 @@ func codeWith(errs []string) int {
 	return 0
 }
 
-// tellErrors says of which stores, or of several Caddys, not all is known, and returns the exit code.
+// tellErrors says of which stores not all is known, and returns the exit code.
 func (s *session) tellErrors(errs []string) int {
 	for _, text := range errs {
 		fmt.Fprintln(s.out, "not all are known:", shown(text))
@@ -261,6 +262,9 @@ func exportRules(s *session, query url.Values) (int, error) {
 	}
 	if len(all.Errors) > 0 {
 		return exitShard, fmt.Errorf("not all are known: %s", shown(all.Errors[0]))
+	}
+	if len(all.Unanswered) > 0 {
+		return 0, fmt.Errorf("not all are known: no answer of %s", shown(all.Unanswered[0]))
 	}
 	if i := slices.IndexFunc(all.Overrides, func(o adminapi.Override) bool { return len(o.Addresses) > 0 }); i >= 0 {
 		o := &all.Overrides[i]
@@ -402,6 +406,7 @@ func auditCommand(host Host) *cobra.Command {
 			t.row(time.UnixMicro(int64(c.At*1e6)).Format(time.DateTime), c.Zone, string(c.Kind), clientOf(c.Kind, &c.Client), auditedText(c.Before), auditedText(c.After), c.By, c.Reason)
 		}
 		t.end()
+		s.showUnanswered(all.Unanswered)
 		return s.tellErrors(all.Errors), nil
 	})
 	return cmd
@@ -443,6 +448,7 @@ placeholder of the key has for it, such as an IP address, or an API key.
 		for _, text := range found.Errors {
 			fmt.Fprintln(s.out, shown(text))
 		}
+		s.showUnanswered(found.Unanswered)
 		if len(found.Zones) == 0 && len(found.Errors) == 0 {
 			fmt.Fprintln(s.out, "no zone's key can yield that name")
 			return exitUnknown, nil
@@ -480,7 +486,7 @@ each saw last: how much each has admitted is not known.
 			zones = []adminapi.Near{got.Near}
 		}
 		s.showNear(zones)
-		s.showUnanswered(got.Errors)
+		s.showUnanswered(got.Unanswered)
 		return 0, nil
 	})
 	return cmd

@@ -87,9 +87,12 @@ func problemText(p *adminapi.Problem) string {
 func showInstances(out io.Writer, all []adminapi.Instance) {
 	t := newTable(out, "CADDY", "NAME", "VERSION", "UP FOR")
 	for _, i := range all {
-		if i.Error != "" {
+		switch {
+		case i.Error != "":
 			t.row(i.Address, "does not answer: "+i.Error)
-		} else {
+		case i.Same != "":
+			t.row(i.Address, "is the Caddy at "+i.Same)
+		default:
 			t.row(i.Address, i.Name, i.Version, seconds(i.Uptime))
 		}
 	}
@@ -270,7 +273,7 @@ func showTop(s *session, query url.Values) error {
 	}
 	slices.SortStableFunc(all, func(a, b refused) int { return cmp.Compare(b.Count, a.Count) })
 	fmt.Fprintf(s.out, "refused most in the last %s\n", cmp.Or(seconds(covered), "moment"))
-	s.showUnanswered(got.Errors)
+	s.showUnanswered(got.Unanswered)
 	header := []string{"ZONE", "REFUSED", "LAST REFUSAL", "STORE", "CLIENT"}
 	if isFleet {
 		header = append(header, "BY")

@@ -63,7 +63,7 @@ func TestTopOfAFleet(t *testing.T) {
 		all = append(all, adminapi.RefusedClient{Client: adminapi.Client{ClientKey: fmt.Sprint("k", i)}, Count: int64(100 - i)})
 	}
 	most := adminapi.RefusedClient{Client: adminapi.Client{ClientKey: "most"}, Count: 400, Shares: []adminapi.ClientShare{{Address: "a:1", Count: 300}, {Address: "b:1", Count: 100}}}
-	answer := adminapi.Tops{Zones: []adminapi.Top{{Zone: "api", Since: 60, Refused: all}, {Zone: "login", Refused: []adminapi.RefusedClient{most}}}, Errors: []string{"c:1: no route"}}
+	answer := adminapi.Tops{Zones: []adminapi.Top{{Zone: "api", Since: 60, Refused: all}, {Zone: "login", Refused: []adminapi.RefusedClient{most}}}, Unanswered: []string{"c:1: no route"}}
 	lines := strings.Split(shownOf(t, answer, func(s *session) error { return showTop(s, url.Values{}) }), "\n")
 	if len(lines) != 65 || lines[0] != "refused most in the last 1m0s" || lines[1] != "no answer of c:1: no route" ||
 		!strings.HasPrefix(lines[3], "login  400") || !strings.HasSuffix(lines[3], "a:1 75%, b:1 25%") || !strings.Contains(lines[63], "k59") {

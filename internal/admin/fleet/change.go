@@ -4,6 +4,7 @@ import (
 	"context"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
 )
 
@@ -31,9 +32,15 @@ func (a *API) change(ctx context.Context, method, path, what, zone string, query
 	}
 	// Of a zone that no config has, the stores are not known.
 	if len(stores) > 0 && about.areShared(stores...) {
-		return oneOf(ctx, members, method, path, body)
+		for _, i := range st.Instances {
+			if i.Error != "" {
+				about.failed = append(about.failed, failure{i.Address, i.Error})
+			}
+		}
+		return oneOf(ctx, members, method, path, body, merge, about)
 	}
-	all := ask(ctx, a.members, changeTimeout, method, path, body)
+	everyone := slices.DeleteFunc(slices.Clone(a.members), func(m Member) bool { return isTwin(st, m.Address) })
+	all := ask(ctx, everyone, changeTimeout, method, path, body)
 	good, failed := parted(all)
 	if method == http.MethodDelete && len(good) > 0 {
 		// What is to be removed need not be in the memory of each.
@@ -60,11 +67,18 @@ func (a *API) change(ctx context.Context, method, path, what, zone string, query
 }
 
 // oneOf sends a change to one Caddy after the other, until one answers that can reach the store.
-func oneOf(ctx context.Context, members []Member, method, path string, body []byte) (int, []byte, error) {
+func oneOf(ctx context.Context, members []Member, method, path string, body []byte, merge merger, about asked) (int, []byte, error) {
 	var all []answered
 	for i := range members {
 		r := ask(ctx, members[i:i+1], changeTimeout, method, path, body)[0]
-		if r.err == nil && r.status != http.StatusBadGateway && r.status != http.StatusGatewayTimeout {
+		switch {
+		case r.isGood() && len(about.failed) > 0:
+			merged, err := merge([]answered{r}, about)
+			if err != nil {
+				return 0, nil, err
+			}
+			return encode(r.status, merged)
+		case r.err == nil && r.status != http.StatusBadGateway && r.status != http.StatusGatewayTimeout:
 			return r.status, r.text, nil
 		}
 		all = append(all, r)

@@ -12,7 +12,7 @@ import (
 // mergeFound joins the buckets of one client in each zone and store.
 func mergeFound(parts []part[adminapi.Found], a asked) adminapi.Found {
 	zones := joined[zoneKey, []part[adminapi.Buckets]]{}
-	merged := adminapi.Found{Zones: []adminapi.Buckets{}, Errors: a.errors()}
+	merged := adminapi.Found{Zones: []adminapi.Buckets{}, Unanswered: a.unanswered()}
 	for _, p := range parts {
 		for _, b := range p.answer.Zones {
 			into, _ := zones.at(zoneKey{b.Zone, b.Store}, nil)
@@ -33,7 +33,7 @@ func mergeFound(parts []part[adminapi.Found], a asked) adminapi.Found {
 // each what the Caddy knows that knows most.
 func mergeMatches(parts []part[adminapi.Matches], a asked) adminapi.Matches {
 	type id struct{ zone, store, key string }
-	merged, clients := adminapi.Matches{Errors: a.errors()}, joined[id, adminapi.Match]{}
+	merged, clients := adminapi.Matches{Unanswered: a.unanswered()}, joined[id, adminapi.Match]{}
 	for _, p := range parts {
 		merged.More = merged.More || p.answer.More
 		merged.Unlisted = append(merged.Unlisted, p.answer.Unlisted...)
@@ -53,7 +53,7 @@ func mergeMatches(parts []part[adminapi.Matches], a asked) adminapi.Matches {
 // mergeBuckets joins the copies of buckets: of a shared store each server's once, of another those in
 // the memory of each Caddy.
 func mergeBuckets(parts []part[adminapi.Buckets], a asked) adminapi.Buckets {
-	merged, buckets := adminapi.Buckets{Errors: a.errors()}, joined[string, adminapi.Bucket]{}
+	merged, buckets := adminapi.Buckets{Unanswered: a.unanswered()}, joined[string, adminapi.Bucket]{}
 	// overrides are those of each bucket.
 	var overrides []settings
 	for _, p := range parts {
@@ -128,8 +128,8 @@ func addAccounts(a, b *adminapi.Account) *adminapi.Account {
 }
 
 // mergeResets joins what was emptied.
-func mergeResets(parts []part[adminapi.Resets], _ asked) adminapi.Resets {
-	merged, buckets := adminapi.Resets{}, joined[string, adminapi.Reset]{}
+func mergeResets(parts []part[adminapi.Resets], a asked) adminapi.Resets {
+	merged, buckets := adminapi.Resets{Unanswered: a.unanswered()}, joined[string, adminapi.Reset]{}
 	for _, p := range parts {
 		merged.Zone, merged.Store = p.answer.Zone, p.answer.Store
 		for _, b := range p.answer.Buckets {
@@ -201,7 +201,7 @@ func sameSetting(a, b *adminapi.Override) bool {
 
 // mergeOverrides joins what operators have set.
 func mergeOverrides(parts []part[adminapi.Overrides], a asked) adminapi.Overrides {
-	merged, all := adminapi.Overrides{Errors: a.errors()}, settings{}
+	merged, all := adminapi.Overrides{Unanswered: a.unanswered()}, settings{}
 	for _, p := range parts {
 		for _, o := range p.answer.Overrides {
 			all.add(o, p.address)
@@ -220,7 +220,7 @@ func mergeAudit(parts []part[adminapi.Audit], a asked) adminapi.Audit {
 		overrideID
 		at float64
 	}
-	merged, all := adminapi.Audit{Errors: a.errors()}, joined[id, adminapi.AuditedChange]{}
+	merged, all := adminapi.Audit{Unanswered: a.unanswered()}, joined[id, adminapi.AuditedChange]{}
 	for _, p := range parts {
 		for _, c := range p.answer.Changes {
 			all.at(id{overrideID{c.Kind, c.Zone, c.Store, c.Client.ClientKey}, c.At}, c)

@@ -62,7 +62,7 @@ func (a *API) Call(ctx context.Context, method, path string, body []byte) (int, 
 	query := target.Query()
 	if method == http.MethodGet {
 		if row, ok := reads[what]; ok {
-			return a.read(ctx, path, zone, query, row)
+			return a.read(ctx, path, what, zone, query, row)
 		}
 	} else if merge, ok := changes[what]; ok {
 		return a.change(ctx, method, path, what, zone, query, body, merge)
@@ -89,8 +89,8 @@ type asked struct {
 	failed []failure
 }
 
-// errors returns the failures as answers list them.
-func (a *asked) errors() (texts []string) {
+// unanswered returns the failures as answers list them.
+func (a *asked) unanswered() (texts []string) {
 	for _, f := range a.failed {
 		texts = append(texts, f.String())
 	}
@@ -100,9 +100,7 @@ func (a *asked) errors() (texts []string) {
 // read is how the answers of one path become one.
 type read struct {
 	timeout time.Duration
-	// needsStores is set if it matters which stores are shared, which the status tells.
-	needsStores bool
-	merge       merger
+	merge   merger
 }
 
 // merger makes one answer of those that Caddys have given with success.
@@ -110,14 +108,14 @@ type merger func(good []answered, a asked) (any, error)
 
 // reads are the paths, up to a zone in them.
 var reads = map[string]read{
-	"":          {stateTimeout, false, as(mergeStatus)},
-	"top":       {stateTimeout, false, ifAsked("zone", as(mergeTop), as(mergeTops))},
-	"near":      {stateTimeout, true, ifAsked("zone", as(mergeNear), as(mergeNears))},
-	"history":   {stateTimeout, false, as(mergeHistory)},
-	"clients":   {serversTimeout, true, ifAsked("prefix", as(mergeMatches), as(mergeFound))},
-	"buckets":   {serversTimeout, true, as(mergeBuckets)},
-	"overrides": {serversTimeout, true, as(mergeOverrides)},
-	"audit":     {serversTimeout, false, as(mergeAudit)},
+	"":          {stateTimeout, as(mergeStatus)},
+	"top":       {stateTimeout, ifAsked("zone", as(mergeTop), as(mergeTops))},
+	"near":      {stateTimeout, ifAsked("zone", as(mergeNear), as(mergeNears))},
+	"history":   {stateTimeout, as(mergeHistory)},
+	"clients":   {serversTimeout, ifAsked("prefix", as(mergeMatches), as(mergeFound))},
+	"buckets":   {serversTimeout, as(mergeBuckets)},
+	"overrides": {serversTimeout, as(mergeOverrides)},
+	"audit":     {serversTimeout, as(mergeAudit)},
 }
 
 // as returns the merger of answers of one type.
@@ -198,15 +196,17 @@ func parted(all []answered) (good []answered, failed []failure) {
 	return good, failed
 }
 
-// read asks all Caddys. One that does not know the zone that is named has no part that could be missing.
-func (a *API) read(ctx context.Context, path, zone string, query url.Values, row read) (int, []byte, error) {
+// read asks all Caddys and, at the same time, for the status, which tells which stores are shared, and which
+// addresses are those of one Caddy. One that does not know the zone that is named has no part that could be missing.
+func (a *API) read(ctx context.Context, path, what, zone string, query url.Values, row read) (int, []byte, error) {
 	var known *adminapi.Status
 	var status sync.WaitGroup
-	if row.needsStores {
+	if what != "" {
 		status.Go(func() { known, _ = a.status(ctx) })
 	}
 	all := ask(ctx, a.members, row.timeout, http.MethodGet, path, nil)
 	status.Wait()
+	all = slices.DeleteFunc(all, func(r answered) bool { return isTwin(known, r.address) })
 	good, failed := parted(all)
 	if len(good) == 0 {
 		return first(all)
@@ -230,6 +230,11 @@ func withoutUnknown(failed []failure, all []answered) []failure {
 	})
 }
 
+// isTwin reports whether a Caddy is known to be asked at another address as well, which stands for both.
+func isTwin(st *adminapi.Status, address string) bool {
+	return st != nil && slices.ContainsFunc(st.Instances, func(i adminapi.Instance) bool { return i.Address == address && i.Same != "" })
+}
+
 // status returns the status of the fleet and the Caddys that have answered; nil if none has.
 func (a *API) status(ctx context.Context) (*adminapi.Status, []Member) {
 	good, failed := parted(ask(ctx, a.members, stateTimeout, http.MethodGet, root, nil))
@@ -239,7 +244,7 @@ func (a *API) status(ctx context.Context) (*adminapi.Status, []Member) {
 	}
 	st := merged.(adminapi.Status)
 	return &st, slices.DeleteFunc(slices.Clone(a.members), func(m Member) bool {
-		return !slices.ContainsFunc(good, func(g answered) bool { return g.address == m.Address })
+		return isTwin(&st, m.Address) || !slices.ContainsFunc(good, func(g answered) bool { return g.address == m.Address })
 	})
 }
 

@@ -110,7 +110,7 @@ func TestChangesWhileSomeAreAway(t *testing.T) {
 	answers := map[string]string{"POST " + root + "grants/api": `{"overrides":[]}`, "POST " + root + "grants/login": `{"overrides":[]}`}
 	api, caddys := startFleet(t, 2, 1, answers)
 	slices.Reverse(api.members)
-	if status, text, err := api.Call(t.Context(), http.MethodPost, root+"grants/api?client_key=x", nil); err != nil || status != http.StatusOK || len(made(caddys)) != 1 {
+	if status, text, err := api.Call(t.Context(), http.MethodPost, root+"grants/api?client_key=x", nil); err != nil || status != http.StatusOK || len(made(caddys)) != 1 || !strings.Contains(string(text), `"unanswered":["c1: no route"]`) {
 		t.Errorf("shared: %d %s, %v", status, text, err)
 	}
 	status, text, err := api.Call(t.Context(), http.MethodPost, root+"grants/login?client_key=x", nil)
@@ -129,6 +129,44 @@ func TestChangesWhileSomeAreAway(t *testing.T) {
 	delete(caddys[1].answers, "DELETE "+root+"grants/login")
 	if status, text, err := api.Call(t.Context(), http.MethodDelete, root+"grants/login?client_key=x", nil); err != nil || status != http.StatusNotFound {
 		t.Errorf("removed from none: %d %s, %v", status, text, err)
+	}
+}
+
+// TestOneCaddyAtTwoAddresses is shown once, and makes a change once. Caddys that do not say who they are are
+// taken for several.
+func TestOneCaddyAtTwoAddresses(t *testing.T) {
+	for id, want := range map[string]int{"x": 2, "": 3} {
+		api, caddys := startFleet(t, 3, 0, map[string]string{
+			"GET " + root + "top": `{"zone":"login","refused":[{"client_key":"k","count":4}]}`, "POST " + root + "grants/login": `{"overrides":[]}`,
+		})
+		for i, c := range caddys {
+			st := *known
+			if st.Instances = []adminapi.Instance{{ID: id}}; i == 1 {
+				st.Instances[0].ID = "y"
+			}
+			text, err := json.Marshal(st)
+			if err != nil {
+				t.Fatal(err)
+			}
+			c.answers["GET "+root] = string(text)
+		}
+		var top adminapi.Top
+		var st adminapi.Status
+		for path, answer := range map[string]any{"top?zone=login": &top, "": &st} {
+			if status, text, err := api.Call(t.Context(), http.MethodGet, root+path, nil); err != nil || status != http.StatusOK || json.Unmarshal(text, answer) != nil {
+				t.Errorf("%s: %d %s, %v", path, status, text, err)
+			}
+		}
+		if n := len(top.Refused[0].Shares); n != want || top.Refused[0].Count != int64(4*want) || len(st.Zones[0].Shares) != want {
+			t.Errorf("%d have refused: %+v, %+v", n, top, st)
+		}
+		if last := st.Instances[2]; len(st.Instances) != 3 || (last.Same != "") != (want == 2) || last.Same != "" && (last.Address != "c2" || last.Same != "c0") {
+			t.Errorf("the Caddys are %+v", st.Instances)
+		}
+		before := len(made(caddys))
+		if status, text, err := api.Call(t.Context(), http.MethodPost, root+"grants/login?client_key=x", nil); err != nil || status != http.StatusOK || len(made(caddys)) != before+want {
+			t.Errorf("a change: %d %s, %v, called %v", status, text, err, made(caddys))
+		}
 	}
 }
 
@@ -164,9 +202,9 @@ func TestZonesOfSome(t *testing.T) {
 	for path, want := range map[string]int{"history?zone=api": 0, "top?zone=api": 0, "buckets/api?key=x": 0, "history": 1} {
 		api, caddys := startFleet(t, 2, 0, answers)
 		caddys[1].answers = map[string]string{"GET " + root: caddys[1].answers["GET "+root]}
-		var got struct{ Errors []string }
+		var got struct{ Unanswered []string }
 		status, text, err := api.Call(t.Context(), http.MethodGet, root+path, nil)
-		if err != nil || status != http.StatusOK || json.Unmarshal(text, &got) != nil || len(got.Errors) != want {
+		if err != nil || status != http.StatusOK || json.Unmarshal(text, &got) != nil || len(got.Unanswered) != want {
 			t.Errorf("%s: %d %s, %v, want %d errors", path, status, text, err, want)
 		}
 	}
@@ -181,9 +219,9 @@ func TestAnswersOfTheFleet(t *testing.T) {
 	}
 	for _, path := range []string{"top?n=5", "near", "overrides", "clients?name=x", "history?range=1h", "buckets/api?key=x", "audit"} {
 		api, _ := startFleet(t, 3, 1, answers)
-		var got struct{ Errors []string }
+		var got struct{ Unanswered []string }
 		status, text, err := api.Call(t.Context(), http.MethodGet, root+path, nil)
-		if err != nil || status != http.StatusOK || json.Unmarshal(text, &got) != nil || len(got.Errors) != 1 || got.Errors[0] != "c2: no route" {
+		if err != nil || status != http.StatusOK || json.Unmarshal(text, &got) != nil || len(got.Unanswered) != 1 || got.Unanswered[0] != "c2: no route" {
 			t.Errorf("%s: %d %s, %v", path, status, text, err)
 		}
 	}

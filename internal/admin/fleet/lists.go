@@ -33,7 +33,7 @@ func (a *asked) idOf(store, key, address string) clientID {
 
 // mergeTop adds up the refusals of each client, wherever it counts.
 func mergeTop(parts []part[adminapi.Top], a asked) adminapi.Top {
-	merged, clients := adminapi.Top{Errors: a.errors()}, joined[clientID, adminapi.RefusedClient]{}
+	merged, clients := adminapi.Top{Unanswered: a.unanswered()}, joined[clientID, adminapi.RefusedClient]{}
 	for _, p := range parts {
 		merged.Zone, merged.Since = p.answer.Zone, max(merged.Since, p.answer.Since)
 		for _, c := range p.answer.Refused {
@@ -54,13 +54,13 @@ func mergeTop(parts []part[adminapi.Top], a asked) adminapi.Top {
 func mergeTops(parts []part[adminapi.Tops], a asked) adminapi.Tops {
 	of := func(t adminapi.Tops) []adminapi.Top { return t.Zones }
 	name := func(t adminapi.Top) string { return t.Zone }
-	return adminapi.Tops{Zones: eachZone(parts, of, name, mergeTop, a), Errors: a.errors()}
+	return adminapi.Tops{Zones: eachZone(parts, of, name, mergeTop, a), Unanswered: a.unanswered()}
 }
 
 // mergeNear joins the clients that are near their limit: of a shared store what the Caddy knows that
 // knows most, and what each has seen.
 func mergeNear(parts []part[adminapi.Near], a asked) adminapi.Near {
-	merged, clients := adminapi.Near{Percent: 100, Errors: a.errors()}, joined[clientID, adminapi.NearClient]{}
+	merged, clients := adminapi.Near{Percent: 100, Unanswered: a.unanswered()}, joined[clientID, adminapi.NearClient]{}
 	for _, p := range parts {
 		merged.Zone, merged.Percent = p.answer.Zone, min(merged.Percent, p.answer.Percent)
 		if a.areShared(a.storesOf(p.answer.Zone, true)...) {
@@ -96,7 +96,7 @@ func mergeNear(parts []part[adminapi.Near], a asked) adminapi.Near {
 func mergeNears(parts []part[adminapi.Nears], a asked) adminapi.Nears {
 	of := func(n adminapi.Nears) []adminapi.Near { return n.Zones }
 	name := func(n adminapi.Near) string { return n.Zone }
-	return adminapi.Nears{Zones: eachZone(parts, of, name, mergeNear, a), Errors: a.errors()}
+	return adminapi.Nears{Zones: eachZone(parts, of, name, mergeNear, a), Unanswered: a.unanswered()}
 }
 
 // eachZone merges what answers say of each zone, in alphabetical order.
@@ -120,7 +120,7 @@ func eachZone[T, Z any](parts []part[T], of func(T) []Z, name func(Z) string, me
 // mergeHistory adds up series, of the steps that all Caddys have: their clocks, and the instants at which
 // they answer, may differ by a step. What no Caddy knows is unknown.
 func mergeHistory(parts []part[adminapi.History], a asked) adminapi.History {
-	merged, end := adminapi.History{Errors: a.errors()}, int64(math.MaxInt64)
+	merged, end := adminapi.History{Unanswered: a.unanswered()}, int64(math.MaxInt64)
 	for _, p := range parts {
 		merged.Range, merged.Step, merged.Start = p.answer.Range, p.answer.Step, max(merged.Start, p.answer.Start)
 		end = min(end, endOf(&p.answer))

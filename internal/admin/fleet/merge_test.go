@@ -136,12 +136,12 @@ func TestTopIsAddedUp(t *testing.T) {
 	y, x := refused("y", 7, 2), refused("x", 5, 1)
 	y.Shares = []adminapi.ClientShare{{Address: "a", Count: 4}, {Address: "b", Count: 3}}
 	x.Shares = []adminapi.ClientShare{{Address: "a", Count: 5}}
-	want := adminapi.Top{Zone: "api", Since: 20, Refused: []adminapi.RefusedClient{y, x}, Errors: []string{"c: no route"}}
+	want := adminapi.Top{Zone: "api", Since: 20, Refused: []adminapi.RefusedClient{y, x}, Unanswered: []string{"c: no route"}}
 	equal(t, "one zone", mergeTop(parts(one, other), a), want)
-	want.Errors = nil
+	want.Unanswered = nil
 	elsewhere := adminapi.Top{Zone: "a", Refused: []adminapi.RefusedClient{}}
 	equal(t, "all zones", mergeTops(parts(adminapi.Tops{Zones: []adminapi.Top{one}}, adminapi.Tops{Zones: []adminapi.Top{other, elsewhere}}), a),
-		adminapi.Tops{Zones: []adminapi.Top{elsewhere, want}, Errors: []string{"c: no route"}})
+		adminapi.Tops{Zones: []adminapi.Top{elsewhere, want}, Unanswered: []string{"c: no route"}})
 }
 
 // TestNearKnowsWhatIsShared: a client of a shared store is one, with what each Caddy has seen, and one in the
@@ -174,7 +174,7 @@ func TestHistoryIsAddedUp(t *testing.T) {
 		of(110, adminapi.Series{10, 20, no, 40}, adminapi.Series{3, 0, no, 2}, adminapi.Series{0.3, no, no, 0.5}),
 	), asked{failed: []failure{{"c", "no route"}}})
 	want, _ := json.Marshal(of(110, adminapi.Series{12, 20, no}, adminapi.Series{4, 0, 0}, adminapi.Series{0.25, no, no}).Zones[0])
-	if text, err := json.Marshal(got.Zones[0]); err != nil || string(text) != string(want) || got.Start != 110 || got.Step != 10 || got.Partial != 0 || len(got.Errors) != 1 {
+	if text, err := json.Marshal(got.Zones[0]); err != nil || string(text) != string(want) || got.Start != 110 || got.Step != 10 || got.Partial != 0 || len(got.Unanswered) != 1 {
 		t.Errorf("%+v: %s, want %s", got, text, want)
 	}
 	// A step that is not over is as long as for the Caddy that knows most of it; one that some lack is left out.
@@ -217,7 +217,7 @@ func TestBucketsOfTheFleet(t *testing.T) {
 		if b.LastRefused != 5 || len(b.Overrides) != 1 {
 			t.Errorf("the bucket is %+v", b)
 		}
-		equal(t, "errors", got.Errors, []string{"c: no route", "a: slow", "b: slow"})
+		equal(t, "errors", [][]string{got.Unanswered, got.Errors}, [][]string{{"c: no route"}, {"a: slow", "b: slow"}})
 	}
 }
 
@@ -254,7 +254,7 @@ func TestMatchesOfTheFleet(t *testing.T) {
 		adminapi.Matches{Clients: []adminapi.Match{match("a", 1), match("b", 4)}, Unlisted: []string{"x"}, More: true},
 	), asked{failed: []failure{{"c", "no route"}}})
 	equal(t, "matches", got, adminapi.Matches{
-		Clients: []adminapi.Match{match("a", 1), match("b", 4), match("c", 1)}, More: true, Unlisted: []string{"x", "y"}, Errors: []string{"c: no route"},
+		Clients: []adminapi.Match{match("a", 1), match("b", 4), match("c", 1)}, More: true, Unlisted: []string{"x", "y"}, Unanswered: []string{"c: no route"},
 	})
 }
 

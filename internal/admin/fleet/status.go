@@ -35,6 +35,7 @@ type zoneKey struct{ zone, store string }
 // mergeStatus adds up what Caddys say of their zones and stores. What they cannot share, such as the
 // definition of a zone, is that of the first.
 func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
+	parts, twins := withoutTwins(parts)
 	merged := adminapi.Status{Instances: []adminapi.Instance{}}
 	zones, shops := joined[zoneKey, adminapi.Zone]{}, joined[string, adminapi.Store]{}
 	problems := joined[problemKey, adminapi.Problem]{}
@@ -72,12 +73,31 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 	for i := range zones.all {
 		tellRules(&zones.all[i], isShared(shops.all, zones.all[i].Store))
 	}
+	merged.Instances = append(merged.Instances, twins...)
 	for _, f := range a.failed {
 		merged.Instances = append(merged.Instances, adminapi.Instance{Address: f.address, Error: f.text})
 	}
 	merged.Problems, merged.Zones, merged.Stores = append([]adminapi.Problem{}, problems.all...), append([]adminapi.Zone{}, zones.all...), append([]adminapi.Store{}, shops.all...)
 	slices.SortStableFunc(merged.Problems, func(a, b adminapi.Problem) int { return cmp.Compare(a.Kind.Rank(), b.Kind.Rank()) })
 	return merged
+}
+
+// withoutTwins returns the answers without those of Caddys that have answered at another address before, and
+// these Caddys.
+func withoutTwins(parts []part[adminapi.Status]) (rest []part[adminapi.Status], twins []adminapi.Instance) {
+	known := map[string]string{}
+	for _, p := range parts {
+		id := ""
+		if len(p.answer.Instances) > 0 {
+			id = p.answer.Instances[0].ID
+		}
+		if first, isKnown := known[id]; isKnown && id != "" {
+			twins = append(twins, adminapi.Instance{Address: p.address, Same: first})
+			continue
+		}
+		known[id], rest = p.address, append(rest, p)
+	}
+	return rest, twins
 }
 
 // tellRules makes a zone have the rule that all Caddys have or, where each keeps its own and they differ, each

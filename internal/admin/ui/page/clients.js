@@ -93,7 +93,7 @@ function showFound(results, answer, known) {
 		b.state && b.state.reset ? ends(b.state.reset) : "–",
 		(b.overrides || []).map(o => el("div", {class: o.kind === "block" ? "bad" : "good"}, (o.kind === "block" ? "blocked" : kindOf(o)) + atEach(o) + (o.until ? ", ends " + ends(o.until) : ""))),
 		ago(b.last_refused)));
-	const isNothing = !others.length && exact.every(b => b.isNothing), errors = [...(answer.errors || []), ...(known.errors || [])];
+	const isNothing = !others.length && exact.every(b => b.isNothing), errors = [...(answer.errors || []), ...(answer.unanswered || []), ...(known.unanswered || [])];
 	const made = el("table", {}, el("thead", {}, el("tr", {}, ...foundColumns.map(c => el("th", {scope: "col", class: c.kind}, c.text)))), el("tbody", {}, ...rows));
 	refocused(results, () => results.replaceChildren(
 		...(isNothing && !errors.length ? [el("p", {}, "Nothing found: no client of this name has a count, and this Caddy knows of none whose name begins so.")] : []),

@@ -84,7 +84,7 @@ const lists = {
 };
 
 // missingOf says which of several Caddys are not part of an answer. The page says above why.
-const missingOf = answer => (answer.errors || []).map(e => "Not part of this: " + e.split(": ")[0] + ". ").join("");
+const missingOf = answer => (answer.unanswered || []).map(e => "Not part of this: " + e.split(": ")[0] + ". ").join("");
 
 function showTop(answer) {
 	const rows = answer.zones.flatMap(z => z.refused.map(c => ({zone: z.zone, ...c})));
@@ -108,8 +108,8 @@ let asks = 0;
 async function listOverrides() {
 	const ask = ++asks, answer = await call(root + "overrides");
 	if (ask !== asks) return;
-	lists.overrides.show(answer.overrides, (answer.errors || []).map(e => "Not all are known: " + e + ". ").join("") +
-		(answer.overrides.length || (answer.errors || []).length ? "" : "Nobody is blocked, and nothing was set."));
+	lists.overrides.show(answer.overrides, missingOf(answer) + (answer.errors || []).map(e => "Not all are known: " + e + ". ").join("") +
+		(answer.overrides.length || answer.errors || answer.unanswered ? "" : "Nobody is blocked, and nothing was set."));
 }
 
 const kindOf = o => {

@@ -18,7 +18,7 @@ function showProblems(status) {
 const awayOf = status => (status.instances || []).filter(i => i.error);
 
 function showSummary(status) {
-	byId("instances").replaceChildren(...(status.instances || []).map(i => i.error ? el("li", {class: "bad"}, i.address + " does not answer") : el("li", {},
+	byId("instances").replaceChildren(...(status.instances || []).map(i => i.error ? el("li", {class: "bad"}, i.address + " does not answer") : i.same ? el("li", {}, i.address + " is the Caddy at " + i.same) : el("li", {},
 		[i.name + (i.address ? " (" + i.address + ")" : ""), i.version && "version " + i.version, "up " + duration(i.uptime)].filter(Boolean).join(", "))));
 	const troubled = [...[...cards.values()].filter(card => card.trouble.textContent).map(card => card.name), ...awayOf(status).map(i => "Caddy " + i.address)];
 	byId("summary").textContent = number(cards.size) + (cards.size === 1 ? " zone" : " zones") + (troubled.length ? ", trouble in " + [...new Set(troubled)].join(", ") : ", none in trouble");
