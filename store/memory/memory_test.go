@@ -100,7 +100,7 @@ func TestWalk(t *testing.T) {
 	f.charge(other, "client", 1)
 	used, rest := map[string]int64{}, 0
 	asked := []store.Request{{Limit: day, Events: 5}, {Limit: hour, Events: 10}}
-	f.store.Walk(asked, func(i int, r *store.Request) bool { return r.Events > 0 && r.ClientKey != "" }, func(i int, clientKey string, st *store.State) {
+	f.store.Walk(asked, func(_ int, r *store.Request) bool { return r.Events > 0 && r.ClientKey != "" }, func(i int, clientKey string, st *store.State) {
 		if i == 1 {
 			if _, seen := used[clientKey]; seen || st.Limit != 10 {
 				t.Errorf("client %s is visited again, with %+v", clientKey, st)

@@ -61,7 +61,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case !st.Allowed:
 		return Nothing, refund
 	case r.Cost == 0:
-		return b.showUnheard(r, st, true, m), refund
+		return b.showUnheard(r, st, true), refund
 	}
 	if b.check != nil {
 		b.check.landed += r.Cost
@@ -81,7 +81,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 // one. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
 func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWait bool, m *Moment) (do Do, refund store.Request) {
 	if r.Cost == 0 {
-		return b.showUnheard(r, st, mayWait, m), refund
+		return b.showUnheard(r, st, mayWait), refund
 	}
 	// Its cost is counted by now, and was in flight until it is judged.
 	b.taking -= r.Cost
@@ -130,7 +130,7 @@ func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, may
 	taken.Used += r.Cost
 	b.hearTake(r, &taken, asked, m)
 	if r.Cost == 0 {
-		return b.showUnheard(r, st, mayWait, m)
+		return b.showUnheard(r, st, mayWait)
 	}
 	b.countOwn(r, m)
 	switch others, j := b.overtakes(r, &taken, b.extras().landed, m); {
@@ -147,7 +147,7 @@ func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, may
 // showUnheard makes the answer to a take that costs nothing count what this process has charged,
 // which may have been on its way when the store answered. If the charge in flight counts in another window
 // than it was sent in, or nobody knows, Do is AwaitCharge; unless mayWait is set, it counts in this one.
-func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool, m *Moment) Do {
+func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do {
 	shown := *st
 	v := b.viewOf(r, &shown, st.Now)
 	if algorithm.Of(r.Limit.Algorithm).Copies() && v.unclear > 0 {
