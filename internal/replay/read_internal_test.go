@@ -18,7 +18,7 @@ import (
 const caddyLine = `{"level":"info","ts":1646861401.5241024,"logger":"http.log.access.log0","msg":"handled request","request":{"remote_ip":"127.0.0.1","remote_port":"41342","client_ip":"203.0.113.7","proto":"HTTP/2.0","method":"GET","host":"example.com","uri":"/a?b=c","headers":{"X-Key":["k\u00e9\"y","other"],"Cookie":["REDACTED"]},"tls":{"resumed":false,"version":772,"cipher_suite":4865,"proto":"h2","server_name":"example.com"}},"bytes_read":0,"user_id":"ann","duration":0.000929675,"size":10900,"status":200,"resp_headers":{"X-Cost":["3"],"Server":["Caddy"]}}`
 
 func TestReadsLines(t *testing.T) {
-	r := reader{wanted: []string{"Cookie", "Referer", "User-Agent", "X-Key"}, wantedResponse: []string{"X-Cost"}}
+	r := reader{logging: new(logging), wanted: []string{"Cookie", "Referer", "User-Agent", "X-Key"}, wantedResponse: []string{"X-Cost"}}
 	for name, test := range map[string]struct {
 		text   string
 		became reading
@@ -113,7 +113,7 @@ func TestMergesLogs(t *testing.T) {
 		write("other.log", line("2")+line("6")+line("8"), false),
 		write("empty.log", "", false),
 	}
-	l, err := openLogs(names, nil, reader{}, func(*passing) {})
+	l, err := openLogs(names, nil, reader{logging: new(logging)}, func(*passing) {})
 	if err != nil {
 		t.Fatal(err)
 	}
