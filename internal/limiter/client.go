@@ -314,7 +314,7 @@ func (t *keyTemplate) keyOf(values []string, z *Zone) string {
 	repl := caddy.NewEmptyReplacer()
 	for i, name := range distinct(t.placeholders) {
 		value := values[i]
-		if network, err := netip.ParsePrefix(value); err == nil && isAddress(name) {
+		if network, err := netip.ParsePrefix(value); err == nil && IsAddress(name) {
 			value = network.Masked().String() // the form that requests yield
 		}
 		repl.Set(name, value)

@@ -114,12 +114,12 @@ func (r *reader) readCaddy(text string, l *Line) reading {
 		case "ts":
 			at, isString := s.scalar()
 			if l.End, hasTime = r.instant(at, isString); !hasTime {
-				l.flaw = "its time " + clip(at) + " needs the time_format of the log in the config"
+				l.flaw = "its time " + clip(at) + " is no date by a format of Caddy's or the time_format of the config's logs"
 			}
 		case "duration":
 			text, isString := s.scalar()
 			if took, isTimed = r.duration(text, isString); !isTimed {
-				l.flaw = "its duration " + clip(text) + " needs the duration_format of the log in the config"
+				l.flaw = "its duration " + clip(text) + " is none by the duration_format of the config's logs"
 			}
 		case "status":
 			l.Status, _ = strconv.Atoi(s.literal())
@@ -144,10 +144,10 @@ func (r *reader) readCaddy(text string, l *Line) reading {
 	case !hasRequest || isForeign:
 		return isOther
 	case !hasTime:
-		l.flaw = cmp.Or(l.flaw, "it has no field ts: if that has another name, leave the time_key of the log in the config")
+		l.flaw = cmp.Or(l.flaw, "it has no field ts, nor one of the time_key of the config's logs")
 		return isUnreadable
 	case !isTimed:
-		l.flaw = cmp.Or(l.flaw, "it has no duration")
+		l.flaw = cmp.Or(l.flaw, "it has no field duration")
 		return isUnreadable
 	case l.Method == "" || l.URI == "":
 		l.flaw = "it has no method or URI"

@@ -190,7 +190,10 @@ func (l *logging) changes(z *zone, name, logger string) string {
 				if e.Format != "filter" || json.Unmarshal(e.Fields[path], &f) != nil {
 					continue
 				}
-				if f.changes(path, name) && !(f.isHash() && slices.Contains(z.onlyInKey, name)) {
+				if f.isHash() && slices.Contains(z.onlyInKey, name) {
+					continue
+				}
+				if f.changes(path, name) {
 					return "log " + log.name + " has the filter " + f.Filter + " for " + path
 				}
 			}

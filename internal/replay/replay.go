@@ -1,10 +1,10 @@
 // Package replay runs requests of the past, from access logs, through the zones of a config: with the
 // clock of the log, and the counts in memory. [Run] returns what the zones would have done.
 //
-// The lines of logs are read in parallel (source.go, line.go, scan.go), put into the order of
-// arrivals (clock.go), and decided by the limiters of the config (site.go), one after the other: a
-// request is checked when it arrived, and settled with the status of the log when its response had
-// ended. What logs lack is named (lacking.go), and the zones that need it are left out.
+// The lines of logs are read in parallel (source.go, line.go, scan.go), as the config writes them
+// (logging.go), put into the order of arrivals (clock.go), and decided by the limiters of the config
+// (site.go), one after the other: a request is checked when it arrived, and settled with the status of
+// the log when its response had ended. What logs lack is named (lacking.go), and the zones that need it are left out.
 //
 // The package imports internal/{adminapi,limiter,routes,stores,telemetry} and store/**.
 package replay

@@ -294,7 +294,9 @@ func (l *loader) adopt(of *limiter.Limiter, fields map[string]json.RawMessage) e
 		}
 		added.needs.add(l.enclosing...)
 		key := needsOfKey(z)
-		added.onlyInKey = slices.DeleteFunc(slices.Clone(key), func(name string) bool { return slices.Contains(added.needs, name) })
+		added.onlyInKey = slices.DeleteFunc(slices.Clone(key), func(name string) bool {
+			return slices.Contains(added.needs, name) || limiter.IsAddress(name)
+		})
 		added.needs.add(key)
 		l.zones = append(l.zones, added)
 	}
