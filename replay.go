@@ -7,8 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"runtime/debug"
-	"slices"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
@@ -44,8 +42,8 @@ func replayLogs(ctx context.Context, cmd *cobra.Command, asked cli.Replayed) (ad
 // replayConfig is replayLogs for a config in JSON.
 func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi.Replay, error) {
 	var root struct {
-		Apps    map[string]any `json:"apps"`
-		Logging any            `json:"logging"`
+		Apps    map[string]any  `json:"apps"`
+		Logging json.RawMessage `json:"logging"`
 	}
 	if err := json.Unmarshal(config, &root); err != nil {
 		return adminapi.Replay{}, fmt.Errorf("decode config: %w", err)
@@ -57,14 +55,7 @@ func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi
 	if err != nil {
 		return adminapi.Replay{}, err
 	}
-	r.MaxNewBuckets = bounds
-	switch units := durationUnits(root.Logging, nil); len(units) {
-	case 0:
-	case 1:
-		r.DurationUnit = units[0]
-	default:
-		return adminapi.Replay{}, errors.New("the logs of the config have different values of duration_format, so the durations of a log are not clear: leave that of the replayed log in the config")
-	}
+	r.MaxNewBuckets, r.Logging = bounds, root.Logging
 	if r.HTTP, err = json.Marshal(root.Apps["http"]); err != nil {
 		return adminapi.Replay{}, err
 	}
@@ -84,31 +75,6 @@ func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi
 	loaded, unload := caddy.NewContext(loaded)
 	defer unload()
 	return replay.Run(ctx, loaded, r)
-}
-
-// wholeUnits are the units in which Caddy writes durations as whole numbers, by duration_format.
-var wholeUnits = map[string]time.Duration{
-	"ms": time.Millisecond, "milli": time.Millisecond, "millis": time.Millisecond,
-	"ns": time.Nanosecond, "nano": time.Nanosecond, "nanos": time.Nanosecond,
-}
-
-// durationUnits adds the units in which the encoders in a value of JSON write whole numbers, each once.
-func durationUnits(value any, units []time.Duration) []time.Duration {
-	switch value := value.(type) {
-	case map[string]any:
-		for name, child := range value {
-			format, _ := child.(string)
-			if unit := wholeUnits[format]; name == "duration_format" && unit != 0 && !slices.Contains(units, unit) {
-				units = append(units, unit)
-			}
-			units = durationUnits(child, units)
-		}
-	case []any:
-		for _, child := range value {
-			units = durationUnits(child, units)
-		}
-	}
-	return units
 }
 
 // storesInMemory puts stores in memory in place of all stores of a config, those of single handlers

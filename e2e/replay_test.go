@@ -43,6 +43,7 @@ func TestReplayCommand(t *testing.T) {
 	must(t, "write a log", z.Close())
 	must(t, "write a log", file.Close())
 
+	must(t, "make a folder", os.Mkdir(filepath.Join(dir, "folder.html"), 0o700))
 	run := func(code int, words []string, args ...string) {
 		t.Helper()
 		// Caddy logs which config it reads.
@@ -67,5 +68,12 @@ func TestReplayCommand(t *testing.T) {
 	run(1, []string{"no such file"}, filepath.Join(dir, "none.log"))
 	run(1, []string{"no line is an entry"}, config)
 	run(1, []string{"such as 0.1%"}, "--suggest", "1", log)
+	cut := filepath.Join(dir, "cut.log.gz")
+	whole, err := os.ReadFile(old)
+	must(t, "read a log", err)
+	must(t, "write a log", os.WriteFile(cut, whole[:len(whole)-8], 0o600))
+	run(1, []string{"3 requests", "note: read " + cut + ": unexpected EOF", "Error: read " + cut}, cut)
+	run(1, []string{"no such file"}, "--report", filepath.Join(dir, "none", "r.html"), log)
+	run(1, []string{"2 requests", "write the report"}, "--report", filepath.Join(dir, "folder.html"), log)
 	run(1, []string{"must end with"}, "--report", "x.pdf", log)
 }

@@ -32,11 +32,12 @@ type ReplayedZone struct {
 	Requests    int64 `json:"requests"`
 	Refused     int64 `json:"refused"`
 	WouldRefuse int64 `json:"would_refuse"`
-	// Clients are its clients, and ClientsRefused those for which a request was, or would have been,
-	// refused.
-	Clients        int64 `json:"clients"`
-	ClientsRefused int64 `json:"clients_refused"`
-	// Top are the clients that are refused most, and Hours when.
+	// Clients are its clients, ClientsRefused those of which a request was refused, and
+	// ClientsWouldRefuse those of the others of which one would have been.
+	Clients            int64 `json:"clients"`
+	ClientsRefused     int64 `json:"clients_refused"`
+	ClientsWouldRefuse int64 `json:"clients_would_refuse"`
+	// Top are the clients that are, or would be, refused most, and Hours when.
 	Top   []ReplayedClient `json:"top"`
 	Hours []ReplayedHour   `json:"hours"`
 	// Suggestions are by window.
@@ -52,16 +53,18 @@ type LeftOut struct {
 // ReplayedClient is a client of a zone.
 type ReplayedClient struct {
 	Client
-	Requests int64 `json:"requests"`
-	Refused  int64 `json:"refused"`
+	Requests    int64 `json:"requests"`
+	Refused     int64 `json:"refused"`
+	WouldRefuse int64 `json:"would_refuse"`
 }
 
 // ReplayedHour is what a zone would have done in an hour, which begins at an instant in seconds since
 // the epoch.
 type ReplayedHour struct {
-	Start    int64 `json:"start"`
-	Requests int64 `json:"requests"`
-	Refused  int64 `json:"refused"`
+	Start       int64 `json:"start"`
+	Requests    int64 `json:"requests"`
+	Refused     int64 `json:"refused"`
+	WouldRefuse int64 `json:"would_refuse"`
 }
 
 // Suggestion is the least limit that refuses at most a share of the clients.

@@ -68,6 +68,15 @@ func (z *Zone) nameBucket(clientKey string) adminapi.BucketName {
 	return adminapi.BucketName{Client: z.ClientOf(clientKey), Key: clientKey}
 }
 
+// FallsBack reports whether a client key is the address of a client to whom none of the zone's key applies.
+func (z *Zone) FallsBack(clientKey string) bool {
+	if len(z.templates) <= len(z.Key) {
+		return false
+	}
+	rest, ok := strings.CutPrefix(clientKey, z.templates[len(z.Key)].tag)
+	return ok && len(z.Key) > 0 && strings.HasPrefix(rest, ":")
+}
+
 // ClientOf explains a client key of the zone, or the form in which a store lists one.
 func (z *Zone) ClientOf(clientKey string) adminapi.Client {
 	c := adminapi.Client{ClientKey: ShownKey(clientKey)}
@@ -305,7 +314,7 @@ func (t *keyTemplate) keyOf(values []string, z *Zone) string {
 	repl := caddy.NewEmptyReplacer()
 	for i, name := range distinct(t.placeholders) {
 		value := values[i]
-		if network, err := netip.ParsePrefix(value); err == nil && isAddress(name) {
+		if network, err := netip.ParsePrefix(value); err == nil && IsAddress(name) {
 			value = network.Masked().String() // the form that requests yield
 		}
 		repl.Set(name, value)

@@ -52,7 +52,7 @@ func compileKey(texts []string) []keyTemplate {
 		}
 		taken[tag] = true
 		t := keyTemplate{tag: tag, placeholders: PlaceholdersIn(text)}
-		t.hasAddress = slices.ContainsFunc(t.placeholders, isAddress)
+		t.hasAddress = slices.ContainsFunc(t.placeholders, IsAddress)
 		for _, name := range t.placeholders {
 			t.sources = append(t.sources, sourceOf(name))
 			if !isKnownPlaceholder(name) {
@@ -64,9 +64,9 @@ func compileKey(texts []string) []keyTemplate {
 	return compiled
 }
 
-// isAddress reports whether the placeholder of that name yields the client's
+// IsAddress reports whether the placeholder of that name yields the client's
 // address, or a network of it.
-func isAddress(name string) bool {
+func IsAddress(name string) bool {
 	return name == "http.vars."+caddyhttp.ClientIPVarKey ||
 		name == "http.request.remote" || strings.HasPrefix(name, "http.request.remote.host")
 }

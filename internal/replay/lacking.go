@@ -1,17 +1,20 @@
 package replay
 
 import (
+	"cmp"
 	"encoding/json"
 	"net/textproto"
+	"net/url"
 	"slices"
 	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/retryafter"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// needs are what deciding about a request takes: names of placeholders, and "matcher " with the name
-// of one that reads something else.
+// needs are what deciding about a request takes: names of placeholders, "matcher " with the name of one
+// that reads something else, and what is no placeholder.
 type needs []string
 
 const (
@@ -21,6 +24,10 @@ const (
 	matcherPrefix  = "matcher "
 	clientIP       = "http.vars.client_ip"
 	anyHeader      = headerPrefix + "*"
+	queryPrefix    = "http.request.uri.query."
+	pathPrefix     = "http.request.uri.path"
+	durations      = "how long requests took"
+	statuses       = "statuses of responses"
 	grpcStatus     = "http.response.trailer.Grpc-Status"
 )
 
@@ -37,13 +44,29 @@ func (n *needs) add(others ...needs) {
 // needsOfText returns the placeholders of a text.
 func needsOfText(text string) needs { return limiter.PlaceholdersIn(text) }
 
-// needsOfZone returns what a zone needs of a request, of the handler with these fields.
-func needsOfZone(z *limiter.Zone, handler map[string]json.RawMessage) (n needs) {
-	for _, text := range append(slices.Clone(z.Key), z.Events.Text, z.Burst.Text, z.Cost.Text) {
+// needsOfKey returns what the key of a zone needs. A request to which none of it applies is its client's
+// address, which is looked at where that happens.
+func needsOfKey(z *limiter.Zone) (n needs) {
+	for _, text := range z.Key {
 		n.add(needsOfText(text))
 	}
-	// A request to which none of the key applies is its client's address.
-	n.add(needs{clientIP})
+	if len(z.Key) == 0 {
+		n.add(needs{clientIP})
+	}
+	return n
+}
+
+// needsBesideKey returns what else a zone needs of a request, of the handler with these fields.
+func needsBesideKey(z *limiter.Zone, handler map[string]json.RawMessage) (n needs) {
+	for _, text := range []string{z.Events.Text, z.Burst.Text, z.Cost.Text} {
+		n.add(needsOfText(text))
+	}
+	if algorithm.Of(z.Algorithm).Lease {
+		n.add(needs{durations})
+	}
+	if none := (limiter.StatusSet{}); z.Free != none || z.Forgives != none {
+		n.add(needs{statuses})
+	}
 	if z.KnowsGRPC {
 		n.add(needs{grpcStatus})
 	}
@@ -96,7 +119,16 @@ func needsOfMatcher(name string, matcher any) (n needs) {
 	switch name {
 	case "not":
 		return needsOfMatchers(matcher)
-	case "path", "path_regexp", "method", "query", "remote_ip":
+	case "path", "path_regexp":
+		n.add(needs{pathPrefix})
+	case "method":
+		n.add(needs{"http.request.method"})
+	case "query":
+		for parameter := range fields {
+			n.add(needs{queryPrefix + parameter})
+		}
+	case "remote_ip":
+		n.add(needs{"http.request.remote.host"})
 	case "client_ip":
 		n.add(needs{clientIP})
 	case "host":
@@ -172,14 +204,14 @@ var present = map[Format][]string{
 		"http.request.orig_method", "http.request.orig_uri", "http.request.orig_uri.",
 		"http.request.remote", "http.request.remote.", headerPrefix, cookiePrefix, responsePrefix, "http.regexp.",
 		"http.request.tls.version", "http.request.tls.cipher_suite", "http.request.tls.resumed", "http.request.tls.proto", "http.request.tls.server_name",
-		"http.rate_limit.response.size", "http.rate_limit.response.duration_ms", "env.",
+		"http.rate_limit.response.size", "http.rate_limit.response.duration_ms", "env.", durations, statuses,
 		matcherPrefix + "protocol", matcherPrefix + "tls",
 	},
 	Combined: {
 		clientIP, "http.auth.user.id", "http.request.method", "http.request.proto", "http.request.uri", "http.request.uri.", "http.request.uri_escaped",
 		"http.request.orig_method", "http.request.orig_uri", "http.request.orig_uri.",
 		"http.request.remote.host", "http.request.remote.host.", headerPrefix + "Referer", headerPrefix + "User-Agent", "http.regexp.",
-		"http.rate_limit.response.size", "env.",
+		"http.rate_limit.response.size", "env.", statuses,
 	},
 }
 
@@ -199,14 +231,23 @@ var explanations = []struct{ prefix, text string }{
 	{"http.request.", "the log does not have it"},
 }
 
-// lacks returns why a log of this format cannot decide about a zone, or "".
-func (s *site) lacks(z *zone, f Format, hasHost bool) string {
+// lacks returns why a log of this origin cannot decide about a zone, or "".
+func (s *site) lacks(z *zone, from origin, hasHost bool) string {
 	for _, name := range z.needs {
-		if s.defined[name] || hasHost && strings.HasPrefix(name, "http.request.host") || isPresent(name, present[f]) {
+		if s.defined[name] || from.format == Combined && hasHost && strings.HasPrefix(name, "http.request.host") {
+			continue
+		}
+		if isPresent(name, present[from.format]) {
+			if change := s.changed(z, name, from); change != "" {
+				return change
+			}
 			continue
 		}
 		if matcher, ok := strings.CutPrefix(name, matcherPrefix); ok {
 			return "the matcher " + matcher + " reads more than the log has"
+		}
+		if name == durations {
+			return "algorithm " + z.Algorithm.String() + " counts requests while they run, and the log has no durations"
 		}
 		if name == anyHeader {
 			return "a matcher reads headers in an expression, and the log has few"
@@ -219,6 +260,26 @@ func (s *site) lacks(z *zone, f Format, hasHost bool) string {
 		return "{" + name + "}: it needs handlers that are not replayed"
 	}
 	return ""
+}
+
+// changed returns how the log's filters change what a zone needs, or "". Only Caddy's logs have some.
+func (s *site) changed(z *zone, name string, from origin) string {
+	if from.format != Caddy {
+		return ""
+	}
+	change := s.logging.changes(z, name, from.logger)
+	if change != "" {
+		change = shownNeed(name) + ": " + change
+	}
+	return change
+}
+
+// shownNeed returns what is needed as text.
+func shownNeed(name string) string {
+	if strings.Contains(name, " ") {
+		return name
+	}
+	return "{" + name + "}"
 }
 
 func isPresent(name string, names []string) bool {
@@ -236,18 +297,49 @@ func (z *zone) hides(l *Line) string {
 		header, isHeader := strings.CutPrefix(name, headerPrefix)
 		switch {
 		case name == clientIP:
-			if !l.isAddress() {
-				return "{" + name + "}: the log shows no address but " + clip(l.Client)
+			if reason := l.hidesAddress(); reason != "" {
+				return reason
 			}
 		case isHeader && isRedacted(l, textproto.CanonicalMIMEHeaderKey(header)):
 			return "{" + name + "}: the log shows it as " + redacted + ", see log_credentials"
 		case strings.HasPrefix(name, cookiePrefix) && isRedacted(l, "Cookie"):
 			return "{" + name + "}: the log shows Cookie as " + redacted + ", see log_credentials"
-		case strings.HasPrefix(name, "http.request.uri") && strings.Contains(l.URI, redacted):
+		case strings.HasPrefix(name, "http.request.uri") && strings.Contains(l.URI, redacted) && strings.Contains(l.shownBy(name), redacted):
 			return "{" + name + "}: the log shows a part of the URI as " + redacted
 		}
 	}
 	return ""
+}
+
+// hidesAddress returns why the log does not show the client's address, or "".
+func (l *Line) hidesAddress() string {
+	if l.isAddress() {
+		return ""
+	}
+	return "{" + clientIP + "}: the log shows no address but " + clip(l.Client)
+}
+
+// shownBy returns the part of the URI that a placeholder names.
+func (l *Line) shownBy(name string) string {
+	path, query, _ := strings.Cut(l.URI, "?")
+	if strings.HasPrefix(name, pathPrefix) {
+		return path
+	}
+	if parameter, ok := strings.CutPrefix(name, queryPrefix); ok {
+		values, _ := url.ParseQuery(query) // what is wrong is left out
+		return strings.Join(values[parameter], "\n")
+	}
+	return l.URI
+}
+
+// fallsBack notes a request that has none of what the key of its zone names: its client is the address,
+// if the log shows that.
+func (r *run) fallsBack(d *limiter.Decision, l *Line) {
+	i := slices.IndexFunc(r.zones, func(z *zone) bool { return z.Zone == d.Zone })
+	if i < 0 {
+		return
+	}
+	r.leaveOut(r.zones[i], cmp.Or(l.hidesAddress(), r.changed(r.zones[i], clientIP, l.origin())))
 }
 
 func isRedacted(l *Line, header string) bool {

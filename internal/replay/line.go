@@ -1,10 +1,12 @@
 package replay
 
 import (
+	"cmp"
 	"crypto/tls"
 	"net/http"
 	"net/netip"
 	"net/textproto"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -13,6 +15,8 @@ import (
 // Line is a request of a log.
 type Line struct {
 	Format Format
+	// Logger wrote the entry, if it is Caddy's.
+	Logger string
 	// At is when the request arrived, and End when its response had ended, in nanoseconds since the
 	// epoch.
 	At, End int64
@@ -25,6 +29,8 @@ type Line struct {
 	Size                           int64
 	// refused is set if a limit refused the request when it was logged.
 	refused bool
+	// flaw is what makes the line unreadable, if that is known.
+	flaw string
 	// state is what TLS points to.
 	state tls.ConnectionState
 }
@@ -50,6 +56,14 @@ const (
 	Combined Format = "combined"
 )
 
+// origin is what lines with the same fields have in common.
+type origin struct {
+	format Format
+	logger string
+}
+
+func (l *Line) origin() origin { return origin{l.Format, l.Logger} }
+
 // formatOf returns the format of a line.
 func formatOf(text string) Format {
 	if strings.HasPrefix(strings.TrimLeft(text, " \t"), "{") {
@@ -74,8 +88,7 @@ type reader struct {
 	// all are if isAll is set.
 	wanted, wantedResponse []string
 	isAll                  bool
-	// unit is that of durations that are whole numbers; 0 for seconds.
-	unit  time.Duration
+	*logging
 	dates dateReader
 }
 
@@ -93,16 +106,21 @@ func (r *reader) readCaddy(text string, l *Line) reading {
 	var hasRequest, hasTime, isTimed, isForeign bool
 	var took int64
 	s.object(func(key string) {
-		switch key {
+		switch r.nameOf(key) {
 		case "logger":
 			// Errors have a request too.
-			logger, _ := s.scalar()
-			isForeign = !strings.HasPrefix(logger, "http.log.access")
+			l.Logger, _ = s.scalar()
+			isForeign = !strings.HasPrefix(l.Logger, "http.log.access")
 		case "ts":
-			l.End, hasTime = instant(s.scalar())
+			at, isString := s.scalar()
+			if l.End, hasTime = r.instant(at, isString); !hasTime {
+				l.flaw = "its time " + clip(at) + " is no date by a format of Caddy's or the time_format of the config's logs"
+			}
 		case "duration":
 			text, isString := s.scalar()
-			took, isTimed = r.duration(text, isString)
+			if took, isTimed = r.duration(text, isString); !isTimed {
+				l.flaw = "its duration " + clip(text) + " is none by the duration_format of the config's logs"
+			}
 		case "status":
 			l.Status, _ = strconv.Atoi(s.literal())
 		case "size":
@@ -123,9 +141,16 @@ func (r *reader) readCaddy(text string, l *Line) reading {
 	switch {
 	case s.bad:
 		return isUnreadable
-	case !hasRequest || !isTimed || isForeign:
+	case !hasRequest || isForeign:
 		return isOther
-	case !hasTime || l.Method == "" || l.URI == "":
+	case !hasTime:
+		l.flaw = cmp.Or(l.flaw, "it has no field ts, nor one of the time_key of the config's logs")
+		return isUnreadable
+	case !isTimed:
+		l.flaw = cmp.Or(l.flaw, "it has no field duration")
+		return isUnreadable
+	case l.Method == "" || l.URI == "":
+		l.flaw = "it has no method or URI"
 		return isUnreadable
 	}
 	if l.Client == "" {
@@ -133,6 +158,17 @@ func (r *reader) readCaddy(text string, l *Line) reading {
 	}
 	l.At, l.End = rounded(l.End-took), rounded(l.End)
 	return isRequest
+}
+
+// nameOf returns the default name of a field of an entry.
+func (l *logging) nameOf(key string) string {
+	switch {
+	case slices.Contains(l.timeKeys, key):
+		return "ts"
+	case slices.Contains(l.loggerKeys, key):
+		return "logger"
+	}
+	return key
 }
 
 // rounded rounds to microseconds, by which stores count: the numbers of a log are off by a quarter of one,
@@ -248,16 +284,16 @@ const (
 	leastNanos  = 1e17
 )
 
+// layouts are those of Caddy's values of time_format. The fraction of a second need not be in one.
+var layouts = []string{time.RFC3339Nano, "2006-01-02T15:04:05.000Z0700", "02/Jan/2006:15:04:05 -0700", "2006/01/02 15:04:05"}
+
 // instant returns the instant of ts, in nanoseconds since the epoch.
-func instant(text string, isString bool) (nanos int64, ok bool) {
+func (l *logging) instant(text string, isString bool) (nanos int64, ok bool) {
 	if isString {
-		// The fraction of a second need not be in the layout.
-		for _, layout := range []string{time.RFC3339Nano, "2006-01-02T15:04:05.000Z0700", "02/Jan/2006:15:04:05 -0700", "2006/01/02 15:04:05"} {
-			if at, err := time.Parse(layout, text); err == nil {
-				return at.UnixNano(), true
-			}
+		if nanos = parsed(text, layouts); nanos == 0 {
+			nanos = parsed(text, l.layouts)
 		}
-		return 0, false
+		return nanos, nanos > 0
 	}
 	whole, _, _ := strings.Cut(text, ".")
 	switch n, err := strconv.ParseInt(whole, 10, 64); {
@@ -269,6 +305,17 @@ func instant(text string, isString bool) (nanos int64, ok bool) {
 		return decimal(text, 6)
 	}
 	return decimal(text, 9)
+}
+
+// parsed returns the instant of a text in one of these layouts; 0 if it has none. A layout without a date
+// has none.
+func parsed(text string, layouts []string) int64 {
+	for _, layout := range layouts {
+		if at, err := time.Parse(layout, text); err == nil && at.Unix() > 0 && at.Unix() < mostInstant/1e9 {
+			return at.UnixNano()
+		}
+	}
+	return 0
 }
 
 // duration returns a duration in nanoseconds. In milliseconds or nanoseconds, Caddy writes whole

@@ -26,7 +26,8 @@ func rerun(tb testing.TB, caddyfile string, c replay.Config) (adminapi.Replay, e
 	text, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
 	redistest.Must(tb, err)
 	var root struct {
-		Apps map[string]json.RawMessage `json:"apps"`
+		Apps    map[string]json.RawMessage `json:"apps"`
+		Logging json.RawMessage            `json:"logging"`
 	}
 	redistest.Must(tb, json.Unmarshal(text, &root))
 	apps := caddy.ModuleMap{}
@@ -39,7 +40,7 @@ func rerun(tb testing.TB, caddyfile string, c replay.Config) (adminapi.Replay, e
 	redistest.Must(tb, err)
 	loaded, unload := caddy.NewContext(loaded)
 	defer unload()
-	c.HTTP = root.Apps["http"]
+	c.HTTP, c.Logging = root.Apps["http"], root.Logging
 	return replay.Run(tb.Context(), loaded, c)
 }
 

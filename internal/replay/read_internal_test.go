@@ -3,10 +3,13 @@ package replay
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
+	"fmt"
 	"net/http"
 	"os"
 	"path/filepath"
 	"reflect"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -18,7 +21,7 @@ import (
 const caddyLine = `{"level":"info","ts":1646861401.5241024,"logger":"http.log.access.log0","msg":"handled request","request":{"remote_ip":"127.0.0.1","remote_port":"41342","client_ip":"203.0.113.7","proto":"HTTP/2.0","method":"GET","host":"example.com","uri":"/a?b=c","headers":{"X-Key":["k\u00e9\"y","other"],"Cookie":["REDACTED"]},"tls":{"resumed":false,"version":772,"cipher_suite":4865,"proto":"h2","server_name":"example.com"}},"bytes_read":0,"user_id":"ann","duration":0.000929675,"size":10900,"status":200,"resp_headers":{"X-Cost":["3"],"Server":["Caddy"]}}`
 
 func TestReadsLines(t *testing.T) {
-	r := reader{wanted: []string{"Cookie", "Referer", "User-Agent", "X-Key"}, wantedResponse: []string{"X-Cost"}}
+	r := reader{logging: new(logging), wanted: []string{"Cookie", "Referer", "User-Agent", "X-Key"}, wantedResponse: []string{"X-Cost"}}
 	for name, test := range map[string]struct {
 		text   string
 		became reading
@@ -113,7 +116,7 @@ func TestMergesLogs(t *testing.T) {
 		write("other.log", line("2")+line("6")+line("8"), false),
 		write("empty.log", "", false),
 	}
-	l, err := openLogs(names, nil, reader{}, func(*passing) {})
+	l, err := openLogs(names, nil, reader{logging: new(logging)}, func(*passing) {})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -130,6 +133,93 @@ func TestMergesLogs(t *testing.T) {
 	}
 	if got := strings.Join(order, ""); got != "/1/2/3/5/6/7/8/9" || l.unreadable != 2 {
 		t.Errorf("read %s, and %d unreadable lines", got, l.unreadable)
+	}
+}
+
+// TestReadsPipesOnce: a pipe, as a shell makes of <(...), cannot be read again, so that nothing looks into it before.
+func TestReadsPipesOnce(t *testing.T) {
+	line := `{"ts":1,"request":{"remote_ip":"::1","method":"GET","uri":"/"},"duration":0}` + "\n"
+	var packed bytes.Buffer
+	z := gzip.NewWriter(&packed)
+	_, _ = z.Write([]byte(line + line))
+	_ = z.Close()
+	for name, text := range map[string]string{"plain": line + line, "gzip": packed.String()} {
+		from, to, err := os.Pipe()
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer from.Close()
+		_, _ = to.WriteString(text) // a pipe has room for it
+		_ = to.Close()
+		l, err := openLogs([]string{fmt.Sprintf("/dev/fd/%d", from.Fd())}, nil, reader{logging: new(logging)}, func(*passing) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if n, err := drain(t, l); n != 2 || err != nil {
+			t.Errorf("%s: read %d lines, %v, want 2", name, n, err)
+		}
+	}
+}
+
+// drain returns how many requests logs have, and which of them could not be read to their ends.
+func drain(t *testing.T, l *logs) (n int, err error) {
+	t.Helper()
+	for {
+		p, err := l.next(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if p == nil {
+			return n, errors.Join(l.errs...)
+		}
+		n++
+	}
+}
+
+// TestCutStreamsAreErrors: a gzip stream that was cut, also where a chunk ends, is no whole log, and what was
+// read of it counts. A log in plain text is cut while it is being written.
+func TestCutStreamsAreErrors(t *testing.T) {
+	line := `{"ts":1,"request":{"remote_ip":"::1","method":"GET","uri":"/"},"duration":0}` + "\n"
+	text := strings.Repeat(line, 5000)
+	var packed bytes.Buffer
+	z, _ := gzip.NewWriterLevel(&packed, gzip.NoCompression)
+	_, _ = z.Write([]byte(text))
+	_ = z.Close()
+	whole := packed.String()
+	for name, test := range map[string]struct {
+		log     string
+		isError bool
+	}{
+		"plain": {text[:len(text)-9], false}, "gzip": {whole, false}, "no checksum": {whole[:len(whole)-8], true}, "half": {whole[:len(whole)/2], true},
+		"one chunk": {whole[:chunkSize], true}, "wrong checksum": {whole[:len(whole)-8] + "12345678", true}, "other text behind": {whole + "other text", true},
+	} {
+		file := filepath.Join(t.TempDir(), "access.log")
+		if err := os.WriteFile(file, []byte(test.log), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		l, err := openLogs([]string{file}, nil, reader{logging: new(logging)}, func(*passing) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		n, err := drain(t, l)
+		if (err != nil) != test.isError || n < 1000 || err != nil && !strings.Contains(err.Error(), file) {
+			t.Errorf("%s: read %d lines, %v", name, n, err)
+		}
+	}
+}
+
+// TestSharesAreExact: the most of n that are a share of them, for all percentages with a digit behind the point.
+func TestSharesAreExact(t *testing.T) {
+	for _, n := range []int{1, 3, 7, 100, 1000, 99_999, 100_000, mostSized} {
+		for tenths := range 1001 {
+			share, err := strconv.ParseFloat(fmt.Sprintf("%d.%de-2", tenths/10, tenths%10), 64)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got, want := mostOf(share, n), tenths*n/1000; got != want {
+				t.Errorf("%d tenths of a percent of %d are %d, want %d", tenths, n, got, want)
+			}
+		}
 	}
 }
 

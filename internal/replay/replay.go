@@ -1,10 +1,10 @@
 // Package replay runs requests of the past, from access logs, through the zones of a config: with the
 // clock of the log, and the counts in memory. [Run] returns what the zones would have done.
 //
-// The lines of logs are read in parallel (source.go, line.go, scan.go), put into the order of
-// arrivals (clock.go), and decided by the limiters of the config (site.go), one after the other: a
-// request is checked when it arrived, and settled with the status of the log when its response had
-// ended. What logs lack is named (lacking.go), and the zones that need it are left out.
+// The lines of logs are read in parallel (source.go, line.go, scan.go), as the config writes them
+// (logging.go), put into the order of arrivals (clock.go), and decided by the limiters of the config
+// (site.go), one after the other: a request is checked when it arrived, and settled with the status of
+// the log when its response had ended. What logs lack is named (lacking.go), and the zones that need it are left out.
 //
 // The package imports internal/{adminapi,limiter,routes,stores,telemetry} and store/**.
 package replay
@@ -54,8 +54,8 @@ type Config struct {
 	// MaxNewBuckets are those of the stores, by name.
 	MaxNewBuckets map[string]int
 
-	// DurationUnit is the unit of durations in Caddy's logs that are whole numbers; 0 for seconds.
-	DurationUnit time.Duration
+	// Logging is the JSON of the config's logging, if it has any.
+	Logging json.RawMessage
 	// Logs are files; "-" is Stdin.
 	Logs  []string
 	Stdin io.Reader
@@ -95,6 +95,7 @@ type run struct {
 	// passedOver are the modules of handlers that were not run.
 	passedOver map[string]bool
 	formats    map[Format]bool
+	origins    map[origin]bool
 	// leftOut are the zones that are left out, which skip selects; both are nil without any.
 	leftOut map[*limiter.Zone]bool
 	skip    func(z *limiter.Zone) bool
@@ -108,10 +109,11 @@ type run struct {
 
 type tallyID struct{ store, zone string }
 
-// Run replays logs until ctx ends.
+// Run replays logs until ctx ends. With an error about logs that could not be read to their ends it
+// returns what it found.
 func Run(ctx context.Context, loaded caddy.Context, c Config) (adminapi.Replay, error) {
 	c.MostClients, c.MostBuckets = cmp.Or(c.MostClients, defaultMost), cmp.Or(c.MostBuckets, defaultMost)
-	r := &run{Config: &c, tallies: map[tallyID]*tally{}, passedOver: map[string]bool{}, formats: map[Format]bool{}}
+	r := &run{Config: &c, tallies: map[tallyID]*tally{}, passedOver: map[string]bool{}, formats: map[Format]bool{}, origins: map[origin]bool{}}
 	var err error
 	if r.site, err = loadSite(loaded, r.Config, &r.clock); err != nil {
 		return adminapi.Replay{}, err
@@ -136,7 +138,7 @@ func Run(ctx context.Context, loaded caddy.Context, c Config) (adminapi.Replay, 
 
 // wanted returns what reads the headers that the zones need.
 func (r *run) wanted() reader {
-	wanted := reader{unit: r.DurationUnit, wantedResponse: []string{"Content-Length"}}
+	wanted := reader{logging: r.logging, wantedResponse: []string{"Content-Length"}}
 	for _, z := range r.zones {
 		request, response, all := z.needs.headers()
 		wanted.isAll = wanted.isAll || all
@@ -194,11 +196,9 @@ func (r *run) begin(p *passing) {
 	if l.refused {
 		r.answer.RefusedBefore++
 	}
-	if !r.formats[l.Format] {
-		r.formats[l.Format] = true
-		for _, z := range r.zones {
-			r.leaveOut(z, r.lacks(z, l.Format, r.Host != ""))
-		}
+	if !r.origins[l.origin()] {
+		// Otherwise it would keep the text of the log.
+		r.meetOrigin(origin{l.Format, strings.Clone(l.Logger)})
 	}
 	for _, z := range r.zones {
 		if p.isHiding && z.reason == "" {
@@ -214,6 +214,22 @@ func (r *run) begin(p *passing) {
 	r.answer.To = max(r.answer.To, seconds(l.At))
 	r.pending++
 	r.schedule(l.At, true, p)
+}
+
+// meetOrigin leaves out the zones for which lines of a new origin lack something.
+func (r *run) meetOrigin(from origin) {
+	r.origins[from], r.formats[from.format] = true, true
+	for _, z := range r.zones {
+		r.leaveOut(z, r.lacks(z, from, r.Host != ""))
+	}
+	if from.format != Caddy {
+		return
+	}
+	for _, reason := range r.logging.leavesOut(from.logger) {
+		if !slices.Contains(r.unlogged, reason) {
+			r.unlogged = append(r.unlogged, reason)
+		}
+	}
 }
 
 func seconds(nanos int64) float64 { return float64(nanos/1000) / 1e6 }
@@ -338,7 +354,12 @@ func (r *run) unjudge(err error) {
 }
 
 func (p *passing) count(d limiter.Decision) {
-	p.run.tallyOf(&d).add(&d, p.run.Now().Unix(), p.run.MostClients)
+	t := p.run.tallyOf(&d)
+	t.add(&d, p.run.Now().Unix(), p.run.MostClients)
+	if d.Zone.FallsBack(d.ClientKey) {
+		t.fellBack++
+		p.run.fallsBack(&d, &p.line)
+	}
 	if p.run.Decided != nil {
 		p.run.Decided(&p.line, d)
 	}
@@ -387,23 +408,17 @@ const statusClientClosedRequest = 499
 func (r *run) sum() (adminapi.Replay, error) {
 	a := &r.answer
 	a.Lines = a.Requests + r.logs.other + r.logs.unreadable
+	unread := errors.Join(r.logs.errs...)
 	if a.Requests == 0 {
-		if r.logs.unreadable > 0 {
-			return *a, fmt.Errorf("no line is an entry of Caddy's access log in JSON or of the combined format; the first is %q", r.logs.sample)
-		}
-		return *a, errors.New("the logs have no requests")
+		return *a, errors.Join(unread, r.noRequest())
 	}
 	a.Zones, a.LeftOut, a.Notes = []adminapi.ReplayedZone{}, []adminapi.LeftOut{}, []string{}
-	leftOut := map[tallyID]bool{}
-	for _, z := range r.zones {
-		if id := (tallyID{z.store, z.Name}); z.reason != "" && !leftOut[id] {
-			leftOut[id] = true
-			a.LeftOut = append(a.LeftOut, adminapi.LeftOut{Zone: z.Name, Reason: z.reason})
-		}
-	}
+	leftOut := r.sumLeftOut()
 	r.noteRest()
+	before := map[string]int64{}
 	for _, t := range r.order {
 		if leftOut[tallyID{t.store, t.zone.Name}] {
+			before[t.zone.Name] += t.refused
 			continue
 		}
 		z, notes := t.sum()
@@ -414,7 +429,37 @@ func (r *run) sum() (adminapi.Replay, error) {
 		}
 		a.Zones, a.Notes = append(a.Zones, z), append(a.Notes, notes...)
 	}
-	return *a, nil
+	for _, name := range slices.Sorted(maps.Keys(before)) {
+		if before[name] > 0 {
+			a.Notes = append(a.Notes, fmt.Sprintf("zone %s had refused %d requests before it was left out: these are among those refused", name, before[name]))
+		}
+	}
+	return *a, unread
+}
+
+// sumLeftOut adds the zones that are left out to the answer, and returns them in each of their stores.
+func (r *run) sumLeftOut() map[tallyID]bool {
+	leftOut := map[tallyID]bool{}
+	for _, z := range r.zones {
+		if z.reason == "" {
+			continue
+		}
+		if !leftOut[tallyID{z.stores[0], z.Name}] {
+			r.answer.LeftOut = append(r.answer.LeftOut, adminapi.LeftOut{Zone: z.Name, Reason: z.reason})
+		}
+		for _, store := range z.stores {
+			leftOut[tallyID{store, z.Name}] = true
+		}
+	}
+	return leftOut
+}
+
+// noRequest says why the logs have no request.
+func (r *run) noRequest() error {
+	if r.logs.unreadable > 0 {
+		return fmt.Errorf("no line is an entry of Caddy's access log in JSON or of the combined format; the first is %s", r.logs.sample)
+	}
+	return errors.New("the logs have no requests")
 }
 
 // noteRest notes what the replay does not follow, or has dropped.
@@ -433,10 +478,16 @@ func (r *run) noteRest() {
 	if r.formats[Combined] {
 		*notes = append(*notes, "the combined format has whole seconds and no durations: requests arrive and end in the order of its lines")
 	}
+	if r.formats[Caddy] && len(r.unlogged) > 0 {
+		*notes = append(*notes, "the config keeps requests out of the log, which count nowhere: "+strings.Join(r.unlogged, ", "))
+	}
 	add(r.answer.RefusedBefore, "%d requests were refused by a limit when they were logged, so no handler answered: they count by that status", r.answer.RefusedBefore)
 	add(r.late, "%d requests took longer than %v, or are not in order, or the config lacks the duration_format of the log: they arrive when they were read", r.late, reorder)
 	add(r.unjudged, "%d requests are in no zone, the first because of: %s", r.unjudged, r.reason)
-	add(r.logs.unreadable, "%d lines are unreadable, the first is %q", r.logs.unreadable, r.logs.sample)
+	for _, err := range r.logs.errs {
+		*notes = append(*notes, err.Error()+": what comes before counts")
+	}
+	add(r.logs.unreadable, "%d lines are unreadable, the first is %s", r.logs.unreadable, r.logs.sample)
 	add(r.logs.other, "%d entries of the log are about no request", r.logs.other)
 	if r.sizing != nil {
 		add(r.sizing.evicted, "%d counts of suggestions were dropped, so that they may be too low", r.sizing.evicted)

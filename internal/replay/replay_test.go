@@ -69,14 +69,14 @@ func TestNamesWhatLogsLack(t *testing.T) {
 	zones := zone("ip", "{client_ip}", "") + zone("auth", "{header.Authorization} {client_ip}", "") + zone("session", "{cookie.session}", "") +
 		zone("body", "{http.request.body}", "") + zone("plugin", "{http.geo.country}", "") + zone("vars", "{vars.tenant}", "") +
 		zone("tokens", "{client_ip}", "cost {http.rate_limit.response.json.usage}") + zone("file", "{client_ip}", "match {\nfile /x\n}") +
-		zone("key", "{header.X-Key} {client_ip}", "")
+		zone("key", "{header.X-Key} {client_ip}", "") + zone("slots", "{client_ip}", "algorithm concurrency")
 	secret := `"Authorization":["REDACTED"],"Cookie":["REDACTED"]`
 	caddyLog := entry(0, 0, "192.0.2.1", "/", 200, "") + entry(1, 0, "192.0.2.1", "/", 200, secret)
 	combined := `192.0.2.1 - - [10/Oct/2025:13:55:36 -0700] "GET / HTTP/1.1" 200 5 "-" "-"` + "\n"
 	for name, test := range map[string]struct{ log, host, left, reason string }{
 		"Caddy's":            {caddyLog, "", "auth session body plugin vars tokens file", "{http.request.header.Authorization}: the log shows it as REDACTED"},
-		"combined":           {combined, "", "ip auth session body plugin vars tokens file key", "{http.request.host}: the log has no hosts: give one with --host"},
-		"combined, for host": {combined, "example.com", "auth session body plugin vars tokens file key", "{http.request.header.Authorization}: the log does not have that header"},
+		"combined":           {combined, "", "ip auth session body plugin vars tokens file key slots", "{http.request.host}: the log has no hosts: give one with --host"},
+		"combined, for host": {combined, "example.com", "auth session body plugin vars tokens file key slots", "{http.request.header.Authorization}: the log does not have that header"},
 	} {
 		a := run(t, zones, test.log, replay.Config{Suggest: -1, Host: test.host})
 		var left, reasons []string

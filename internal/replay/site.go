@@ -31,6 +31,9 @@ type site struct {
 	limiters map[*limiter.Limiter]*limiter.Limiter
 	// defined are the placeholders that handlers of the config set.
 	defined map[string]bool
+	logging *logging
+	// unlogged are what keeps requests out of Caddy's log.
+	unlogged []string
 	// notes are what is not replayed.
 	notes []string
 	end   []func()
@@ -39,8 +42,11 @@ type site struct {
 // zone is a zone of one handler.
 type zone struct {
 	*limiter.Zone
-	store string
-	needs needs
+	// stores are its store and, while its counts move, the new one.
+	stores []string
+	needs  needs
+	// onlyInKey are the needs whose values only tell clients apart.
+	onlyInKey needs
 	// reason is why it is left out, or "".
 	reason string
 }
@@ -66,6 +72,15 @@ func loadSite(ctx caddy.Context, config *Config, c *clock) (*site, error) {
 	}
 	s := &site{
 		server: &caddyhttp.Server{}, limiters: map[*limiter.Limiter]*limiter.Limiter{}, defined: map[string]bool{},
+	}
+	if s.logging, err = loggingOf(config.Logging); err != nil {
+		return nil, err
+	}
+	if raw.Logs != nil {
+		s.logging.server = *raw.Logs
+	}
+	if hosts := s.logging.server.SkipHosts; len(hosts) > 0 {
+		s.unlogged = append(s.unlogged, "skip_hosts "+strings.Join(hosts, " "))
 	}
 	l := &loader{site: s, ctx: ctx, clock: c, config: config, stores: map[string]*stores.Handle{}}
 	if s.server.Routes, err = l.routes(raw.Routes); err != nil {
@@ -216,6 +231,9 @@ func (l *loader) define(name string, fields map[string]json.RawMessage) {
 	case "vars":
 		for key := range fields {
 			l.defined["http.vars."+key] = true
+			if key == caddyhttp.LogSkipVar && !slices.Contains(l.unlogged, key) {
+				l.unlogged = append(l.unlogged, key)
+			}
 		}
 	case "map":
 		var to []string
@@ -270,8 +288,16 @@ func (l *loader) adopt(of *limiter.Limiter, fields map[string]json.RawMessage) e
 	}
 	l.limiters[of] = limiter.New(config)
 	for _, z := range config.Zones {
-		added := &zone{Zone: z, store: config.Store.Name, needs: needsOfZone(z, fields)}
+		added := &zone{Zone: z, stores: []string{config.Store.Name}, needs: needsBesideKey(z, fields)}
+		if config.Rollout != nil {
+			added.stores = append(added.stores, config.Rollout.Store.Name)
+		}
 		added.needs.add(l.enclosing...)
+		key := needsOfKey(z)
+		added.onlyInKey = slices.DeleteFunc(slices.Clone(key), func(name string) bool {
+			return slices.Contains(added.needs, name) || limiter.IsAddress(name)
+		})
+		added.needs.add(key)
 		l.zones = append(l.zones, added)
 	}
 	return nil
@@ -346,4 +372,5 @@ type rawServer struct {
 	Routes      []json.RawMessage          `json:"routes"`
 	NamedRoutes map[string]json.RawMessage `json:"named_routes"`
 	Errors      json.RawMessage            `json:"errors"`
+	Logs        *serverLogs                `json:"logs"`
 }

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"sort"
 	"strings"
 	"time"
 
@@ -154,7 +155,7 @@ func trialOf(z *limiter.Zone) *limiter.Zone {
 
 // leaveOut adds the trials for a zone to those that are left out.
 func (s *sizing) leaveOut(z *zone, leftOut map[*limiter.Zone]bool) {
-	of := s.lists[tallyID{z.store, z.Name}]
+	of := s.lists[tallyID{z.stores[0], z.Name}]
 	for zone, t := range s.trials {
 		if slices.Contains(of, t) {
 			leftOut[zone] = true
@@ -226,6 +227,12 @@ func (t *trial) suggestion() adminapi.Suggestion {
 	}
 }
 
+// mostOf returns the most of n that are at most a share of them. It compares quotients, which are rounded as
+// the share was: a product such as 0.29*100 may be less than it is.
+func mostOf(share float64, n int) int {
+	return sort.Search(n, func(k int) bool { return float64(k+1)/float64(n) > share })
+}
+
 func (t *trial) suggest(share float64) adminapi.Suggestion {
 	needs := make([]int64, 0, len(t.needs))
 	for _, n := range t.needs {
@@ -238,7 +245,7 @@ func (t *trial) suggest(share float64) adminapi.Suggestion {
 		return a
 	}
 	a.Most = needs[0]
-	a.Events = max(needs[min(int(share*float64(len(needs))), len(needs)-1)], 1)
+	a.Events = max(needs[min(mostOf(share, len(needs)), len(needs)-1)], 1)
 	for _, n := range needs {
 		if n > a.Events {
 			a.Refused++
@@ -258,7 +265,7 @@ func suggestTried(tried []*trial, share float64) ([]adminapi.Suggestion, string)
 		for _, n := range t.needs {
 			a.Refused += n
 		}
-		if float64(a.Refused) <= share*float64(a.Clients) {
+		if a.Refused <= int64(mostOf(share, len(t.needs))) {
 			a.How = strings.Replace(a.How, "exact", "the least", 1) + fmt.Sprintf(" of %d limits that were tried, from %d to %d", len(tried), tried[0].zone.Events.Number, tried[len(tried)-1].zone.Events.Number)
 			if t.zone.Burst.Number > 0 {
 				a.How += fmt.Sprintf(", with burst %d", t.zone.Burst.Number)

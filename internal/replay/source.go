@@ -11,6 +11,7 @@ import (
 	"os"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -51,6 +52,8 @@ type logs struct {
 	bytes, total      atomic.Int64
 	other, unreadable int64
 	sample            string
+	// errs say which logs could not be read to their ends.
+	errs []error
 }
 
 // stream is one log.
@@ -66,17 +69,22 @@ type stream struct {
 	buf []byte
 }
 
-// openLogs looks into logs, and sorts them by their first line. The name "-" is standard input.
+// openLogs looks into logs, and sorts them by their first line. The name "-" is standard input, which as
+// any pipe can be read only once, and so comes first.
 func openLogs(names []string, stdin io.Reader, wanted reader, prepare func(p *passing)) (*logs, error) {
 	l := &logs{wanted: wanted, prepare: prepare, stdin: stdin, workers: make(chan struct{}, runtime.GOMAXPROCS(0))}
 	isKnown := true
 	for _, name := range names {
 		s := &stream{name: name, first: -1}
-		if name == "-" {
-			isKnown = false
-		} else if err := l.probe(s); err != nil {
+		size, isFile, err := sizeOf(name)
+		if err == nil && isFile {
+			l.total.Add(size)
+			err = l.probe(s)
+		}
+		if err != nil {
 			return nil, err
 		}
+		isKnown = isKnown && isFile
 		l.waiting = append(l.waiting, s)
 	}
 	if l.bytes.Store(0); !isKnown {
@@ -86,6 +94,18 @@ func openLogs(names []string, stdin io.Reader, wanted reader, prepare func(p *pa
 	return l, nil
 }
 
+// sizeOf returns the size of a log, and whether it is a file that can be read again.
+func sizeOf(name string) (size int64, isFile bool, err error) {
+	if name == "-" {
+		return 0, false, nil
+	}
+	info, err := os.Stat(name)
+	if err != nil {
+		return 0, false, err
+	}
+	return info.Size(), info.Mode().IsRegular(), nil
+}
+
 // probe finds the first line of a log that is a request. A log without one comes first.
 func (l *logs) probe(s *stream) error {
 	text, err := l.reader(s)
@@ -93,9 +113,6 @@ func (l *logs) probe(s *stream) error {
 		return err
 	}
 	defer s.file.Close()
-	if info, err := os.Stat(s.name); err == nil && info.Mode().IsRegular() {
-		l.total.Add(info.Size())
-	}
 	for range maxLine {
 		part, err := text.ReadSlice('\n')
 		var line Line
@@ -192,13 +209,14 @@ func (l *logs) hand(ctx context.Context, s *stream, part string) bool {
 // readChunk reads whole lines. A line that is too long is cut, and so unreadable.
 func (s *stream) readChunk(text *bufio.Reader) (string, error) {
 	part := s.buf[:chunkSize]
-	n, err := io.ReadFull(text, part)
-	part = part[:n]
-	if err != nil {
-		if errors.Is(err, io.ErrUnexpectedEOF) {
-			err = io.EOF
+	n := 0
+	// io.ReadFull does not tell the end of a log from that of a gzip stream that was cut.
+	for n < chunkSize {
+		more, err := text.Read(part[n:])
+		n += more
+		if err != nil {
+			return string(part[:n]), err
 		}
-		return string(part), err
 	}
 	for part[len(part)-1] != '\n' {
 		more, err := text.ReadSlice('\n')
@@ -245,15 +263,24 @@ func (l *logs) readLines(part string, r reader) (c chunk) {
 			p = l.passing()
 			continue
 		}
-		p.line.reuse()
 		if became == isOther {
 			c.other++
 		} else if c.unreadable++; c.sample == "" {
-			c.sample = text[:min(len(text), 120)]
+			c.sample = sampleOf(text, p.line.flaw)
 		}
+		p.line.reuse()
 	}
 	l.free.Put(p)
 	return c
+}
+
+// sampleOf shows an unreadable line.
+func sampleOf(text, flaw string) string {
+	sample := strconv.Quote(text[:min(len(text), 120)])
+	if flaw != "" {
+		sample += ", and " + flaw
+	}
+	return sample
 }
 
 // next returns the request that ends next, or nil at the end of all logs.
@@ -287,15 +314,19 @@ func (l *logs) next(ctx context.Context) (*passing, error) {
 	return p, nil
 }
 
-// fill gives each open log a request, and closes those without.
+// fill gives each open log a request, and closes those without. What was read of a log counts, although
+// its rest could not be read.
 func (l *logs) fill(ctx context.Context) error {
 	for i := 0; i < len(l.open); i++ {
 		s := l.open[i]
 		for len(s.rest) == 0 {
 			done, ok := <-s.out
 			if !ok {
-				if err := cmp.Or(s.err, ctx.Err()); err != nil {
-					return err
+				if ctx.Err() != nil {
+					return ctx.Err()
+				}
+				if s.err != nil {
+					l.errs = append(l.errs, s.err)
 				}
 				l.open = slices.Delete(l.open, i, i+1)
 				i--

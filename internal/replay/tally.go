@@ -28,26 +28,32 @@ type tally struct {
 	store string
 	// requests, refused and wouldRefuse count requests.
 	requests, refused, wouldRefuse int64
-	// clients are by the hash of their key, and keys has the keys of those that were refused. unknown
-	// counts requests of clients beyond the bound.
-	clients                 map[uint64]counts
-	keys                    map[uint64]string
-	refusedClients, unknown int64
-	hours                   map[int64]counts
+	// clients are by the hash of their key, and keys has the keys of those that were, or would have been,
+	// refused. unknown counts requests of clients beyond the bound.
+	clients map[uint64]counts
+	keys    map[uint64]string
+	unknown int64
+	hours   map[int64]counts
 	// last is the hour of the last request, whose counts are not in hours yet.
 	last       int64
 	lastCounts counts
+	// fellBack counts requests to which none of the key applies.
+	fellBack int64
 	// dropped counts requests of hours beyond the bound.
 	dropped int64
 }
 
-// counts are requests, and those of them that were, or would have been, refused.
-type counts struct{ requests, refused uint32 }
+// counts are requests, those of them that were refused, and those that would have been.
+type counts struct{ requests, refused, wouldRefuse uint32 }
 
 func (c *counts) add(other counts) {
 	c.requests += other.requests
 	c.refused += other.refused
+	c.wouldRefuse += other.wouldRefuse
 }
+
+// isFine reports whether none was, or would have been, refused.
+func (c *counts) isFine() bool { return c.refused == 0 && c.wouldRefuse == 0 }
 
 func newTally(z *limiter.Zone, store string) *tally {
 	return &tally{zone: z, store: store, clients: map[uint64]counts{}, keys: map[uint64]string{}, hours: map[int64]counts{}}
@@ -64,7 +70,7 @@ func (t *tally) add(d *limiter.Decision, second int64, mostClients int) {
 		one.refused = 1
 	case telemetry.WouldRefuse:
 		t.wouldRefuse++
-		one.refused = 1
+		one.wouldRefuse = 1
 	}
 	if h := second - second%hour; h != t.last {
 		t.flush()
@@ -81,10 +87,9 @@ func (t *tally) addClient(clientKey string, one counts, most int) {
 		t.unknown++
 		return
 	}
-	if one.refused > 0 && c.refused == 0 {
+	if !one.isFine() && c.isFine() {
 		// Keys are parts of the text of a log.
 		t.keys[hash] = strings.Clone(clientKey)
-		t.refusedClients++
 	}
 	c.add(one)
 	t.clients[hash] = c
@@ -112,15 +117,25 @@ func (t *tally) sum() (z adminapi.ReplayedZone, notes []string) {
 		Name: t.zone.Name, Store: t.store, Algorithm: t.zone.Algorithm.String(), Events: t.zone.Events.String(),
 		Window: t.zone.Window.Seconds(), Calendar: t.zone.Calendar.String(),
 		Requests: t.requests, Refused: t.refused, WouldRefuse: t.wouldRefuse,
-		Clients: int64(len(t.clients)), ClientsRefused: t.refusedClients,
-		Top: t.top(), Hours: []adminapi.ReplayedHour{},
+		Clients: int64(len(t.clients)),
+		Top:     t.top(), Hours: []adminapi.ReplayedHour{},
+	}
+	for hash := range t.keys {
+		if c := t.clients[hash]; c.refused > 0 {
+			z.ClientsRefused++
+		} else {
+			z.ClientsWouldRefuse++
+		}
 	}
 	for _, start := range slices.Sorted(maps.Keys(t.hours)) {
 		c := t.hours[start]
-		z.Hours = append(z.Hours, adminapi.ReplayedHour{Start: start, Requests: int64(c.requests), Refused: int64(c.refused)})
+		z.Hours = append(z.Hours, adminapi.ReplayedHour{Start: start, Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
 	}
 	if t.unknown > 0 {
 		notes = append(notes, fmt.Sprintf("zone %s: %d clients are remembered; %d requests of others count as requests only", z.Name, len(t.clients), t.unknown))
+	}
+	if t.fellBack > 0 {
+		notes = append(notes, fmt.Sprintf("zone %s: %d of %d requests have nothing that its key names, so their clients are their addresses", z.Name, t.fellBack, t.requests))
 	}
 	if t.dropped > 0 {
 		notes = append(notes, fmt.Sprintf("zone %s: %d hours are remembered; %d requests of others are in no hour", z.Name, len(t.hours), t.dropped))
@@ -128,15 +143,15 @@ func (t *tally) sum() (z adminapi.ReplayedZone, notes []string) {
 	return z, notes
 }
 
-// top returns the clients that were refused most.
+// top returns the clients that were refused most, and then those that would have been.
 func (t *tally) top() []adminapi.ReplayedClient {
 	hashes := slices.SortedFunc(maps.Keys(t.keys), func(a, b uint64) int {
-		return cmp.Or(cmp.Compare(t.clients[b].refused, t.clients[a].refused), cmp.Compare(t.keys[a], t.keys[b]))
+		return cmp.Or(cmp.Compare(t.clients[b].refused, t.clients[a].refused), cmp.Compare(t.clients[b].wouldRefuse, t.clients[a].wouldRefuse), cmp.Compare(t.keys[a], t.keys[b]))
 	})
 	top := []adminapi.ReplayedClient{}
 	for _, hash := range hashes[:min(len(hashes), topClients)] {
 		c := t.clients[hash]
-		top = append(top, adminapi.ReplayedClient{Client: t.zone.ClientOf(t.keys[hash]), Requests: int64(c.requests), Refused: int64(c.refused)})
+		top = append(top, adminapi.ReplayedClient{Client: t.zone.ClientOf(t.keys[hash]), Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
 	}
 	return top
 }

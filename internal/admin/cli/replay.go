@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"math"
 	"os"
 	"path/filepath"
 	"slices"
@@ -64,36 +63,39 @@ that need it are left out.
 		if kind := filepath.Ext(*report); *report != "" && kind != ".html" && kind != ".svg" {
 			return 0, fmt.Errorf("--report %s: it must end with .html or .svg", *report)
 		}
+		if _, err := os.Stat(filepath.Dir(*report)); err != nil {
+			return 0, fmt.Errorf("--report %s: %w", *report, err)
+		}
 		var p progress
 		if p.to = cmd.ErrOrStderr(); isTerminal(p.to) {
 			asked.Progress = p.show
 		}
 		r, err := host.Replay(s.ctx, cmd, asked)
 		p.end()
-		if err != nil {
+		if r.Requests == 0 {
 			return 0, err
 		}
+		// Shown first, so that no failure of the report costs the result.
+		err = errors.Join(err, s.showReplay(&r, *suggest))
 		if *report != "" {
-			if err := writeReport(*report, &r); err != nil {
-				return 0, err
-			}
+			err = errors.Join(err, writeReport(*report, &r))
 		}
-		return 0, s.showReplay(&r, *suggest)
+		return 0, err
 	})
 	return cmd
 }
 
-// shareOf returns the share that a text such as 0.1% means; -1 for none.
+// shareOf returns the share that a text such as 0.1% means, as the nearest float64; -1 for none.
 func shareOf(text string) (float64, error) {
 	if text == "" {
 		return -1, nil
 	}
 	number, isPercent := strings.CutSuffix(text, "%")
-	share, err := strconv.ParseFloat(number, 64)
-	if !isPercent || err != nil || math.IsNaN(share) || share < 0 || share > 100 {
+	share, err := strconv.ParseFloat(number+"e-2", 64)
+	if !isPercent || err != nil || share < 0 || share > 1 {
 		return 0, fmt.Errorf("--suggest %s: it must be from 0%% to 100%%, such as 0.1%%", text)
 	}
-	return share / 100, nil
+	return share, nil
 }
 
 // progress is shown on a terminal, in one line.
@@ -125,11 +127,11 @@ func (s *session) showReplay(r *adminapi.Replay, suggest string) error {
 		return out.Encode(r)
 	}
 	fmt.Fprintf(s.out, "%s, %s to %s: %s refused\n\n", counted(int(r.Requests), "request"), instantOf(r.From), instantOf(r.To), percent(r.Refused, r.Requests))
-	t := newTable(s.out, "ZONE", "ALGORITHM", "EVENTS", "WINDOW", "REQUESTS", "REFUSED", "WOULD REFUSE", "CLIENTS", "CLIENTS REFUSED")
+	t := newTable(s.out, "ZONE", "ALGORITHM", "EVENTS", "WINDOW", "REQUESTS", "REFUSED", "WOULD REFUSE", "CLIENTS", "CLIENTS REFUSED", "CLIENTS WOULD REFUSE")
 	for i := range r.Zones {
 		z := &r.Zones[i]
 		t.row(z.Name, z.Algorithm, z.Events, windowOf(z.Window, z.Calendar), number(z.Requests), percent(z.Refused, z.Requests),
-			percent(z.WouldRefuse, z.Requests), number(z.Clients), percent(z.ClientsRefused, z.Clients))
+			percent(z.WouldRefuse, z.Requests), number(z.Clients), percent(z.ClientsRefused, z.Clients), percent(z.ClientsWouldRefuse, z.Clients))
 	}
 	t.end()
 	s.showTopClients(r)
@@ -153,10 +155,10 @@ func (s *session) showTopClients(r *adminapi.Replay) {
 		return
 	}
 	fmt.Fprintln(s.out)
-	t := newTable(s.out, "ZONE", "REFUSED", "REQUESTS", "CLIENT")
+	t := newTable(s.out, "ZONE", "REFUSED", "WOULD REFUSE", "REQUESTS", "CLIENT")
 	for i := range r.Zones {
 		for _, c := range r.Zones[i].Top {
-			t.row(r.Zones[i].Name, number(c.Refused), number(c.Requests), clientText(&c.Client))
+			t.row(r.Zones[i].Name, number(c.Refused), number(c.WouldRefuse), number(c.Requests), clientText(&c.Client))
 		}
 	}
 	t.end()
@@ -166,23 +168,24 @@ func (s *session) showTopClients(r *adminapi.Replay) {
 const mostHours = 24
 
 func (s *session) showHours(r *adminapi.Replay) {
-	if !slices.ContainsFunc(r.Zones, func(z adminapi.ReplayedZone) bool { return z.ClientsRefused > 0 }) {
+	if !slices.ContainsFunc(r.Zones, func(z adminapi.ReplayedZone) bool { return z.ClientsRefused+z.ClientsWouldRefuse > 0 }) {
 		return
 	}
 	fmt.Fprintln(s.out)
-	t := newTable(s.out, "ZONE", "HOUR", "REFUSED", "REQUESTS")
+	t := newTable(s.out, "ZONE", "HOUR", "REFUSED", "WOULD REFUSE", "REQUESTS")
 	for i := range r.Zones {
 		for _, h := range worstHours(r.Zones[i].Hours) {
-			t.row(r.Zones[i].Name, instantOf(float64(h.Start)), percent(h.Refused, h.Requests), number(h.Requests))
+			t.row(r.Zones[i].Name, instantOf(float64(h.Start)), percent(h.Refused, h.Requests), percent(h.WouldRefuse, h.Requests), number(h.Requests))
 		}
 	}
 	t.end()
 }
 
-// worstHours returns the hours with most refusals, in the order of time.
+// worstHours returns the hours with most refusals, those that would have been included, in the order of time.
 func worstHours(hours []adminapi.ReplayedHour) []adminapi.ReplayedHour {
-	worst := slices.DeleteFunc(slices.Clone(hours), func(h adminapi.ReplayedHour) bool { return h.Refused == 0 })
-	slices.SortStableFunc(worst, func(a, b adminapi.ReplayedHour) int { return cmp.Compare(b.Refused, a.Refused) })
+	refusals := func(h adminapi.ReplayedHour) int64 { return h.Refused + h.WouldRefuse }
+	worst := slices.DeleteFunc(slices.Clone(hours), func(h adminapi.ReplayedHour) bool { return refusals(h) == 0 })
+	slices.SortStableFunc(worst, func(a, b adminapi.ReplayedHour) int { return cmp.Compare(refusals(b), refusals(a)) })
 	worst = worst[:min(len(worst), mostHours)]
 	slices.SortFunc(worst, func(a, b adminapi.ReplayedHour) int { return cmp.Compare(a.Start, b.Start) })
 	return worst

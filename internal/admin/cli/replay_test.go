@@ -14,12 +14,12 @@ import (
 )
 
 func TestShareOf(t *testing.T) {
-	for text, want := range map[string]float64{"": -1, "0%": 0, "0.1%": 0.001, "100%": 1} {
+	for text, want := range map[string]float64{"": -1, "0%": 0, "0.1%": 0.001, "29%": 0.29, "33.3%": 0.333, "58%": 0.58, "100%": 1} {
 		if got, err := shareOf(text); err != nil || got != want {
 			t.Errorf("%q is %v, %v, want %v", text, got, err, want)
 		}
 	}
-	for _, text := range []string{"0.1", "x%", "-1%", "101%", "NaN%"} {
+	for _, text := range []string{"0.1", "x%", "-1%", "101%", "NaN%", "1e1%"} {
 		if _, err := shareOf(text); err == nil {
 			t.Errorf("%q is a share", text)
 		}

@@ -61,7 +61,7 @@ func bars(hours []adminapi.ReplayedHour) (all []adminapi.ReplayedHour, step int6
 	all = make([]adminapi.ReplayedHour, (count+step-1)/step)
 	for _, h := range hours {
 		bar := &all[(h.Start-first)/3600/step]
-		bar.Requests, bar.Refused = bar.Requests+h.Requests, bar.Refused+h.Refused
+		bar.Requests, bar.Refused, bar.WouldRefuse = bar.Requests+h.Requests, bar.Refused+h.Refused, bar.WouldRefuse+h.WouldRefuse
 	}
 	for i := range all {
 		all[i].Start = first + int64(i)*step*3600
@@ -76,19 +76,23 @@ func chartZone(svg *strings.Builder, z *adminapi.ReplayedZone, top int) {
 		most = max(most, h.Requests)
 	}
 	bottom := top + 25 + chartHeight
-	fmt.Fprintf(svg, `<text x="0" y="%d" font-weight="bold">%s: requests, and in red those refused, per %s</text>`,
+	fmt.Fprintf(svg, `<text x="0" y="%d" font-weight="bold">%s: requests, in red those refused, above them in orange those that would be, per %s</text>`,
 		top+15, template.HTMLEscapeString(z.Name), counted(int(step), "hour"))
 	fmt.Fprintf(svg, `<text x="%d" y="%d" text-anchor="end">%d</text><text x="%d" y="%d" text-anchor="end">0</text>`, chartLeft-5, top+35, most, chartLeft-5, bottom)
 	width := float64(chartWidth-chartLeft) / float64(max(len(all), 1))
 	for i, h := range all {
 		x := chartLeft + float64(i)*width
+		would := h.WouldRefuse
+		if would > 0 {
+			would += h.Refused // whose bar covers it
+		}
 		for _, bar := range []struct {
 			n     int64
 			color string
-		}{{h.Requests, "#9ab"}, {h.Refused, "#c33"}} {
+		}{{h.Requests, "#9ab"}, {would, "#e93"}, {h.Refused, "#c33"}} {
 			if tall := float64(bar.n) / float64(most) * chartHeight; bar.n > 0 {
-				fmt.Fprintf(svg, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %d requests, %d refused</title></rect>`,
-					x, float64(bottom)-tall, max(width-1, 0.5), tall, bar.color, instantOf(float64(h.Start)), h.Requests, h.Refused)
+				fmt.Fprintf(svg, `<rect x="%.1f" y="%.1f" width="%.1f" height="%.1f" fill="%s"><title>%s: %d requests, %d refused, %d would be</title></rect>`,
+					x, float64(bottom)-tall, max(width-1, 0.5), tall, bar.color, instantOf(float64(h.Start)), h.Requests, h.Refused, h.WouldRefuse)
 			}
 		}
 	}
