@@ -106,7 +106,7 @@ func TestServersThatAnswerAndRefuse(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			server := redistest.Start(t)
-			lines := []string{caddytest.ShardWith("a", "primary "+server.Addr())}
+			lines := []string{caddytest.ShardWith("a", "primary "+server.Addr()), "charge_timeout 100ms"}
 			if c.lacks != "" {
 				must(t, "user", server.Client().Do(t.Context(), "acl", "setuser", "lim", "on", ">s", "~*", "&*", "+@all", "-"+c.lacks).Err())
 				lines = append(lines, "username lim", "password s")
