@@ -185,6 +185,7 @@ func TestProblemsHaveAlerts(t *testing.T) {
 		adminapi.ProblemNoPrimary:   "RateLimitPrimaryAway",
 		adminapi.ProblemNoReplica:   "RateLimitBreakerOpen",
 		adminapi.ProblemChargesWait: "RateLimitChargesUnsent",
+		adminapi.ProblemStoreErrors: "RateLimitStoreErrors",
 		adminapi.ProblemUnchecked:   "RateLimitUnchecked",
 		adminapi.ProblemClockJumped: "", // ends by itself
 		adminapi.ProblemDoubtfulKey: "", // a plugin's placeholder has it for ever

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strings"
 	"sync"
@@ -216,8 +217,13 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 	return all, nil
 }
 
-// oneLine returns the text of an error that may be several joined ones.
-func oneLine(err error) string { return strings.ReplaceAll(err.Error(), "\n", "; ") }
+// oneLine returns the text of an error, which may be several joined ones, on one line, without the address from which this machine called, which
+// differs from call to call.
+func oneLine(err error) string {
+	return caller.ReplaceAllString(strings.ReplaceAll(err.Error(), "\n", "; "), "")
+}
+
+var caller = regexp.MustCompile(`[^\s]+:\d+->`)
 
 // mayHold reports whether there may be something to reset.
 func mayHold(ctx context.Context, open *stores.Opened, req store.Request) bool {

@@ -185,10 +185,10 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 		add(adminapi.ProblemStoreErrors, "", "", "shard %s does not answer all checks and takes%s%s", shard.Name, withRemedy(err), after(consequences()))
 	}
 	if err := open.Lost(shard.Name, now.Add(-errorListed)); err != nil {
-		add(adminapi.ProblemStoreErrors, "", "lost", "charges, refunds or penalties of shard %s are lost%s; clients are not counted by them", shard.Name, withRemedy(err))
+		add(adminapi.ProblemStoreErrors, "", "lost", "charges, refunds or penalties of shard %s are lost%s; what they cost is not counted", shard.Name, withRemedy(err))
 	}
 	if err := open.Accounts.Delays(shard.Name); err != nil {
-		add(adminapi.ProblemChargesWait, "", "", "charges wait for shard %s%s; until then only this Caddy counts them", shard.Name, withRemedy(err))
+		add(adminapi.ProblemChargesWait, "", "", "charges wait for shard %s%s; meanwhile only this Caddy counts them", shard.Name, withRemedy(err))
 	}
 	return all
 }

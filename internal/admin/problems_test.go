@@ -100,7 +100,7 @@ func TestProblemsOfShards(t *testing.T) {
 		},
 		"charges that wait": {
 			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}}, wire.ErrOverload,
-			[]string{"charges wait for shard a: too many calls are waiting: add shards; until then only this Caddy counts them"},
+			[]string{"charges wait for shard a: too many calls are waiting: add shards; meanwhile only this Caddy counts them"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -61,7 +61,11 @@ func (c *converter) file(f File) error {
 	case err != nil:
 		return err
 	case root.Domain == "":
-		return fmt.Errorf("has no domain, so it is no config of limits; it has %v", slices.Sorted(maps.Keys(root.Unknown)))
+		has := slices.Sorted(maps.Keys(root.Unknown))
+		if len(root.Descriptors) > 0 {
+			has = append(has, "descriptors")
+		}
+		return fmt.Errorf("has no domain, so it is no config of limits; it has %v", has)
 	case c.domains[root.Domain]:
 		return fmt.Errorf("domain %s is in another file as well: put the descriptors of both into one", root.Domain)
 	}

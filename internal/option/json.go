@@ -136,7 +136,7 @@ func checkLeaf(path string, text json.RawMessage, t reflect.Type) error {
 	value := reflect.New(t)
 	err := json.Unmarshal(text, value.Interface())
 	switch d, isDuration := value.Interface().(*caddy.Duration); {
-	case err == nil && isDuration && 0 < *d && *d < caddy.Duration(time.Microsecond):
+	case err == nil && isDuration && text[0] != '"' && 0 < *d && *d < caddy.Duration(time.Microsecond):
 		err = fmt.Errorf("%[1]d nanoseconds: write a text with the unit, such as \"%[1]ds\"", *d)
 	case err == nil:
 		return nil

@@ -1,6 +1,7 @@
 package replay
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -149,14 +150,18 @@ func (a *accessLog) writes(logger string) bool {
 	return include > exclude || len(a.Include) == 0 && exclude == 0 && !slices.Contains(a.Exclude, "*")
 }
 
-// leavesOut returns why a log of this logger does not have all requests, once for each reason.
+// leavesOut returns why no log of this logger has all requests, once for each reason.
 func (l *logging) leavesOut(logger string) (reasons []string) {
 	for _, log := range l.of(logger) {
+		before := len(reasons)
 		if len(log.Sampling) > 0 && string(log.Sampling) != "null" {
 			reasons = append(reasons, "sampling of log "+log.name)
 		}
 		if level := strings.ToUpper(log.Level); level != "" && level != "DEBUG" && level != "INFO" {
 			reasons = append(reasons, "level "+level+" of log "+log.name)
+		}
+		if len(reasons) == before {
+			return nil
 		}
 	}
 	return reasons
@@ -180,22 +185,33 @@ var fields = map[string][]string{
 	"resp_headers":        {responsePrefix},
 }
 
-// changes returns what the config's log of a logger does with what a zone needs, or "". What only the
-// zone's key reads may be hashed.
-func (l *logging) changes(z *zone, name, logger string) string {
+// changes returns what the config's logs of a logger do with what a zone needs, or "". One of them that does
+// nothing may be the replayed one, but not if the server has no such logger: then the config is not known to be that
+// of the log. What only the zone's key reads may be hashed.
+func (l *logging) changes(z *zone, name, logger string) (first string) {
+	isKnown := l.server.has(logger)
 	for _, log := range l.of(logger) {
-		for e := log.Encoder; e != nil; e = e.Wrap {
-			for _, path := range slices.Sorted(maps.Keys(e.Fields)) {
-				var f filter
-				if e.Format != "filter" || json.Unmarshal(e.Fields[path], &f) != nil {
-					continue
-				}
-				if f.isHash() && slices.Contains(z.onlyInKey, name) {
-					continue
-				}
-				if f.changes(path, name) {
-					return "log " + log.name + " has the filter " + f.Filter + " for " + path
-				}
+		what := log.changes(z, name)
+		if what == "" && isKnown {
+			return ""
+		}
+		first = cmp.Or(first, what)
+	}
+	return first
+}
+
+func (a *accessLog) changes(z *zone, name string) string {
+	for e := a.Encoder; e != nil; e = e.Wrap {
+		for _, path := range slices.Sorted(maps.Keys(e.Fields)) {
+			var f filter
+			if e.Format != "filter" || json.Unmarshal(e.Fields[path], &f) != nil {
+				continue
+			}
+			if f.isHash() && slices.Contains(z.onlyInKey, name) {
+				continue
+			}
+			if f.changes(path, name) {
+				return "log " + a.name + " has the filter " + f.Filter + " for " + path
 			}
 		}
 	}
@@ -223,10 +239,10 @@ func (f *filter) changes(path, name string) bool {
 		if header == "Cookie" && strings.HasPrefix(name, cookiePrefix) {
 			return f.Filter != "cookie" || f.names(strings.TrimPrefix(name, cookiePrefix))
 		}
-		return name == headerPrefix+header || name == anyHeader
+		return strings.EqualFold(name, headerPrefix+header) || name == anyHeader
 	}
 	if header, ok := strings.CutPrefix(path, "resp_headers>"); ok {
-		return name == responsePrefix+header
+		return strings.EqualFold(name, responsePrefix+header)
 	}
 	return strings.HasPrefix(path, "request>tls>") && isPresent(name, fields["request>tls"])
 }

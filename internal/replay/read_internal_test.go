@@ -254,3 +254,23 @@ func TestClock(t *testing.T) {
 		t.Errorf("%s happened, until %v", got, c.Now())
 	}
 }
+
+// TestLogsOfOneLogger: what one of them does not change is not lacking.
+func TestLogsOfOneLogger(t *testing.T) {
+	const masks = `{"include": ["http.log.access"], "encoder": {"format": "filter", "fields": {"request>client_ip": {"filter": "ip_mask"}, "request>headers>X-Key": {"filter": "delete"}}}, "sampling": {"first": 1}}`
+	for second, isLacking := range map[string]bool{masks: true, `{"include": ["http.log.access"]}`: false} {
+		l, err := loggingOf(json.RawMessage(`{"logs": {"a": ` + masks + `, "b": ` + second + `}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// Placeholders name headers in any case.
+		for _, name := range []string{clientIP, headerPrefix + "x-key"} {
+			if what := l.changes(&zone{}, name, "http.log.access"); (what != "") != isLacking {
+				t.Errorf("beside %s, %s: %q", second, name, what)
+			}
+		}
+		if reasons := l.leavesOut("http.log.access"); (len(reasons) > 0) != isLacking {
+			t.Errorf("beside %s: %v", second, reasons)
+		}
+	}
+}

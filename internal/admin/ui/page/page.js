@@ -11,7 +11,7 @@ function showProblems(status) {
 		...status.problems.map(p => (p.store ? "Store " + p.store + ": " : "") + p.text + (p.addresses ? " (" + p.addresses.join(", ") + ")" : "") + ".")];
 	byId("health").hidden = !texts.length;
 	byId("problems").replaceChildren(...texts.map(text => el("li", {}, text)));
-	say("announced", texts.map(text => text.replace(/[\d.]+ seconds/g, "some time").replace(/(at least )?[\d.]+\/s pass/g, "requests pass").replace(/(calls of it fail|is not part of this): .*/, "$1.")).join(" "));
+	say("announced", texts.map(text => text.replace(/[\d.]+ seconds/g, "some time").replace(/(at least )?[\d.]+\/s pass/g, "requests pass").replace(/(calls of it fail|is not part of this|charges wait for shard [^:;]+|not answer all checks and takes|are lost|are not found): .*/, "$1.")).join(" "));
 }
 
 // awayOf returns the Caddys that do not answer.
