@@ -36,7 +36,7 @@ type Request struct {
 	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
 	// Penalty is how long penalties of the zone last, which bounds what is believed of a
-	// stored one, if it is more than a day; 0 for none.
+	// stored one, if it is more than a day; 0 if that is not known.
 	Penalty time.Duration
 	// Until is the instant at which a penalty ends. For a Check or Charge under
 	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0

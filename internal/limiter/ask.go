@@ -432,7 +432,8 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 		failed = e.states[i].Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if z.ChargeBefore && z.bucket != unknownBucket && errors.Is(failed, store.ErrUncertain) {
-			if z.becomeUncertain(z.needsID); z.isLost() {
+			// Requests that on_error admits must not fill a bucket that clients share.
+			if z.becomeUncertain(z.needsID); z.isLost() && z.bucket == ownBucket {
 				e.noteEnd(i, failed)
 			}
 		}
@@ -451,13 +452,15 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 	return nil
 }
 
-// noteEnd notes how the take of zone i ends that failed with err.
+// noteEnd notes how the take of zone i ends that failed with err. What fails after it takes nothing.
 func (e *evaluation) noteEnd(i int, err error) {
 	r := e.ensureRare()
 	if r.ends == nil {
 		r.ends = map[int]*store.Late{}
 	}
-	r.ends[i] = store.LateOf(err)
+	if r.ends[i] == nil {
+		r.ends[i] = store.LateOf(err)
+	}
 }
 
 // becomeUncertain notes that a take, which may have an ID, may have spent the cost.
@@ -491,7 +494,7 @@ func (e *evaluation) handleError(r *http.Request, i int) {
 // noteError notes that the store of zone i has failed to answer.
 func (e *evaluation) noteError(i int, err error) {
 	if z := &e.zones[i]; !e.limiter.isSimulated {
-		z.handle.ReportError(e.limiter.Now(), z.Name, e.resolvedKey(i), err)
+		z.handle.ReportError(e.limiter.Now(), z.Name, e.reqs[i].ClientKey, err)
 	}
 }
 

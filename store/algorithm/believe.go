@@ -26,8 +26,13 @@ func Believes(instant, now int64, span time.Duration) bool {
 const othersPenalty = 24 * time.Hour
 
 // LongestPenalty returns how long penalties that are believed last: as long as those of the
-// zone, or a day if that is more.
-func LongestPenalty(r *store.Request) time.Duration { return max(r.Penalty, othersPenalty) }
+// zone, or a day if that is more; where r does not know that, as long as any may.
+func LongestPenalty(r *store.Request) time.Duration {
+	if r.Penalty == 0 {
+		return store.MaxWindow
+	}
+	return max(r.Penalty, othersPenalty)
+}
 
 func (p *penalty) believe(r *store.Request, now int64) {
 	if !Believes(p.Penalty, now, LongestPenalty(r)) {

@@ -56,7 +56,7 @@ func TestClocksMayDiffer(t *testing.T) {
 	})
 }
 
-// TestPenaltyIsNoLongerThanPenaltiesLast: those of the zone, or a day.
+// TestPenaltyIsNoLongerThanPenaltiesLast: those of the zone, or a day; or any, where the zone is not known.
 func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
 	forKinds(t, func(t *rapid.T, kind store.Limit) {
 		kind.Window = time.Hour
@@ -66,11 +66,11 @@ func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
 		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Until: origin + ahead + longest.Microseconds()}
 		b := algorithm.New(&kind)
 		penalize.Run(b, &r, origin)
-		for known, want := range map[time.Duration]bool{0: longest+micros(ahead) <= 24*time.Hour+grace, lasts: ahead <= grace.Microseconds()} {
+		for known, want := range map[time.Duration]bool{0: longest+micros(ahead) <= store.MaxWindow+grace, lasts: ahead <= grace.Microseconds()} {
 			asked := r
 			asked.Penalty = known
 			if st := check.Run(algorithm.Clone(b), &asked, origin); (st.Penalty != 0) != want {
-				t.Fatalf("a penalty of %d beyond %v, in a zone with those of %v: %+v", ahead, longest, known, st)
+				t.Fatalf("a penalty of %d beyond %v, of which %v is known: %+v", ahead, longest, known, st)
 			}
 		}
 	}, withoutPenalty...)

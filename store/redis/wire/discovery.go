@@ -48,9 +48,11 @@ func (s *Shard) discover() {
 		if failing && err == nil {
 			s.Emit(Event{Kind: Discovered})
 		}
-		if s.searchFault.Store(nil); err != nil {
-			s.searchFault.Store(&err)
+		fault := &err
+		if err == nil {
+			fault = nil
 		}
+		s.searchFault.Store(fault)
 		if !Pause(s.life, findPause) {
 			return
 		}
