@@ -194,35 +194,29 @@ func New(clock int64, m *Moment) Bucket { return Bucket{until: m.Now, clock: clo
 // waits.
 func (b *Bucket) Copy() Bucket {
 	c := *b
-	c.check = nil
-	if b.pending != nil {
-		p := *b.pending
-		p.heard, p.age = nil, nil
-		if p.waiting != nil {
-			w := *p.waiting
-			p.waiting = &w
-		}
-		c.pending = &p
+	c.check, c.pending, c.batch, c.extra = nil, copied(b.pending), copied(b.batch), copied(b.extra)
+	if p := c.pending; p != nil {
+		p.heard, p.age, p.waiting = nil, nil, copied(p.waiting)
 	}
-	if b.batch != nil {
-		v := *b.batch
+	if v := c.batch; v != nil {
 		v.waiters = nil
-		c.batch = &v
 	}
-	if b.extra != nil {
-		r := *b.extra
-		if r.returning != nil {
-			v := *r.returning
+	if r := c.extra; r != nil {
+		r.returning, r.shown = copied(r.returning), copied(r.shown)
+		if v := r.returning; v != nil {
 			v.waiters = nil
-			r.returning = &v
 		}
-		if r.shown != nil {
-			v := *r.shown
-			r.shown = &v
-		}
-		c.extra = &r
 	}
 	return c
+}
+
+// copied returns a copy of what p points to, or nil.
+func copied[T any](p *T) *T {
+	if p == nil {
+		return nil
+	}
+	c := *p
+	return &c
 }
 
 // extras returns the extra values; changing what it returns changes nothing.
