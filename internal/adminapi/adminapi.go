@@ -369,8 +369,6 @@ type Buckets struct {
 type BucketName struct {
 	Client
 	Text string `json:"text,omitempty"`
-	// Key is the client key itself, which may be no text.
-	Key string `json:"-"`
 }
 
 // Bucket is a client's bucket, wherever there are counts of it.
