@@ -60,7 +60,7 @@ test-lab:
 
 race-product:
 	$(RACE) -skip '^($(ALONE))$$' ./...
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/replay ./store/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./store/ledger
 
 race-lab:
 	cd lab && $(RACE) -p 3 ./...
