@@ -55,7 +55,7 @@ weight: ## write docs/weight.md: how large the project is
 
 race-product:
 	$(RACE) -skip '^($(ALONE))$$' ./...
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/replay ./store/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./store/ledger
 
 race-lab:
 	cd lab && $(RACE) -p 3 ./...
