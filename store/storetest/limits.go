@@ -9,8 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -37,11 +35,11 @@ func testDifferingLimits(f *fixture) {
 	for name, kind := range f.kinds() {
 		t.Run(name, func(t *testing.T) {
 			number := 0
-			rapid.Check(t, func(rt *rapid.T) {
+			histories(t, func(d draws) {
 				number++
 				r := kind
 				r.ClientKey = fmt.Sprint("client ", number)
-				newTraffic(t, f.store, r).history(rt)
+				newTraffic(t, f.store, r).history(d)
 			})
 			for _, admits := range []bool{false, true} {
 				r := kind
@@ -181,26 +179,26 @@ func (tr *traffic) admit(r store.Request) {
 	}
 }
 
-func (tr *traffic) history(t *rapid.T) {
-	admits := tr.admitter != nil && rapid.Bool().Draw(t, "charge after")
-	batch := rapid.SampledFrom([]int64{0, 0, 5, 40, store.BatchAuto}).Draw(t, "batch")
-	for range rapid.IntRange(1, 60).Draw(t, "requests") {
-		if n := len(tr.running); n > 0 && rapid.IntRange(0, 5).Draw(t, "refund") == 0 {
-			i := rapid.IntRange(0, n-1).Draw(t, "which")
+func (tr *traffic) history(d draws) {
+	admits := tr.admitter != nil && d.Draw("charge after", 0, 1) == 1
+	batch := pick(d, "batch", 0, 0, 5, 40, int64(store.BatchAuto))
+	for range d.Draw("requests", 1, 60) {
+		if n := len(tr.running); n > 0 && d.Draw("refund", 0, 5) == 0 {
+			i := d.Draw("which", 0, int64(n-1))
 			r := tr.running[i]
 			tr.running = append(tr.running[:i], tr.running[i+1:]...)
 			tr.note(&r, -r.Cost)
 			answers(tr.Context(), tr.store.Refund, []store.Request{r})
 			continue
 		}
-		r := tr.request(rapid.SampledFrom(differing).Draw(t, "events"), rapid.Int64Range(0, 4).Draw(t, "cost"), batch)
+		r := tr.request(pick(d, "events", differing...), d.Draw("cost", 0, 4), batch)
 		if admits {
 			tr.admit(r)
 		} else {
 			tr.take(r)
 		}
 		if tr.Failed() {
-			t.Fatalf("after %d requests", tr.number)
+			d.Fatalf("after %d requests", tr.number)
 		}
 	}
 }
