@@ -76,7 +76,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 				request := func(client string) []store.Request {
 					return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: client + fmt.Sprint(time.Now().UnixNano())}}
 				}
-				for n, client := range moving(before, after, 12) {
+				for n, client := range moving(before, after, 4) {
 					was := store.State{}
 					for range 7 {
 						was = store.Answers(t.Context(), before.Charge, request(client))[0]
@@ -103,7 +103,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 						t.Errorf("%s: reset %d, was %d", client, st.Reset, was.Reset)
 					}
 					admitted := spent
-					for range 10 {
+					for range 4 {
 						if store.Answers(t.Context(), after.Take, request(client))[0].Allowed {
 							admitted++
 						}
@@ -122,7 +122,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	moved := 0
-	for i := range 200 {
+	for i := range 60 {
 		client := fmt.Sprint("client-", i)
 		must(t, store.Answers(t.Context(), after.Charge, oneOf(client))[0].Err)
 		if before.Owner(client) != after.Owner(client) {
@@ -133,7 +133,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	if int(dumps) != moved {
 		t.Errorf("%d buckets were dumped, want the %d that moved", dumps, moved)
 	}
-	for i := range 200 {
+	for i := range 60 {
 		must(t, store.Answers(t.Context(), after.Charge, oneOf(fmt.Sprint("client-", i)))[0].Err)
 	}
 	if again := calls(t, r.servers["a"], "pexpiretime") + calls(t, r.servers["b"], "pexpiretime"); again != dumps {
@@ -194,7 +194,7 @@ func TestPreviousOwnerThatIsAway(t *testing.T) {
 // TestReshardingBetweenKinds: a cluster has other keys for the same buckets.
 func TestReshardingBetweenKinds(t *testing.T) {
 	t.Parallel()
-	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+	server, c := redistest.Start(t), redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)
@@ -399,10 +399,10 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 // TestBucketMigratesOnce for concurrent requests.
 func TestBucketMigratesOnce(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
-		const callers, each = 64, 5
+		const callers, each = 32, 2
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain})
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
-		clients := moving(before, after, 20)
+		clients := moving(before, after, 10)
 		for _, client := range clients {
 			must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 		}
@@ -636,7 +636,7 @@ func TestResetIsNotUndone(t *testing.T) {
 // slot refuses calls of two keys.
 func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	t.Parallel()
-	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+	server, c := redistest.Start(t), redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)
