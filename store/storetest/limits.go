@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -53,7 +54,7 @@ func testDifferingLimits(f *fixture) {
 // differing are the limits of one client's requests.
 var differing = []int64{3, 10, 30, 60}
 
-// testDifferingRates holds what drains to the limits of a client's requests, over an hour: for
+// testDifferingRates holds what drains to the limits of a client's requests, over an hour at most: for
 // each L, of the requests whose own limit is L or less no more pass than their burst, and L
 // in each window since. Some are refunded, a while later. What passes is most of what may.
 func testDifferingRates(f *fixture) {
@@ -65,7 +66,8 @@ func testDifferingRates(f *fixture) {
 }
 
 func (f *fixture) mixRates(t *testing.T, burst int64, share int) {
-	const seed, minutes = 20261126, 60
+	const seed = 20261126
+	minutes := int64(sweep.Size(10, 60))
 	random := rand.New(rand.NewPCG(seed, uint64(share)))
 	limit := f.limit("rates", time.Minute)
 	limit.Algorithm = store.GCRA
@@ -206,7 +208,7 @@ func (tr *traffic) history(d draws) {
 // atOnce sends requests of all limits from many goroutines.
 func (tr *traffic) atOnce(admits bool) {
 	atOnce(func(g int) {
-		for i := range 20 {
+		for i := range 8 {
 			r := tr.request(differing[(g+i)%len(differing)], int64(1+i%3), []int64{0, 15}[g%2])
 			if admits && tr.admitter != nil {
 				tr.admit(r)
