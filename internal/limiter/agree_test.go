@@ -334,11 +334,11 @@ func (s *verdictSite) checkSimulation(got observed, outcome string) {
 		return
 	}
 	// Jitter is not foreseen.
-	if isRefused := got.refusal != nil; answer.Decision != decision || answer.Zone != zone || (answer.Wait > 0) != isRefused {
+	if isRefused := got.refusal != nil; answer.Decision.String() != decision || answer.Zone != zone || (answer.Wait > 0) != isRefused {
 		s.t.Errorf("foreseen is %+v; it was %q by %q, and waits %q", answer, outcome, got.zone, got.wait)
 	}
 	for _, z := range answer.Zones {
-		if served := got.byZone[z.Name]; z.Outcome != served && served != "" {
+		if served := got.byZone[z.Name]; z.Outcome.String() != served && served != "" {
 			s.t.Errorf("zone %s was foreseen as %q, and is %q", z.Name, z.Outcome, served)
 		}
 	}

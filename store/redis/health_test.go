@@ -400,7 +400,7 @@ func TestServersOfTheWrongKind(t *testing.T) {
 			_ = store.Answers(t.Context(), s.Take, oneOf("k"))
 			j.awaitProblem(t, shard.Servers()[0].Primary, c.remedy)
 			eventually(t, "no calls are made", func() error {
-				if err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err; !errors.Is(err, wire.ErrUnfit) || !errors.Is(err, store.ErrNotExecuted) || wire.KindOf(err) != wire.KindMisconf {
+				if err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err; !errors.Is(err, wire.ErrUnfit) || !errors.Is(err, store.ErrNotExecuted) || store.KindOf(err) != store.KindMisconf {
 					return fmt.Errorf("error is %w", err)
 				}
 				return nil

@@ -123,7 +123,7 @@ func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection)
 			copies = slices.Concat(copies, found.Previous.Copies)
 		}
 		for _, c := range copies {
-			if kind := wire.KindOf(c.State.Err); kind == wire.KindTimeout || kind == wire.KindBreaker {
+			if kind := store.KindOf(c.State.Err); kind == store.KindTimeout || kind == store.KindBreaker {
 				return c.State.Err
 			}
 		}

@@ -136,7 +136,7 @@ func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 				refused := 0
 				for round := range 50 {
 					if err := anyError(store.Answers(t.Context(), s.Take, takes(hourly, buckets))); err != nil {
-						if wire.KindOf(err) != wire.KindReadOnly {
+						if store.KindOf(err) != store.KindReadOnly {
 							t.Fatalf("take in round %d: %v", round, err)
 						}
 						refused++

@@ -129,7 +129,7 @@ func TestOpeningLeavesForeignDataAsItIs(t *testing.T) {
 				}
 				before = client.Dump(t.Context(), key).Val()
 			})
-			if wire.KindOf(got.st.Err) != wire.KindForeignData || got.scripts != 1 {
+			if store.KindOf(got.st.Err) != store.KindForeignData || got.scripts != 1 {
 				t.Errorf("%s: %+v by %d scripts", name, got.st, got.scripts)
 			}
 			if client.Dump(t.Context(), own).Val() != before {

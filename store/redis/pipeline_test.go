@@ -155,7 +155,7 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 			switch {
 			case i == 3:
-				if !errors.Is(st.Err, store.ErrNotExecuted) || wire.KindOf(st.Err) != wire.KindForeignData {
+				if !errors.Is(st.Err, store.ErrNotExecuted) || store.KindOf(st.Err) != store.KindForeignData {
 					t.Errorf("foreign bucket: %+v", st)
 				}
 			case st.Err != nil || st.Used != round+1:
@@ -177,7 +177,7 @@ func TestRefusalOfABundleConcernsEachMember(t *testing.T) {
 				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), name) {
 					t.Errorf("take %d: %+v", i, st)
 				}
-				if name == "READONLY" && wire.KindOf(st.Err) != wire.KindReadOnly {
+				if name == "READONLY" && store.KindOf(st.Err) != store.KindReadOnly {
 					t.Errorf("take %d: no discovery after %v", i, st.Err)
 				}
 			}
@@ -201,7 +201,7 @@ func TestErrorsInABundleLeaveTheConnectionInOrder(t *testing.T) {
 	must(t, server.Client().Do(t.Context(), serverRefusals["READONLY"].refuse...).Err())
 	reqs := slices.Concat(takes(hourly, 3), takes(gcra, 3), takes(log, 3))
 	for i, st := range store.Answers(t.Context(), s.Take, reqs) {
-		if wire.KindOf(st.Err) != wire.KindReadOnly || !errors.Is(st.Err, store.ErrNotExecuted) {
+		if store.KindOf(st.Err) != store.KindReadOnly || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("take %d: %+v", i, st)
 		}
 	}

@@ -251,7 +251,7 @@ func TestOperatorsSeeForeignDataAsRequestsDo(t *testing.T) {
 			must(t, put(t.Context(), sh.Primary.Client(), s.asker.Keys.Key(&limit, name)))
 			must(t, sh.WaitReplicated(t.Context()))
 			for _, copied := range s.Inspect(t.Context(), r).Copies {
-				if wire.KindOf(copied.State.Err) != wire.KindForeignData || copied.Exists {
+				if store.KindOf(copied.State.Err) != store.KindForeignData || copied.Exists {
 					t.Errorf("%s under %v: %+v", name, limit, copied)
 				}
 			}

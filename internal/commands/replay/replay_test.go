@@ -10,9 +10,9 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/replay"
 )
 
 // entry is an entry of Caddy's access log: of a request that arrived so many seconds after the beginning
