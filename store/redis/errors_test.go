@@ -153,7 +153,7 @@ func waitUntilUp(t *testing.T, s *Store) {
 
 func TestCutConnectionsCountNothingTwice(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
-		const charges = 2000
+		const charges = 600
 		server := redistest.Start(t)
 		proxy := redistest.StartProxy(t, server.Addr())
 		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain}), nil)
@@ -167,7 +167,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 			}
 		}
 		for i := range charges {
-			if i%200 == 100 {
+			if i%100 == 50 {
 				must(t, proxy.Cut())
 			}
 			s.ChargeReported([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}}, nil)
@@ -353,7 +353,7 @@ func TestClientLeavesWhileWaiting(t *testing.T) {
 
 func TestCloseDeliversQueuedCharges(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
-		const charges = 5000
+		const charges = 1000
 		server := redistest.Start(t)
 		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)

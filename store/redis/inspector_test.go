@@ -219,7 +219,7 @@ func TestResetOfAShardThatIsAway(t *testing.T) {
 // TestResetInACluster reaches the bucket on any node.
 func TestResetInACluster(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(waitTimeout))
+	cluster := redistest.StartCluster(t, 2, 1, redistest.NodeTimeout(waitTimeout))
 	s := newStore(t, newShard(t, ShardOptions{Cluster: cluster.Addrs()}), nil)
 	for i := range 8 {
 		client := fmt.Sprint("client-", i)

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
@@ -20,7 +21,7 @@ import (
 // TestBundlesAgreeWithAlgorithm: a bundle has the effect of single calls.
 func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 	t.Parallel()
-	const buckets, operations = 2*maxBundle + 17, 60
+	const buckets, all = 2*maxBundle + 17, 60
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	for n, limit := range storetest.Limits {
 		limit.Zone = fmt.Sprint("bundles", n)
@@ -35,7 +36,7 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 			for i := range want {
 				want[i] = algorithm.New(&limit)
 			}
-			for step := range operations {
+			for step := range sweep.Size(15, all) {
 				now = now.Add(time.Duration(rng.Int64N(int64(limit.Window / 8))).Truncate(time.Microsecond))
 				op := []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Take, algorithm.Refund, algorithm.Penalize}[rng.IntN(6)]
 				reqs := make([]store.Request, buckets)
