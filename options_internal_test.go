@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
@@ -229,6 +230,70 @@ func TestDefinition(t *testing.T) {
 		for i := range zones {
 			if got := zones[i].definition(); got != want {
 				t.Errorf("definition is\n%s, want\n%s", got, want)
+			}
+		}
+	}
+}
+
+func TestNearest(t *testing.T) {
+	zone := option.Names(new(Zone).options(httpcaddyfile.Helper{}))
+	redis := option.Names(redisstore.Rows())
+	for _, test := range []struct {
+		word  string
+		known []string
+		want  string
+	}{
+		// Slips.
+		{"evnets", zone, "events"},
+		{"event", zone, "events"},
+		{"windw", zone, "window"},
+		{"windows", zone, "window"},
+		{"ley", zone, "key"},
+		{"kye", zone, "key"},
+		{"costs", zone, "cost"},
+		{"max_wiat", zone, "max_wait"},
+		{"max_wait_que", zone, "max_wait"},
+		{"ipv5_prefix", zone, "ipv4_prefix"},
+		{"check_timout", redis, "check_timeout"},
+		{"pasword", redis, "password"},
+		// Other forms.
+		{"countStatus", zone, "count_status"},
+		{"count-status", zone, "count_status"},
+		{"EVENTS", zone, "events"},
+		// Beginnings, and what has more at its end.
+		{"algo", zone, "algorithm"},
+		{"ipv6", zone, "ipv6_prefix"},
+		{"on", zone, "on_error"},
+		{"window_size", zone, "window"},
+		{"max", zone, "max_wait"},
+		{"ipv", zone, ""},
+		// Parts.
+		{"max_events", zone, "events"},
+		{"redis_password", redis, "password"},
+		// Other words.
+		{"limit", zone, ""},
+		{"rate", zone, ""},
+		{"", zone, ""},
+		{"k", zone, ""},
+		{"x", nil, ""},
+	} {
+		if got := option.Nearest(test.word, test.known); got != test.want {
+			t.Errorf("nearest to %q is %q, want %q", test.word, got, test.want)
+		}
+	}
+}
+
+// TestNearestIsItself checks that a known word is the nearest to itself.
+func TestNearestIsItself(t *testing.T) {
+	blocks := [][]option.Row{new(Handler).options(nil), new(Zone).options(httpcaddyfile.Helper{}), redisstore.Rows()}
+	for _, row := range redisstore.Rows() {
+		blocks = append(blocks, row.Block)
+	}
+	for _, block := range blocks {
+		known := option.Names(block)
+		for _, word := range known {
+			if got := option.Nearest(word, known); got != word {
+				t.Errorf("nearest to %s is %s", word, got)
 			}
 		}
 	}

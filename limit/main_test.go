@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"os"
 	"testing"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
@@ -18,26 +17,17 @@ func TestMain(m *testing.M) {
 	os.Exit(redistest.RunTests(m))
 }
 
+// These names are short, as nearly every line of a test has one.
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	redistest.Eventually(t, what, f)
+}
+
 // must ends the test unless err is nil.
 func must(t *testing.T, what string, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatalf("%s: %v", what, err)
-	}
-}
-
-// eventually calls f until it returns nil, for a minute at most.
-func eventually(t *testing.T, what string, f func() error) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); ; {
-		err := f()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("waiting until %s: %v", what, err)
-		}
-		time.Sleep(2 * time.Millisecond) // before f is asked again
 	}
 }
 

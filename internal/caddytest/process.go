@@ -34,10 +34,16 @@ const asCaddy = "SHARDLIMIT_TEST_AS_CADDY"
 
 // Main runs the tests of a package or, in a process that [Command] describes,
 // Caddy. TestMain calls it.
-func Main(m *testing.M) {
+func Main(m *testing.M) { MainIn(".", m) }
+
+// MainIn is [Main] with the tests in another folder than that of the package.
+func MainIn(dir string, m *testing.M) {
 	if os.Getenv(asCaddy) != "" {
 		caddycmd.Main()
 		return
+	}
+	if err := os.Chdir(dir); err != nil {
+		panic(err)
 	}
 	code := redistest.RunTests(m)
 	if err := endIdle(); err != nil {

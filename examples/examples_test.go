@@ -1,4 +1,4 @@
-package shardlimit_test
+package examples
 
 import (
 	"context"
@@ -66,7 +66,9 @@ func TestExamplesAreFormattedAndLoad(t *testing.T) {
 // and that a test drives it.
 func TestExamplesSayHowToTryThem(t *testing.T) {
 	tests := ""
-	for _, file := range []string{"examples_test.go", "gateways_test.go", "migrating_test.go"} {
+	files, err := filepath.Glob("examples/*_test.go")
+	must(t, "find the tests", err)
+	for _, file := range files {
 		text, err := os.ReadFile(file)
 		must(t, "read", err)
 		tests += string(text)
@@ -525,11 +527,4 @@ func TestExampleOutgoing(t *testing.T) {
 	}
 	leave()
 	clients.Wait()
-}
-
-// TestTimeZonesAreEmbedded in the binary, so that windows of the calendar need nothing of the machine.
-func TestTimeZonesAreEmbedded(t *testing.T) {
-	packages, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/caddy").Output()
-	must(t, "list packages", err)
-	must(t, "the binary", want("having time/tzdata", slices.Contains(strings.Fields(string(packages)), "time/tzdata"), true))
 }

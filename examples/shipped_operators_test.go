@@ -1,4 +1,4 @@
-package shardlimit_test
+package examples
 
 import (
 	"crypto/rand"
