@@ -438,7 +438,7 @@ func TestMaxWaitEndsInTheLine(t *testing.T) {
 // takes that again at once, the refund must not cover the second take.
 func TestHeldRequestIsCountedOnce(t *testing.T) {
 	t.Parallel()
-	const before, workers, requests = 50, 4, 100
+	const before, workers, requests = 20, 4, 30
 	servers := caddytest.StartShards(t, 1, 0)
 	zones := zoneWith("pace", "algorithm gcra", "events 1000", "window 1s", "burst 1", "max_wait 100s", "charge before")
 	for _, algorithm := range counting {
@@ -477,7 +477,7 @@ func TestHeldRequestIsCountedOnce(t *testing.T) {
 // requests wait for it, however many more are refused because of max_wait.
 func TestLineCostsOneCallASecond(t *testing.T) {
 	t.Parallel()
-	const requests = 200
+	const requests = 40
 	servers := caddytest.StartShards(t, 1, 1)
 	zones := ""
 	for algorithm, mode := range ways {
