@@ -15,7 +15,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // callsTo returns how many calls about buckets the servers have counted: scripts on primaries,
@@ -102,12 +101,13 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 // primary's last reply is no longer trusted.
 func TestOperatorsResetIsSeen(t *testing.T) {
 	t.Parallel()
+	const trust = 500 * time.Millisecond
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartShards(t, 1, 1)
 			zones := zonesPerAlgorithm("charge "+mode, "events 3")
-			c := startWith(t, servers.Store(), zones, "respond ok")
+			c := startWith(t, servers.Store("ledger_trust "+trust.String()), zones, "respond ok")
 			primary := servers[0].Primary.Client()
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
@@ -123,7 +123,7 @@ func TestOperatorsResetIsSeen(t *testing.T) {
 						keys, err := primary.Keys(t.Context(), "rl:2:"+algorithm+":*:alice").Result()
 						must(t, "find the bucket", errors.Join(err, want("number of buckets", len(keys), 1)))
 						must(t, "delete the bucket", primary.Del(context.Background(), keys...).Err())
-						known := time.Now().Add(ledger.DefaultTrust)
+						known := time.Now().Add(trust)
 						eventually(t, "the client is admitted", func() error {
 							a := c.Probe("/"+algorithm, "X-Key: alice")
 							must(t, "reset", seesReset(a, known))

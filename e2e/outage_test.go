@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -13,9 +12,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
-	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // outageSite has a zone that fails open, and a charge_timeout shorter than an outage.
@@ -290,8 +286,8 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 		{"off", "1h", time.Nanosecond},
 		// Longer than a client of Redis commonly waits for a reply.
 		{"on", "1h", 6 * time.Second},
-		{"on", "10s", 0},
-		{"off", "10s", 0},
+		{"on", "2s", 0},
+		{"off", "2s", 0},
 	} {
 		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
 			// They spend their time waiting.
@@ -330,7 +326,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			})
 			// The others stay pending in the ledger, beyond charge_timeout and the replies to
 			// charges sent by then.
-			time.Sleep(13 * time.Second)
+			time.Sleep(3 * time.Second)
 			must(t, "pending charges", want("number given up that did not run", givenUp(), 0))
 			must(t, "resume", primary.Resume())
 			// Charges that did not run before all count now. Those in flight may count, but never
@@ -498,51 +494,6 @@ func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, u
 	servers.AwaitCount(t, "first", down, 2)
 	for _, zone := range []string{"default", "allow", "deny", "local"} {
 		must(t, zone, c.Ask("/"+zone, "X-Key: "+up).Is(http.StatusTooManyRequests, 3))
-	}
-}
-
-var deadDuration = flag.Duration("dead.duration", time.Duration(sweep.Size(1500, 6000))*time.Millisecond, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
-
-// TestDeadShardCostsNoMemory checks that neither memory nor goroutines grow with the requests while
-// a shard refuses connections, or accepts them and never answers.
-func TestDeadShardCostsNoMemory(t *testing.T) {
-	t.Parallel()
-	for name, kill := range map[string]func(*redistest.Server) error{
-		"silent": (*redistest.Server).Pause,
-		"gone":   (*redistest.Server).Kill,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			shard := redistest.StartShard(t, 0)
-			c := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms"),
-				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
-			must(t, "a request", want("status", c.Ask("/", "X-Key: client-0").Status, http.StatusOK))
-			must(t, "end the shard", kill(shard.Primary))
-			t.Cleanup(func() { _ = shard.Primary.Resume() })
-			load := func(d time.Duration) int64 {
-				result, err := loadgen.Run(t.Context(), loadgen.Options{
-					Addr: c.Addr, Header: "X-Key", Connections: 64, Rate: 2000, Duration: d,
-					Key: func(n int64) string { return "client-" + strconv.FormatInt(n%500, 10) },
-				})
-				must(t, "load", err)
-				if ok := result.Status[http.StatusOK]; ok != result.Requests {
-					t.Errorf("statuses are %v", result.Status)
-				}
-				return result.Requests
-			}
-			load(*deadDuration / 2)
-			memory, goroutines := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
-			n := load(*deadDuration)
-			memoryAfter, goroutinesAfter := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
-			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
-			// The collector lets a heap double before it collects.
-			if memoryAfter > 2.5*memory+8e6 {
-				t.Errorf("the heap grew from %.1f to %.1f MB", memory/1e6, memoryAfter/1e6)
-			}
-			if goroutinesAfter > 1.5*goroutines+100 {
-				t.Errorf("goroutines grew from %.0f to %.0f", goroutines, goroutinesAfter)
-			}
-		})
 	}
 }
 
