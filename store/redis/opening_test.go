@@ -8,7 +8,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // openings is a store that opens windows without scripts once it has heard the primary's time.
