@@ -245,7 +245,11 @@ func (s *shippedSite) settle(t *testing.T) {
 // inLimiter returns how many requests run or wait.
 func (s *shippedSite) inLimiter() int {
 	s.c.T.Helper()
-	_, stacks := s.c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
+	return inLimiter(s.c)
+}
+
+func inLimiter(c *caddytest.Caddy) int {
+	_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
 	return strings.Count(stacks, "internal/limiter.(*Limiter).ServeHTTP(")
 }
 
