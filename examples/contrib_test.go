@@ -16,7 +16,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // dashboard has the fields of a Grafana dashboard that tests check.
@@ -314,9 +313,10 @@ func TestLabelValuesAreDocumented(t *testing.T) {
 	values := []string{
 		"allowed", "refused", "would_refuse", "error_allowed", "error_refused", "charged", "free", "refunded",
 		"lost", "uncertain", "expired", "fetched", "returned", "checks", "charges",
-		wire.KindTimeout, wire.KindConnection, wire.KindBreaker, wire.KindOverload, wire.KindLoading, wire.KindBusy, wire.KindReadOnly,
-		wire.KindMemory, wire.KindMisconf, wire.KindAuth, wire.KindForeignData, wire.KindUnfound, wire.KindOther,
 		string(store.RolePrimary), string(store.RoleReplica),
+	}
+	for _, kind := range store.ErrorKinds {
+		values = append(values, string(kind))
 	}
 	for _, state := range store.ServerStates {
 		values = append(values, string(state))

@@ -128,6 +128,24 @@ func allowedOf(t *testing.T, n int, allow func() (bool, error)) int64 {
 	return allowed.Load()
 }
 
+// TestSharedPenalty: what a program closes is closed for other processes until then. Caddy's tests
+// show the same for a zone.
+func TestSharedPenalty(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	config := limit.Config{Name: "provider", Key: "provider", Events: 100, Window: time.Hour}
+	one, other := limitOf(t, openRedis(t, server), config), limitOf(t, openRedis(t, server), config)
+	must(t, "penalize", one.Penalize(t.Context(), "", 10*time.Minute))
+	got, err := other.Take(t.Context(), "", 1)
+	must(t, "another process", errors.Join(err, want("allowed", got.Allowed, false), want("retry within", got.RetryAfter > 9*time.Minute && got.RetryAfter <= 10*time.Minute, true)))
+	must(t, "penalize again", other.Penalize(t.Context(), "", 20*time.Minute))
+	again, err := one.Take(t.Context(), "", 1)
+	must(t, "it is closed once", errors.Join(err, want("until", again.ClosedUntil.Equal(got.ClosedUntil), true)))
+	for _, d := range []time.Duration{0, -1, 25 * time.Hour} {
+		must(t, d.String(), want("an error", one.Penalize(t.Context(), "", d) != nil, true))
+	}
+}
+
 // TestBadConfigs names the field that is wrong.
 func TestBadConfigs(t *testing.T) {
 	t.Parallel()

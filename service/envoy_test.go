@@ -15,7 +15,7 @@ import (
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
-	"github.com/shardlimit/caddy-shardlimit/internal/envoy"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/envoy"
 )
 
 // step is some equal calls, and what the last one says.

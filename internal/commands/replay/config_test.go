@@ -1,4 +1,4 @@
-package shardlimit
+package replay_test
 
 import (
 	"strings"
@@ -7,8 +7,10 @@ import (
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
+	_ "github.com/shardlimit/caddy-shardlimit" // registers the modules of configs
+	"github.com/shardlimit/caddy-shardlimit/internal/commands"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
-	"github.com/shardlimit/caddy-shardlimit/internal/replay"
 )
 
 // TestReplayNeedsNoStores: stores of a config, those of one handler included, are replaced by memory, so that
@@ -57,7 +59,7 @@ http://example.com {
 	for _, user := range []string{"a", "b", "c", "d"} {
 		log.WriteString(`{"ts":1772323200.5,"request":{"remote_ip":"192.0.2.1","method":"GET","host":"example.com","uri":"/","headers":{"X-User":["` + user + `"]}},"duration":0,"status":200}` + "\n")
 	}
-	a, err := replayConfig(t.Context(), text, replay.Config{Logs: []string{"-"}, Stdin: strings.NewReader(log.String()), Suggest: -1})
+	a, err := commands.ReplayConfig(t.Context(), text, replay.Config{Logs: []string{"-"}, Stdin: strings.NewReader(log.String()), Suggest: -1})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +100,7 @@ http://other.example.com {
 			t.Fatal(err)
 		}
 		line := `{"ts":` + ts + `,"request":{"remote_ip":"192.0.2.1","method":"GET","host":"example.com","uri":"/"},"duration":` + duration + `,"status":200}` + "\n"
-		_, err = replayConfig(t.Context(), text, replay.Config{Logs: []string{"-"}, Stdin: strings.NewReader(line), Suggest: -1, Decided: func(l *replay.Line, _ limiter.Decision) {
+		_, err = commands.ReplayConfig(t.Context(), text, replay.Config{Logs: []string{"-"}, Stdin: strings.NewReader(line), Suggest: -1, Decided: func(l *replay.Line, _ limiter.Decision) {
 			took, ended = time.Duration(l.End-l.At), time.Unix(0, l.End).UTC()
 		}})
 		return took, ended, err

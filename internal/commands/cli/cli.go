@@ -26,8 +26,8 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/ui"
 )
 
 // API is the admin API of a running Caddy.

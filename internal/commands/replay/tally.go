@@ -151,7 +151,7 @@ func (t *tally) top() []adminapi.ReplayedClient {
 	top := []adminapi.ReplayedClient{}
 	for _, hash := range hashes[:min(len(hashes), topClients)] {
 		c := t.clients[hash]
-		top = append(top, adminapi.ReplayedClient{Client: t.zone.ClientOf(t.keys[hash]), Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
+		top = append(top, adminapi.ReplayedClient{Client: adminapi.Client(t.zone.ClientOf(t.keys[hash])), Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
 	}
 	return top
 }

@@ -10,7 +10,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/ui"
 )
 
 // calls records the calls that are passed on.

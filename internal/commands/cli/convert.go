@@ -8,7 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/envoy"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/envoy"
 )
 
 func convertCommand(host Host) *cobra.Command {

@@ -1,3 +1,5 @@
+//go:build check
+
 package replay_test
 
 import (
@@ -5,8 +7,8 @@ import (
 	"runtime"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/replay"
 )
 
 // watched looks at the heap as its stream is read.

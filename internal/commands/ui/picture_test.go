@@ -22,8 +22,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/ui"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/ui"
 )
 
 var pictures = flag.String("ui.pictures", "", "write the pictures of the page into this directory, such as docs/img")

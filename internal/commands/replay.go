@@ -1,4 +1,4 @@
-package shardlimit
+package commands
 
 import (
 	"context"
@@ -12,9 +12,9 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/cli"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
-	"github.com/shardlimit/caddy-shardlimit/internal/replay"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/cli"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
@@ -36,11 +36,11 @@ func replayLogs(ctx context.Context, cmd *cobra.Command, asked cli.Replayed) (ad
 	}
 	// A replay makes much garbage, and its memory is bounded.
 	defer debug.SetGCPercent(debug.SetGCPercent(replay.GCPercent))
-	return replayConfig(ctx, caddy.RemoveMetaFields(text), r)
+	return ReplayConfig(ctx, caddy.RemoveMetaFields(text), r)
 }
 
-// replayConfig is replayLogs for a config in JSON.
-func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi.Replay, error) {
+// ReplayConfig replays logs through the limits of a config in JSON, and does not run the config.
+func ReplayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi.Replay, error) {
 	var root struct {
 		Apps    map[string]any  `json:"apps"`
 		Logging json.RawMessage `json:"logging"`
@@ -51,7 +51,7 @@ func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi
 	if root.Apps["http"] == nil {
 		return adminapi.Replay{}, errors.New("the config has no HTTP servers")
 	}
-	app, bounds, err := storesInMemory(root.Apps)
+	inMemory, bounds, err := storesInMemory(root.Apps)
 	if err != nil {
 		return adminapi.Replay{}, err
 	}
@@ -61,16 +61,16 @@ func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi
 	}
 	// The logs of the config are those of the running Caddy.
 	loaded, err := caddy.ProvisionContext(&caddy.Config{
-		AppsRaw: caddy.ModuleMap{"rate_limit": app},
+		AppsRaw: caddy.ModuleMap{appID: inMemory},
 		Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}}}},
 	})
 	if err != nil {
 		return adminapi.Replay{}, err
 	}
 	defer stores.End(caddy.Log())
-	if module, err := loaded.App("rate_limit"); err == nil {
+	if module, err := loaded.App(appID); err == nil {
 		// Only the contexts of running configs end.
-		defer func() { _ = module.(*App).Cleanup() }()
+		defer func() { _ = module.(app).Cleanup() }()
 	}
 	loaded, unload := caddy.NewContext(loaded)
 	defer unload()
@@ -80,13 +80,13 @@ func replayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi
 // storesInMemory puts stores in memory in place of all stores of a config, those of single handlers
 // included, and returns their app, and their bounds on new buckets by name. So no server is called,
 // and no secret is needed.
-func storesInMemory(apps map[string]any) (app json.RawMessage, bounds map[string]int, err error) {
+func storesInMemory(apps map[string]any) (inMemory json.RawMessage, bounds map[string]int, err error) {
 	own := map[string]any{}
 	addOwnStores(own, apps)
-	configured, _ := apps["rate_limit"].(map[string]any)
+	configured, _ := apps[appID].(map[string]any)
 	named, _ := configured["stores"].(map[string]any)
 	if len(named) == 0 {
-		named = map[string]any{defaultStore: map[string]any{}}
+		named = map[string]any{stores.DefaultName: map[string]any{}}
 	}
 	all := maps.Clone(named)
 	maps.Copy(all, own)
@@ -100,25 +100,6 @@ func storesInMemory(apps map[string]any) (app json.RawMessage, bounds map[string
 		}
 	}
 	nameOwnStores(apps)
-	app, err = json.Marshal(map[string]any{"stores": memory})
-	return app, bounds, err
-}
-
-// nameOwnStores makes handlers in a value of JSON name the stores that they have for themselves.
-func nameOwnStores(value any) {
-	switch value := value.(type) {
-	case map[string]any:
-		if s, ok := value["store"].(map[string]any); ok && isLimiting(value) {
-			// As addOwnStores does.
-			text, _ := json.Marshal(s)
-			value["store"] = ownStoreName(text)
-		}
-		for _, child := range value {
-			nameOwnStores(child)
-		}
-	case []any:
-		for _, child := range value {
-			nameOwnStores(child)
-		}
-	}
+	inMemory, err = json.Marshal(map[string]any{"stores": memory})
+	return inMemory, bounds, err
 }

@@ -14,8 +14,8 @@ import (
 
 	_ "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/replay"
 )
 
 var quiet = &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "ERROR"}}}}
@@ -141,7 +141,7 @@ http://example.com {
 
 // BenchmarkReplay replays b.N lines from memory. On two cores:
 //
-//	GOMAXPROCS=2 go test -run - -bench 'Replay$' -benchtime 10000000x ./internal/replay
+//	GOMAXPROCS=2 go test -run - -bench 'Replay$' -benchtime 10000000x ./internal/commands/replay
 func BenchmarkReplay(b *testing.B) {
 	b.ReportAllocs()
 	defer debug.SetGCPercent(debug.SetGCPercent(replay.GCPercent))

@@ -5,7 +5,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/envoy"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/envoy"
 )
 
 // lines returns the trimmed lines of the service's block.

@@ -6,8 +6,8 @@ import (
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/replay"
 )
 
 // logged replays a log by a site with these directives and log directives.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/chromedp/chromedp"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin/fleet"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/fleet"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
