@@ -213,12 +213,12 @@ func TestBatchLeftoversCountForALargerRequest(t *testing.T) {
 
 // TestBatchDiesWithItsWindow checks that no window admits from a batch of another one.
 func TestBatchDiesWithItsWindow(t *testing.T) {
-	const events = 60
+	const events = 20
 	t.Parallel() // it spends its time waiting
 	servers := caddytest.StartShards(t, 1, 1)
 	caddys := caddytest.StartMany(t, 2, zonesSite(servers.Store(),
-		batchZones([]string{"20", "auto"}, fmt.Sprint("events ", events), "window 2s"), "respond ok"))
-	for _, batch := range []string{"20", "auto"} {
+		batchZones([]string{"7", "auto"}, fmt.Sprint("events ", events), "window 2s"), "respond ok"))
+	for _, batch := range []string{"7", "auto"} {
 		t.Run("batch "+batch, func(t *testing.T) {
 			t.Parallel()
 			zone := batchZone("fixed_window", batch)
@@ -233,7 +233,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 					case a.Status == http.StatusOK:
 						admitted.Add(fmt.Sprint(a.Reset))
 					}
-					time.Sleep(15 * time.Millisecond) // a pace that exceeds the limit of each window
+					time.Sleep(40 * time.Millisecond) // a pace that exceeds the limit of each window
 				}
 				return nil
 			})

@@ -49,7 +49,7 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 			stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
 				key := fmt.Sprintf("client-%d", (i+worker)%clients)
 				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+key)
-				time.Sleep(8 * time.Millisecond) // an outage has to last, not to be a flood
+				time.Sleep(15 * time.Millisecond) // an outage has to last, not to be a flood
 				var failed *url.Error
 				switch {
 				case test.reload && errors.As(err, &failed):
@@ -66,7 +66,7 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 				}
 				return nil
 			})
-			served.AwaitGrowth(t, 100)
+			served.AwaitGrowth(t, 60)
 			down := servers[1:]
 			down.Kill(t)
 			start := time.Now()
@@ -80,10 +80,10 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 			}
 			down.Restart(t)
 			outage := time.Since(start)
-			served.AwaitGrowth(t, 100)
+			served.AwaitGrowth(t, 60)
 			eventually(t, "the shard is asked again", func() error {
 				before := unchecked.Total()
-				served.AwaitGrowth(t, 60)
+				served.AwaitGrowth(t, 40)
 				return want("requests that passed without a check", unchecked.Total(), before)
 			})
 			stop()
@@ -282,7 +282,6 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 		pipelining, timeout string
 		hangs               time.Duration // 0: until charges are given up
 	}{
-		{"on", "1h", time.Nanosecond},
 		{"off", "1h", time.Nanosecond},
 		// Longer than a client of Redis commonly waits for a reply.
 		{"on", "1h", 6 * time.Second},

@@ -471,7 +471,7 @@ func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 		{"no limiter, then both", []string{unlimitedSite, memory, implicit}},
 		{"back and forth", []string{memory, "redis", implicit, "redis", memory, "redis", unlimitedSite}},
 		{"rejected configs", []string{memory, memory + cannotListen, "redis" + cannotListen, implicit, "redis" + cannotListen}},
-	}, 3) {
+	}, 2) {
 		t.Run(change.name, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartLastingShards(t, 1, 0)

@@ -147,7 +147,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	var limited atomic.Int64
 	stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
 		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d", (worker+i)%20))
-		time.Sleep(5 * time.Millisecond) // the failover takes its time, however many there are
+		time.Sleep(10 * time.Millisecond) // the failover takes its time, however many there are
 		switch {
 		case err != nil:
 			return err
@@ -161,7 +161,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 	growth := func() {
 		t.Helper()
 		before := limited.Load()
-		eventually(t, "requests are limited", func() error { return want("more being limited", limited.Load() > before+60, true) })
+		eventually(t, "requests are limited", func() error { return want("more being limited", limited.Load() > before+40, true) })
 	}
 	growth()
 	must(t, "kill the primary", shard.Primary.Kill())
@@ -193,7 +193,7 @@ func TestFailoverUnderSteadyRequests(t *testing.T) {
 		return n
 	}
 	before := sum()
-	eventually(t, "the new primary counts", func() error { return want("its counts having grown", sum() > before+60, true) })
+	eventually(t, "the new primary counts", func() error { return want("its counts having grown", sum() > before+40, true) })
 	// On a busy machine a search may time out, which a failover must not look like.
 	for _, line := range storeLines(c) {
 		if line.Msg == "servers cannot be found" && !strings.Contains(line.Error, "timeout") && !strings.Contains(line.Error, "deadline") {
