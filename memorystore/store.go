@@ -1,8 +1,6 @@
 // Package memorystore is the Caddy module rate_limit.stores.memory: the
 // configuration of a [Store] in this process's memory, in JSON and as a Caddyfile.
 // The buckets outlive the config in the pool of internal/stores.
-//
-// It imports Caddy, internal/{option,stores} and store/memory.
 package memorystore
 
 import (

@@ -3,8 +3,6 @@
 // store/redis; stores whose shards are reached in the same way share connections.
 // A [Shard] is one independent Redis of a store, and a [Connection] has the settings
 // of connections: credentials, [TLS], timeouts.
-//
-// It imports Caddy, internal/{option,stores,telemetry} and store/**.
 package redisstore
 
 import (

@@ -4,8 +4,6 @@
 // internal/admin fills these types and the commands of internal/admin/cli read them, so
 // that the two agree. [Check] is no answer of the API: the command check fills and prints
 // it.
-//
-// It imports package store alone: a reader of answers needs no Caddy.
 package adminapi
 
 import (

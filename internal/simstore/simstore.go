@@ -1,7 +1,6 @@
 // Package simstore asks a simulated Redis server about buckets as the Redis store asks a
 // real one: package ask of the store makes the commands and understands the replies, and
-// there are no connections, lanes and timeouts. It is for tests; nothing of the product
-// imports it.
+// there are no connections, lanes and timeouts. It is for tests.
 package simstore
 
 import (

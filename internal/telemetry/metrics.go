@@ -1,8 +1,6 @@
 // Package telemetry has what the limits report of themselves: metrics that outlive
 // configs ([Metrics], [Default]), Caddy events ([Events]) and logs of conditions that
 // may hold for every request ([LogThrottle]).
-//
-// It imports Caddy and store/**, and no other package of internal.
 package telemetry
 
 import (

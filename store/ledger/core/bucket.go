@@ -15,8 +15,7 @@
 // ([Bucket.Copy]) answers what a request would be told.
 //
 // The core never compares two machines' clocks: an answer has the store's time, to which
-// it adds durations of this process's clock. The package imports store and
-// store/algorithm.
+// it adds durations of this process's clock.
 package core
 
 import (
