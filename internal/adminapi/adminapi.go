@@ -148,6 +148,8 @@ type Zone struct {
 	Charge   string `json:"charge"`
 	// Enforce is in percent.
 	Enforce float64 `json:"enforce"`
+	// Definition is a digest of what zones of one name have to have in common.
+	Definition string `json:"definition"`
 	// Rule is what operators have changed of the zone, in place of Events, Burst, Enforce and the
 	// percentage of Rollout, which are those of the config.
 	Rule *Override `json:"rule,omitempty"`

@@ -141,7 +141,7 @@ const (
 func (e *evaluation) isFirst(i int, about uint32) bool {
 	z, st := e.zones[i], &e.states[i]
 	now := logged{lasts: z.limit.Window}
-	if algorithm.Of(z.limit.Algorithm).Windowed && st.Reset > st.Now && about != aboutBlock {
+	if algorithm.Of(z.limit.Algorithm).Windowed() && st.Reset > st.Now && about != aboutBlock {
 		now = logged{st.Reset, time.Duration(st.Reset-st.Now) * time.Microsecond}
 	}
 	return z.recent.isFirst(z.recent.idOf(about, &z.limit, e.decidedBy(i)), now)

@@ -58,7 +58,7 @@ func (s *Server) Run(op algorithm.Operation, r store.Request) store.State {
 func (s *Server) RunAs(op ask.Op, r store.Request) store.State {
 	now := s.Now()
 	switch {
-	case op.Operation == algorithm.Check && now != 0 && r.Until > now && algorithm.Of(r.Limit.Algorithm).Windowed:
+	case op.Operation == algorithm.Check && now != 0 && r.Until > now && algorithm.Of(r.Limit.Algorithm).Windowed():
 		if st := s.Look(r, op.Role, now); st.Err != nil || st.Holds(r.Limit) {
 			return st
 		}
