@@ -547,7 +547,7 @@ type SimulatedRequest struct {
 
 // Simulation is the foreseen outcome of a request.
 type Simulation struct {
-	// Decision is allowed, refused, blocked, error_allowed or error_refused.
+	// Decision is an outcome of package telemetry, of clients for which the limit is enforced.
 	Decision string `json:"decision"`
 	// Zone is the one that refuses, or that holds an allowed request.
 	Zone string `json:"zone,omitempty"`

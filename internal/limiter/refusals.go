@@ -90,7 +90,7 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	z, st := e.zones[i], &e.states[i]
 	fields := []zap.Field{
 		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)),
-		zap.String("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
+		zap.Stringer("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
 	if ip := clientIP(r); l.LogKey || !z.showsAddress(e.replOf(i), ip) {
 		fields = append(fields, zap.String("remote_ip", ip))

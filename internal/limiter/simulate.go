@@ -136,7 +136,7 @@ func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
 	answer := adminapi.SimulatedZone{
 		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: z.answer == hasRoom, Outcome: z.outcome().String(), Reason: e.reason(i),
+		Allowed: z.answer == hasRoom, Outcome: z.outcome().String(), Reason: e.reason(i).String(),
 	}
 	if z.answer == storeFailed {
 		answer.Error = st.Err.Error()
