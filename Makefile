@@ -6,6 +6,10 @@ GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 5s
 # Without what debuggers need, test binaries are linked in two thirds of the time.
 TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
+# The packages with tests that make test runs. Those of the build tag check belong to make check.
+TESTED             = $$($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...)
+# The flags of scripts/cputime, which says what make test costs.
+CPUTIME           ?=
 # What make check and make check-all run with the race detector.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
 # -count=1 because it tests the last commit, which Go does not see change.
@@ -22,15 +26,13 @@ GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
 SYFT               = bin/syft/v1.57.1/syft
 # The systems that make release-check builds for, such as linux_amd64; all if it is empty.
 TARGETS           ?=
-# The programs that the tests run.
-TOOLS              = redis-server nginx nutcracker haproxy chromium
 # What scripts/install-needed.sh unpacks for those who are not root.
 export PATH := $(PATH):$(CURDIR)/bin/needed
 # How many simulated histories make soak goes through: about twenty minutes' worth.
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help servers family build run test test-product test-lab race-product race-lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test weight race-product race-lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -42,32 +44,28 @@ build: ## build Caddy with this checkout, into ./caddy
 run: ## run Caddy with Caddyfile.example
 	$(GO) run ./cmd/caddy run --config Caddyfile.example
 
-# The tests of the product and of the laboratory wait most of the time, so both run at once.
 # internal/redistest sets how many tests of a package run in parallel.
-test: ## install what the tests need, and run them, with a sample of each sweep
-	@echo "make test: on two processors Go compiles Caddy and its libraries for about ten minutes the first time,"
-	@echo "and the tests take five to seven minutes. Before that it installs what is missing of $(TOOLS)."
-	@scripts/install-needed.sh $(TOOLS)
-	@echo "Everything is there. Compiling and running the tests:"
-	@$(MAKE) --no-print-directory -j 2 test-product test-lab
+test: ## install redis-server if it is missing, and run the test of every promise once
+	@echo "make test: after 'go run ./cmd/caddy' Go compiles the tests for a minute or two, which then take about three minutes."
+	@scripts/install-needed.sh redis-server
+	@$(GO) run ./scripts/cputime $(CPUTIME) $(TEST) $(TESTED)
 
-test-product:
-	$(TEST) ./...
-
-test-lab:
-	cd lab && $(TEST) -p 3 ./...
-	cd contrib && $(TEST) ./...
+weight: ## write docs/weight.md: how large the project is
+	$(GO) run ./scripts/weight
 
 race-product:
 	$(RACE) -skip '^($(ALONE))$$' ./...
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/replay ./store/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./store/ledger
 
 race-lab:
 	cd lab && $(RACE) -p 3 ./...
 	cd contrib && $(TEST) ./...
 
+# Tests that make test leaves out have this build tag. Programs that tests build get it too.
+check check-all family lint bench-quick soak fmt: export GOFLAGS = -tags=check
+
 check: export RACETIME = 40m
-check: ## run all tests with the race detector, larger samples of simulations and pairs, each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
+check: ## run all tests with the race detector, those of make test and all others: larger samples of simulations and pairs, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
 	scripts/install-needed.sh
 	@$(MAKE) --no-print-directory race-product race-lab
 	@SWEEP=$${SWEEP:-more} UNGUIDED=1 $(MAKE) --no-print-directory -j 2 -O family fuzz-build-model
@@ -133,7 +131,7 @@ lint: $(GOLANGCI) ## check format, types for macOS, FreeBSD and Windows and with
 		(cd $$dir && $(CURDIR)/bin/typecheck darwin freebsd windows) || exit 1; \
 	done
 	GOTOOLCHAIN=go$$(sed -n 's/^go //p' go.mod) bin/typecheck linux
-	$(GOLANGCI) run --build-tags build,release ./...
+	$(GOLANGCI) run --build-tags build,check,release ./...
 	$(GO) mod tidy -diff
 	$(GO) mod verify
 	@for dir in lab contrib e2e/clients/call; do \

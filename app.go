@@ -22,8 +22,7 @@ import (
 // StoreModule is what a module in the namespace rate_limit.stores implements.
 type StoreModule = stores.Module
 
-// defaultStore is the name of the store for handlers that name none.
-const defaultStore = "default"
+const defaultStore = stores.DefaultName
 
 // App holds the stores in which all `rate_limit` handlers count.
 type App struct {
@@ -99,7 +98,7 @@ func (a *App) Start() error {
 		l.Run()
 	}
 	a.watch.Start()
-	a.endHistory = history.Default.Start(limiter.Reading)
+	a.endHistory = history.Default.Start(admin.Reading)
 	return nil
 }
 

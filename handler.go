@@ -2,8 +2,6 @@ package shardlimit
 
 import (
 	"cmp"
-	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/http"
@@ -207,7 +205,7 @@ func (l *Limits) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) 
 	if isName {
 		return app.store("store", name)
 	}
-	name = ownStoreName(l.StoreRaw)
+	name = stores.OwnName(l.StoreRaw)
 	module, err := ctx.LoadModule(l, "StoreRaw")
 	if err != nil {
 		return nil, fmt.Errorf("load store: %w", err)
@@ -217,13 +215,6 @@ func (l *Limits) openStore(ctx caddy.Context, app *App) (*stores.Handle, error) 
 	}
 	app.unnamed = append(app.unnamed, l.own)
 	return l.own, nil
-}
-
-// ownStoreName returns the name of a store that has none: an unchanged definition keeps its
-// name, and so its counts.
-func ownStoreName(raw json.RawMessage) string {
-	sum := sha256.Sum256(raw)
-	return "inline-" + hex.EncodeToString(sum[:6])
 }
 
 // Cleanup implements [caddy.CleanerUpper].

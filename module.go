@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
+	_ "github.com/shardlimit/caddy-shardlimit/internal/commands" // adds caddy rate-limit
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	_ "github.com/shardlimit/caddy-shardlimit/redisstore" // registers its module, as memorystore and internal/admin do
 )

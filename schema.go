@@ -40,6 +40,9 @@ func Schema() option.Schema {
 	}
 }
 
+// Schema is [Schema], for the commands, which find the app in Caddy's registry.
+func (*App) Schema() any { return Schema() }
+
 // handlerSchemas are the schemas of handlers, by their names in JSON.
 var handlerSchemas = map[string]func() option.Schema{"rate_limit": handlerSchema}
 

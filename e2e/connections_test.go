@@ -451,7 +451,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			outcome := s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Removes: true, Expected: store.AnyVersion}})[0]
 			must(t, "unblock", errors.Join(outcome.Err, want("a block being removed", outcome.Before != nil, true)))
 		}
-		time.Sleep(short)
+		time.Sleep(short) // until the windows of the first round are over
 	}
 }
 

@@ -569,17 +569,22 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 // TestQuotaWithoutAStore checks that neither a limit of 0 nor an unlimited quota needs the store.
 func TestQuotaWithoutAStore(t *testing.T) {
 	t.Parallel()
-	for onError, status := range map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable, "local": http.StatusOK} {
+	statuses := map[string]int{"allow": http.StatusOK, "deny": http.StatusServiceUnavailable, "local": http.StatusOK}
+	zones := ""
+	for onError := range statuses {
 		for _, mode := range modes {
-			t.Run(onError+", "+mode, func(t *testing.T) {
-				t.Parallel()
-				c := startWith(t, caddytest.RedisStore("shard a {\nprimary "+caddytest.FreeAddr(t)+"\n}"), quotaZone("plan", "charge "+mode, "on_error "+onError), "respond ok")
-				for range 3 {
-					must(t, "limit 0", isRefusedOutright(c.Probe("/plan", "X-Key: alice", "X-Quota: 0"), "plan"))
-					must(t, "unlimited", isUnlimited(c.Probe("/plan", "X-Key: alice", "X-Quota: unlimited")))
-					must(t, "limit 5", want("status", c.Probe("/plan", "X-Key: alice", "X-Quota: 5").Status, status))
-				}
-			})
+			zones += quotaZone(onError+"."+mode, "charge "+mode, "on_error "+onError)
+		}
+	}
+	c := startWith(t, caddytest.RedisStore("shard a {\nprimary "+caddytest.FreeAddr(t)+"\n}"), zones, "respond ok")
+	for onError, status := range statuses {
+		for _, mode := range modes {
+			zone := onError + "." + mode
+			for range 3 {
+				must(t, zone+", limit 0", isRefusedOutright(c.Probe("/"+zone, "X-Key: alice", "X-Quota: 0"), zone))
+				must(t, zone+", unlimited", isUnlimited(c.Probe("/"+zone, "X-Key: alice", "X-Quota: unlimited")))
+				must(t, zone+", limit 5", want("status", c.Probe("/"+zone, "X-Key: alice", "X-Quota: 5").Status, status))
+			}
 		}
 	}
 }

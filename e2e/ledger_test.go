@@ -15,7 +15,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // callsTo returns how many calls about buckets the servers have counted: scripts on primaries,
@@ -56,7 +55,7 @@ func ran(t *testing.T, stats map[string]string, commands ...string) (total int64
 // TestKnownFullBucketCostsOneCallASecond per process, however many requests its client sends.
 func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 	t.Parallel()
-	const lasts = 2500 * time.Millisecond
+	const lasts = 1500 * time.Millisecond
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
@@ -72,7 +71,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 					caddytest.Together(t, len(caddys), func(i int) error {
 						result, err := loadgen.Run(t.Context(), loadgen.Options{
 							Addr: caddys[i].Addr, Path: "/" + algorithm, Header: "X-Key", Key: func(int64) string { return "alice" },
-							Connections: 8, Rate: 500, Duration: lasts,
+							Connections: 4, Rate: 60, Duration: lasts,
 						})
 						for range result.Status[http.StatusTooManyRequests] {
 							refused.Add(algorithm)
@@ -102,26 +101,29 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 // primary's last reply is no longer trusted.
 func TestOperatorsResetIsSeen(t *testing.T) {
 	t.Parallel()
+	const trust = 500 * time.Millisecond
 	for _, mode := range modes {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartShards(t, 1, 1)
 			zones := zonesPerAlgorithm("charge "+mode, "events 3")
-			c := startWith(t, servers.Store(), zones, "respond ok")
+			c := startWith(t, servers.Store("ledger_trust "+trust.String()), zones, "respond ok")
 			primary := servers[0].Primary.Client()
 			for _, algorithm := range counting {
 				t.Run(algorithm, func(t *testing.T) {
 					usesUp(t, c, servers, algorithm, 3)
 					for round := range 2 {
-						// In the second round Caddy has confirmed that the bucket is full.
-						for range 13 * round {
-							must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
-							time.Sleep(100 * time.Millisecond)
+						if round == 1 {
+							before := callsTo(t, servers)
+							eventually(t, "Caddy confirms that the bucket is full", func() error {
+								must(t, "request too many", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
+								return want("having asked", callsTo(t, servers) > before, true)
+							})
 						}
 						keys, err := primary.Keys(t.Context(), "rl:2:"+algorithm+":*:alice").Result()
 						must(t, "find the bucket", errors.Join(err, want("number of buckets", len(keys), 1)))
 						must(t, "delete the bucket", primary.Del(context.Background(), keys...).Err())
-						known := time.Now().Add(ledger.DefaultTrust)
+						known := time.Now().Add(trust)
 						eventually(t, "the client is admitted", func() error {
 							a := c.Probe("/"+algorithm, "X-Key: alice")
 							must(t, "reset", seesReset(a, known))
@@ -229,7 +231,7 @@ func TestLaggingReplicaKeepsLimitsExact(t *testing.T) {
 		// early is how many requests reach the replica.
 		early int
 	}{
-		{"1s", 200, 0, 50},
+		{"1s", 60, 0, 15},
 		{"1s", 13, 400 * time.Millisecond, 0},
 		{"100ms", 13, 400 * time.Millisecond, 3},
 		{"1s", 4, 1500 * time.Millisecond, 1},
@@ -266,7 +268,7 @@ func TestLaggingReplicaKeepsLimitsExact(t *testing.T) {
 						return fmt.Errorf("refusal %d: %w", i+1, err)
 					}
 					refusals.Add(algorithm)
-					time.Sleep(max(test.apart, 5*time.Millisecond))
+					time.Sleep(max(test.apart, 100*time.Millisecond)) // the requests have to last, not to be many
 				}
 				return nil
 			})
@@ -276,12 +278,15 @@ func TestLaggingReplicaKeepsLimitsExact(t *testing.T) {
 			t.Logf("the replica was behind for %v, while %d each were served and %v refused", time.Since(start), test.events-test.early, refusals.N)
 
 			must(t, "resume replication", replica.ResumeReplication())
-			for range 5 {
+			refuses := func(when string) {
+				t.Helper()
 				for _, algorithm := range counting {
-					must(t, "after the replica has caught up", c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
+					must(t, when, c.Probe("/"+algorithm, "X-Key: alice").Refuses(algorithm))
 				}
-				time.Sleep(50 * time.Millisecond)
 			}
+			refuses("while the replica catches up")
+			servers.AwaitReplicas(t)
+			refuses("after the replica has caught up")
 			for _, algorithm := range counting {
 				must(t, "Redis, at the end", want("count of "+algorithm, servers.Content(t, algorithm, "alice").Used, int64(test.events)))
 			}
@@ -297,7 +302,7 @@ func spends(t *testing.T, c *caddytest.Caddy, zone string, from, to, events int,
 		if err := errors.Join(err, a.Shows(http.StatusOK, int64(events), int64(used+1))); err != nil {
 			return fmt.Errorf("request %d: %w", used+1, err)
 		}
-		time.Sleep(apart)
+		time.Sleep(apart) // so that requests reach the age of what is known
 	}
 	return nil
 }
@@ -368,9 +373,9 @@ func askForAlice(t *testing.T, caddys []*caddytest.Caddy, zone string, connectio
 			}
 			if refusals > 0 {
 				// An immediate retry would only take processor time.
-				time.Sleep(20 * time.Millisecond)
+				time.Sleep(50 * time.Millisecond)
 			}
-			time.Sleep(apart)
+			time.Sleep(apart) // the client's pace
 		}
 	})
 	return served
@@ -400,8 +405,8 @@ func excess(t *testing.T, servers caddytest.Shards, caddys []*caddytest.Caddy, z
 // A flood is floodSize concurrent requests of one client, each on its own connection. One limit
 // admits floodEvents of them.
 const (
-	floodSize   = 256
-	floodEvents = 100
+	floodSize   = 64
+	floodEvents = 25
 	// floodTakes is how long the backend takes for each.
 	floodTakes = 200 * time.Millisecond
 )
@@ -418,7 +423,7 @@ func startLateBackend(t *testing.T) *lateBackend {
 	b := new(lateBackend)
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		b.arrived.Add(1)
-		time.Sleep(floodTakes)
+		time.Sleep(floodTakes) // the requests are in flight together
 	}))
 	t.Cleanup(server.Close)
 	b.addr = server.Listener.Addr().String()
@@ -605,7 +610,7 @@ func startGate(t *testing.T) *gate {
 // shard.
 func TestLocalCountsAdmitNoMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
-	const limit, requests = 100, 256
+	const limit, requests = 25, 64
 	for algorithm, charge := range ways {
 		t.Run(charge+"/"+algorithm, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting

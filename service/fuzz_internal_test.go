@@ -21,7 +21,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/wrapperspb"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/envoy"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/envoy"
 	"github.com/shardlimit/caddy-shardlimit/service/limitv1"
 )
 

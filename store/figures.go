@@ -92,9 +92,17 @@ type ServerFigures struct {
 	Lanes []LaneFigures
 }
 
+// What calls of a server are for.
+const (
+	// PurposeChecks is for checks and takes.
+	PurposeChecks = "checks"
+	// PurposeCharges is for charges, refunds and penalties.
+	PurposeCharges = "charges"
+)
+
 // LaneFigures are the state of the connections to a server for one purpose.
 type LaneFigures struct {
-	// Purpose is what it is for: checks or charges.
+	// Purpose is what it is for: PurposeChecks or PurposeCharges.
 	Purpose string
 	// Breaker is BreakerClosed, open, half-open or BreakerUnfit.
 	Breaker string

@@ -24,7 +24,7 @@ import (
 type selection struct {
 	zoneInStore
 	open    *stores.Opened
-	buckets []adminapi.BucketName
+	buckets []limiter.Bucket
 }
 
 // selectBuckets reads the request, which may have more parameters, and opens the store.
@@ -56,9 +56,13 @@ func selectBuckets(running runningConfig, r *http.Request, more ...string) (*sel
 	return s, query, nil
 }
 
+func nameOf(b limiter.Bucket) adminapi.BucketName {
+	return adminapi.BucketName{Client: adminapi.Client(b.Client), Text: b.Text}
+}
+
 // about returns a request about a bucket with the limit that holds now or, where it depends on the
 // request, that of the last request here. isKnown is false if there is none.
-func (s *selection) about(b adminapi.BucketName) (r store.Request, isKnown bool) {
+func (s *selection) about(b limiter.Bucket) (r store.Request, isKnown bool) {
 	r = s.About(b.Key)
 	s.open.Recall(&r)
 	if s.limitNow()(&r) {
@@ -89,7 +93,7 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 		stateOf := func(st *store.State) *adminapi.State { return stateBy(&req, isKnown, st) }
 		found := s.open.Inspect(ctx, req)
 		bucket := adminapi.Bucket{
-			BucketName: b, Copies: *copiesOf(&found, stateOf), Ledger: (*adminapi.Account)(found.Account),
+			BucketName: nameOf(b), Copies: *copiesOf(&found, stateOf), Ledger: (*adminapi.Account)(found.Account),
 			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key),
 		}
 		if found.Previous != nil {
@@ -101,7 +105,7 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 		of := s.store.OverridesOf(s.Name, b.Key, time.Now)
 		for _, o := range []*store.Override{of.Block, of.Limit, of.Grant} {
 			if o != nil {
-				bucket.Overrides = append(bucket.Overrides, obeyed(s.Zone, s.store.Name, o, b.Client))
+				bucket.Overrides = append(bucket.Overrides, obeyed(s.Zone, s.store.Name, o, bucket.Client))
 			}
 		}
 		all.Buckets = append(all.Buckets, bucket)
@@ -207,7 +211,7 @@ func reset(running runningConfig, r *http.Request) (any, error) {
 		}
 		s.ForgetReports(s.store.Name, b.Key)
 		limiter.AskAgain(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key)
-		all.Buckets = append(all.Buckets, adminapi.Reset{BucketName: b, Deleted: existed, Shard: s.open.Accounts.Owner(b.Key)})
+		all.Buckets = append(all.Buckets, adminapi.Reset{BucketName: nameOf(b), Deleted: existed, Shard: s.open.Accounts.Owner(b.Key)})
 	}
 	if err := errors.Join(failed...); err != nil {
 		// Caddy logs the error, so it names no client key.

@@ -9,7 +9,27 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/history"
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
+
+// Reading returns what has happened so far in the zones that are in use, and in their stores.
+func Reading() history.Reading {
+	now := history.Reading{Zones: map[string]history.Totals{}, Stores: map[string]history.Calls{}}
+	counts, seconds := telemetry.Default.CallsOf(algorithm.Check.String(), algorithm.Take.String())
+	for name, n := range counts {
+		now.Stores[name] = history.Calls{Count: n, Seconds: seconds[name]}
+	}
+	for name, c := range limiter.CountsOfZones() {
+		now.Zones[name] = history.Totals{
+			Allowed: c.Decisions[telemetry.Allowed], WouldRefuse: c.Decisions[telemetry.WouldRefuse], Unchecked: c.Decisions[telemetry.ErrorAllowed],
+			Refused: c.Decisions[telemetry.Refused] + c.Decisions[telemetry.ErrorRefused] + c.Decisions[telemetry.Blocked],
+			Waited:  c.Waited, Stores: c.Stores,
+		}
+	}
+	return now
+}
 
 // historyOf answers GET /rate_limit/history with what has happened in zones: in those of the config and
 // all others of which something is kept, or in those of them that are named. It is an error if none is.

@@ -68,10 +68,11 @@ func top(running runningConfig, r *http.Request) (any, error) {
 // topOf returns the top of a zone in all stores in which it counts.
 func topOf(name string, zone []zoneInStore, n int, now time.Time) adminapi.Top {
 	refused, since := limiter.RefusedMost(name, storeNames(zone), n, now)
-	for i := range refused {
-		refused[i].Client = clientOf(zone, refused[i].Store, refused[i].ClientKey)
+	top := adminapi.Top{Zone: name, Since: since.Seconds(), Refused: make([]adminapi.RefusedClient, len(refused))}
+	for i, c := range refused {
+		top.Refused[i] = adminapi.RefusedClient{Client: clientOf(zone, c.Store, c.ClientKey), Store: c.Store, Count: c.Count, LastRefused: c.LastRefused}
 	}
-	return adminapi.Top{Zone: name, Since: since.Seconds(), Refused: append([]adminapi.RefusedClient{}, refused...)}
+	return top
 }
 
 // nearPercent is how much of a limit is most of it, for zones without warn.
@@ -146,7 +147,7 @@ func (s *scan) run(handle *stores.Handle) {
 	for i, found := range s.found {
 		for _, b := range found.buckets {
 			found.into.Clients = append(found.into.Clients, adminapi.NearClient{
-				Client: s.zones[i].ClientOf(b.clientKey), Store: handle.Name, Limit: b.limit, Used: b.used, Reset: limiter.EpochSeconds(b.reset),
+				Client: adminapi.Client(s.zones[i].ClientOf(b.clientKey)), Store: handle.Name, Limit: b.limit, Used: b.used, Reset: limiter.EpochSeconds(b.reset),
 			})
 		}
 	}

@@ -83,7 +83,7 @@ func clientOf(zone []zoneInStore, storeName, clientKey string) adminapi.Client {
 		return adminapi.Client{}
 	}
 	if i := slices.Index(storeNames(zone), storeName); i >= 0 {
-		return zone[i].ClientOf(clientKey)
+		return adminapi.Client(zone[i].ClientOf(clientKey))
 	}
 	return adminapi.Client{ClientKey: limiter.ShownKey(clientKey), Note: "of a zone that the running config lacks", Unknown: true}
 }
@@ -246,8 +246,8 @@ func (s *selection) make(r *http.Request, query url.Values, changes []store.Over
 // answerTo describes a change that was made.
 func (s *selection) answerTo(c *store.OverrideChange, outcome *store.OverrideOutcome) adminapi.Override {
 	var client adminapi.Client
-	if i := slices.IndexFunc(s.buckets, func(b adminapi.BucketName) bool { return b.Key == c.ClientKey }); i >= 0 {
-		client = s.buckets[i].Client
+	if i := slices.IndexFunc(s.buckets, func(b limiter.Bucket) bool { return b.Key == c.ClientKey }); i >= 0 {
+		client = adminapi.Client(s.buckets[i].Client)
 	}
 	o := c.Override
 	if o.Version = outcome.Version; c.Removes {
@@ -377,7 +377,7 @@ func selectOverridden(running runningConfig, r *http.Request, more ...string) (*
 	}
 	key := limiter.KeyOf(query.Get("client_key"))
 	s := &selection{zoneInStore: zoneIn(running, bound, zone, all[i])}
-	s.buckets = []adminapi.BucketName{{Client: clientOf(bound, name, key), Key: key}}
+	s.buckets = []limiter.Bucket{{Client: limiter.Client(clientOf(bound, name, key)), Key: key}}
 	if s.open, err = s.store.Enter(); err != nil {
 		return nil, nil, apiErrorf(http.StatusBadGateway, "store %s: %w", name, err)
 	}

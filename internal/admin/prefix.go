@@ -54,7 +54,7 @@ func matchIn(handle *stores.Handle, zones []zoneInStore, prefix string, found *a
 		if isFull := len(matches[i]) == mostMatches && found.More; isFull || !strings.Contains(clientKey, prefix) {
 			return
 		}
-		c := zones[i].ClientOf(clientKey)
+		c := adminapi.Client(zones[i].ClientOf(clientKey))
 		if !slices.ContainsFunc(append(c.Values, c.ClientKey), func(text string) bool { return strings.HasPrefix(text, prefix) }) {
 			return
 		}

@@ -11,7 +11,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // kind is what sort of problem one is.
@@ -31,28 +30,28 @@ const (
 
 // remedies are what to do about the errors of a shard, by their kinds. Servers that are left out or are no
 // Redis have problems of their own.
-var remedies = map[string]string{
-	wire.KindTimeout:     "see whether the server, or the network, is slow, or raise check_timeout",
-	wire.KindConnection:  "see that the server runs, and that its maxclients suffices",
-	wire.KindOverload:    "add shards",
-	wire.KindLoading:     "wait until the server has read its data",
-	wire.KindBusy:        "end its script (SCRIPT KILL), and find the program that runs it",
-	wire.KindReadOnly:    "the primary is a replica: end the failover, or correct the address",
-	wire.KindMemory:      "give Redis more memory, set max_new_buckets, or shorten windows",
-	wire.KindMisconf:     "see in its log why it cannot persist, or lacks replicas",
-	wire.KindAuth:        "let caddy rate-limit check list the rights that its user lacks",
-	wire.KindForeignData: "let no other program write keys with this key_prefix",
-	wire.KindUnfound:     "see that the sentinels, or the cluster, name a primary",
+var remedies = map[store.ErrorKind]string{
+	store.KindTimeout:     "see whether the server, or the network, is slow, or raise check_timeout",
+	store.KindConnection:  "see that the server runs, and that its maxclients suffices",
+	store.KindOverload:    "add shards",
+	store.KindLoading:     "wait until the server has read its data",
+	store.KindBusy:        "end its script (SCRIPT KILL), and find the program that runs it",
+	store.KindReadOnly:    "the primary is a replica: end the failover, or correct the address",
+	store.KindMemory:      "give Redis more memory, set max_new_buckets, or shorten windows",
+	store.KindMisconf:     "see in its log why it cannot persist, or lacks replicas",
+	store.KindAuth:        "let caddy rate-limit check list the rights that its user lacks",
+	store.KindForeignData: "let no other program write keys with this key_prefix",
+	store.KindUnfound:     "see that the sentinels, or the cluster, name a primary",
 }
 
 // overridesRemedy returns what to do about overrides that cannot be read, after a separator.
 func overridesRemedy(err error) string {
-	switch kind := wire.KindOf(err); {
+	switch kind := store.KindOf(err); {
 	case errors.Is(err, store.ErrDamaged):
 		return ": unblock, ungrant or unset with its client key removes what is damaged"
-	case kind == wire.KindAuth:
+	case kind == store.KindAuth:
 		return ": see docs/servers.md for the rights that they need"
-	case kind == wire.KindForeignData:
+	case kind == store.KindForeignData:
 		return ": another program wrote that key: delete it"
 	}
 	return ""
@@ -61,7 +60,7 @@ func overridesRemedy(err error) string {
 // withRemedy returns an error of a shard, after a separator, with what to do about it.
 func withRemedy(err error) string {
 	text := ": " + oneLine(err)
-	if remedy := remedies[wire.KindOf(err)]; remedy != "" {
+	if remedy := remedies[store.KindOf(err)]; remedy != "" {
 		text += ": " + remedy
 	}
 	return text
@@ -165,7 +164,7 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 		switch server.State {
 		case store.ServerLeftOut:
 			if purposes, why := leftOutOf(server); len(purposes) > 0 {
-				if server.Role == store.RolePrimary && slices.Contains(purposes, string(wire.PurposeChecks)) {
+				if server.Role == store.RolePrimary && slices.Contains(purposes, store.PurposeChecks) {
 					why += withoutPrimary(shard, consequences())
 				}
 				add(away, server.Address, "", "%s is left out of %s, because calls of it fail%s", name, strings.Join(purposes, " and "), why)

@@ -15,7 +15,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // jumper is a store whose clock was set.
@@ -99,7 +98,7 @@ func TestProblemsOfShards(t *testing.T) {
 			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}, {Name: "b", Found: true, Retired: true, Servers: at("h:1", "1")}}, nil, nil,
 		},
 		"charges that wait": {
-			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}}, wire.ErrOverload,
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}}, errOverload,
 			[]string{"charges wait for shard a: too many calls are waiting: add shards; meanwhile only this Caddy counts them"},
 		},
 	} {
@@ -139,7 +138,7 @@ func TestErrorsOfShards(t *testing.T) {
 		}
 	}
 	requires(0)
-	handle.ReportError(now, "api", "k", wire.ErrOverload)
+	handle.ReportError(now, "api", "k", errOverload)
 	requires(0, "too many calls are waiting: add shards; so and so")
 	stores.NoteLost(t.Name(), "", 1, store.ErrUncertain)
 	requires(0, "does not answer all checks and takes")
@@ -150,10 +149,14 @@ func TestErrorsOfShards(t *testing.T) {
 	requires(0, "have no primary", "are lost")
 }
 
+var errOverload = store.WithKind(store.KindOverload, errors.New("too many calls are waiting"))
+
 // TestRemedyOfOverrides is that of the cause.
 func TestRemedyOfOverrides(t *testing.T) {
 	for err, want := range map[error]string{
-		store.ErrDamaged: "unblock", wire.ErrReply: "delete it", wire.ErrNoServers: "",
+		store.ErrDamaged: "unblock",
+		store.WithKind(store.KindForeignData, errors.New("no bucket")): "delete it",
+		store.WithKind(store.KindUnfound, errors.New("no primary")):    "",
 	} {
 		if got := overridesRemedy(fmt.Errorf("shard a: %w", err)); !strings.Contains(got, want) || want == "" && got != "" {
 			t.Errorf("of %v: %q", err, got)

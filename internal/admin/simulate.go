@@ -54,12 +54,28 @@ func simulate(_ runningConfig, r *http.Request) (any, error) {
 		return nil, err
 	}
 	s := limiter.NewSimulation(w)
+	answer := adminapi.Simulation{Zones: []adminapi.SimulatedZone{}}
 	k := &routes.Walk{Server: server, W: w, Meet: s.Meet}
 	if err := k.Lead(request); err != nil {
-		s.Answer.Error = err.Error()
+		answer.Error = err.Error()
 	}
-	s.Answer.PassedOver = k.PassedOver
-	return s.Answer, nil
+	foreseen := &s.Answer
+	answer.Decision, answer.Zone, answer.Wait, answer.PassedOver = foreseen.Decision.String(), foreseen.Zone, foreseen.Wait, k.PassedOver
+	for i := range foreseen.Zones {
+		answer.Zones = append(answer.Zones, simulatedZone(&foreseen.Zones[i]))
+	}
+	return answer, nil
+}
+
+func simulatedZone(z *limiter.PredictedZone) adminapi.SimulatedZone {
+	shown := adminapi.SimulatedZone{
+		Name: z.Name, Store: z.Store, Client: adminapi.Client(z.Client), Limit: z.Limit, Used: z.Used, Remaining: z.Remaining,
+		Reset: z.Reset, Cost: z.Cost, Allowed: z.Allowed, Outcome: z.Outcome.String(), Reason: z.Reason,
+	}
+	if z.Error != nil {
+		shown.Error = z.Error.Error()
+	}
+	return shown
 }
 
 // nowhere discards the response to a simulated request, except for its header.

@@ -1,7 +1,7 @@
 // Package adminapi defines what the admin API below /rate_limit/ reads and answers,
 // as it is written in JSON: [Status], [History], [Top] and [Tops], [Near] and [Nears],
 // [Found] and [Matches], [Buckets] and [Resets], [Overrides], [SimulatedRequest] and [Simulation]. The API of
-// internal/admin fills these types and the commands of internal/admin/cli read them, so
+// internal/admin fills these types and the commands of internal/commands/cli read them, so
 // that the two agree. [Check] is no answer of the API: the command check fills and prints
 // it.
 package adminapi
@@ -369,8 +369,6 @@ type Buckets struct {
 type BucketName struct {
 	Client
 	Text string `json:"text,omitempty"`
-	// Key is the client key itself, which may be no text.
-	Key string `json:"-"`
 }
 
 // Bucket is a client's bucket, wherever there are counts of it.

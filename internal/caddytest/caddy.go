@@ -9,6 +9,7 @@
 package caddytest
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -23,6 +24,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
@@ -296,6 +298,19 @@ func (c *Caddy) Kill() {
 
 // validating is held while a config is validated: all configs of a process share a cache of certificates,
 // which Caddy closes twice if two end at the same time.
+// Adapt returns the JSON that a Caddyfile adapts to, indented.
+func Adapt(text string) ([]byte, error) {
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
+	if err != nil {
+		return nil, err
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, config, "", "\t"); err != nil {
+		return nil, err
+	}
+	return append(indented.Bytes(), '\n'), nil
+}
+
 var validating sync.Mutex
 
 // Validate loads a config in JSON as far as it goes without running it.

@@ -334,11 +334,11 @@ func (s *verdictSite) checkSimulation(got observed, outcome string) {
 		return
 	}
 	// Jitter is not foreseen.
-	if isRefused := got.refusal != nil; answer.Decision != decision || answer.Zone != zone || (answer.Wait > 0) != isRefused {
+	if isRefused := got.refusal != nil; answer.Decision.String() != decision || answer.Zone != zone || (answer.Wait > 0) != isRefused {
 		s.t.Errorf("foreseen is %+v; it was %q by %q, and waits %q", answer, outcome, got.zone, got.wait)
 	}
 	for _, z := range answer.Zones {
-		if served := got.byZone[z.Name]; z.Outcome != served && served != "" {
+		if served := got.byZone[z.Name]; z.Outcome.String() != served && served != "" {
 			s.t.Errorf("zone %s was foreseen as %q, and is %q", z.Name, z.Outcome, served)
 		}
 	}
@@ -354,7 +354,7 @@ func TestDecisionOfARequestThatWaitedIsCountedOnce(t *testing.T) {
 		first := s.send(t.Context(), "x")
 		waits := s.send(t.Context(), "x")
 		other := s.send(t.Context(), "y")
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		synctest.Wait()
 		mustAll(t, "those that fit", []*sent{first, other}, http.StatusOK, 0)
 		if got := waits.got(); got.status != http.StatusTooManyRequests || got.headers.Get("X-RateLimit-Resource") != "outer" {
@@ -395,7 +395,7 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 			s.send(stays, "x")
 			s.send(leaves, "x")
 			s.send(stays, "y")
-			time.Sleep(6 * time.Second)
+			pass(6 * time.Second)
 		}, outcomes{telemetry.Allowed: 3}},
 		"the client leaves, and the outer zone observes": {observed(1), func(s *queueSite, stays, leaves context.Context) {
 			s.send(stays, "x")
@@ -408,7 +408,7 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 			for _, client := range []string{"x", "x", "y", "z"} {
 				s.send(stays, client)
 			}
-			time.Sleep(6 * time.Second)
+			pass(6 * time.Second)
 		}, outcomes{telemetry.Allowed: 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -417,7 +417,7 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 				leaves, leave := context.WithCancel(t.Context())
 				c.play(s, t.Context(), leaves)
 				leave()
-				time.Sleep(time.Minute)
+				pass(time.Minute)
 			})
 			got := outcomes{}
 			for o, counter := range c.outer.Counts.Decisions {

@@ -13,11 +13,34 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
+
+// Client is a client key, and what it says by the templates of its zone's key.
+type Client struct {
+	// ClientKey is the key as [ShownKey] has it.
+	ClientKey string
+	// Template is the text of the zone's key that yields the client key, as a Caddyfile has it; empty if
+	// that is unknown. Values are those of its placeholders, each once.
+	Template string
+	Values   []string
+	// Note says what the client key is if Template and Values do not say all of it.
+	Note string
+	// Unknown means that the zone cannot yield the client key, or not without the client's own.
+	Unknown bool
+}
+
+// Bucket identifies a bucket of a zone.
+type Bucket struct {
+	Client
+	// Text is the text of the zone's key that yields the bucket, as the config has it; empty if the bucket
+	// was found by its client key.
+	Text string
+	// Key is the client key itself, which may be no text.
+	Key string
+}
 
 // What a client key is that no template explains, or not all of it.
 const (
@@ -64,8 +87,8 @@ func ShownKey(clientKey string) string {
 }
 
 // nameBucket returns the bucket of a client key.
-func (z *Zone) nameBucket(clientKey string) adminapi.BucketName {
-	return adminapi.BucketName{Client: z.ClientOf(clientKey), Key: clientKey}
+func (z *Zone) nameBucket(clientKey string) Bucket {
+	return Bucket{Client: z.ClientOf(clientKey), Key: clientKey}
 }
 
 // FallsBack reports whether a client key is the address of a client to whom none of the zone's key applies.
@@ -78,8 +101,8 @@ func (z *Zone) FallsBack(clientKey string) bool {
 }
 
 // ClientOf explains a client key of the zone, or the form in which a store lists one.
-func (z *Zone) ClientOf(clientKey string) adminapi.Client {
-	c := adminapi.Client{ClientKey: ShownKey(clientKey)}
+func (z *Zone) ClientOf(clientKey string) Client {
+	c := Client{ClientKey: ShownKey(clientKey)}
 	switch {
 	case c.ClientKey != clientKey:
 		c.Note = noteBase64
@@ -156,7 +179,7 @@ func (t *keyTemplate) split(rest string) (values []string, ok bool) {
 // for each template with as many placeholders, or the bucket of a client key that is
 // given as it is. The first value may be a template: then it is the only one that
 // counts, as where a client is given as [Zone.ClientOf] explains it.
-func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.BucketName, err error) {
+func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []Bucket, err error) {
 	if len(clientKeys) > 0 {
 		if len(values) > 0 {
 			return nil, errors.New("give key or client_key, not both")
@@ -165,7 +188,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 		if !z.CouldHave(key) {
 			return nil, fmt.Errorf("client_key %q is none of zone %s: copy it from a log or from /rate_limit/top, or give key", clientKeys[0], z.Name)
 		}
-		return []adminapi.BucketName{z.nameBucket(key)}, nil
+		return []Bucket{z.nameBucket(key)}, nil
 	}
 	only, values, err := z.named(values)
 	if err != nil {
@@ -202,7 +225,7 @@ func (z *Zone) BucketsOf(values, clientKeys []string) (buckets []adminapi.Bucket
 // Find returns the buckets of the client that a text names: by a value, as it is shown,
 // with its quotes or without, or by its client key. There is none if no client of the zone
 // can have that name. Only an address, or a network, names a client by its address.
-func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
+func (z *Zone) Find(text string) (buckets []Bucket) {
 	if key := KeyOf(text); z.CouldHave(key) {
 		buckets = append(buckets, z.nameBucket(key))
 	}
@@ -229,7 +252,7 @@ func (z *Zone) Find(text string) (buckets []adminapi.BucketName) {
 			continue
 		}
 		for _, b := range found {
-			if !slices.ContainsFunc(buckets, func(other adminapi.BucketName) bool { return other.Key == b.Key }) {
+			if !slices.ContainsFunc(buckets, func(other Bucket) bool { return other.Key == b.Key }) {
 				buckets = append(buckets, b)
 			}
 		}

@@ -11,7 +11,6 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
@@ -56,7 +55,7 @@ func TestClientOf(t *testing.T) {
 			"as shown": append([]string{c.Template}, c.Values...), "by its values": c.Values,
 		} {
 			buckets, err := z.BucketsOf(values, nil)
-			if !slices.ContainsFunc(buckets, func(b adminapi.BucketName) bool { return b.ClientKey == key }) {
+			if !slices.ContainsFunc(buckets, func(b Bucket) bool { return b.ClientKey == key }) {
 				t.Errorf("%v %s: found are %v, %v", test.v, how, buckets, err)
 			}
 			if how == "as shown" && len(buckets) != 1 {
@@ -194,7 +193,7 @@ func FuzzClientOf(f *testing.F) {
 		// The admin API's answers are JSON.
 		text, err := json.Marshal(client)
 		if err == nil {
-			client = adminapi.Client{}
+			client = Client{}
 			err = json.Unmarshal(text, &client)
 		}
 		if err != nil {

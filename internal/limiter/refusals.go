@@ -17,7 +17,6 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -340,9 +339,18 @@ func LastRefusalOfAny(id ZoneID) float64 {
 	return EpochSeconds(last)
 }
 
+// RefusedClient is how often a client was refused: a lower bound, but for a chance of one in billions.
+type RefusedClient struct {
+	ClientKey string
+	Store     string
+	Count     int64
+	// LastRefused is in seconds since the epoch; 0 if it was forgotten.
+	LastRefused float64
+}
+
 // RefusedMost returns up to n clients that a zone refused most in some stores, and
 // how much time the counts cover.
-func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []adminapi.RefusedClient, since time.Duration) {
+func RefusedMost(zone string, storeNames []string, n int, now time.Time) (clients []RefusedClient, since time.Duration) {
 	for _, name := range storeNames {
 		if state := findState(ZoneID{name, zone}); state != nil {
 			since = max(since, state.refused.since(now))
@@ -353,16 +361,14 @@ func RefusedMost(zone string, storeNames []string, n int, now time.Time) (client
 }
 
 // top returns up to n clients that were refused most, in descending order.
-func (c *refusedClients) top(n int, store string, now time.Time) []adminapi.RefusedClient {
+func (c *refusedClients) top(n int, store string, now time.Time) []RefusedClient {
 	counts := map[string]int64{}
 	for i := range c.stripes {
 		c.stripes[i].sum(counts, periodOf(now))
 	}
-	clients := make([]adminapi.RefusedClient, 0, len(counts))
+	clients := make([]RefusedClient, 0, len(counts))
 	for key, count := range counts {
-		clients = append(clients, adminapi.RefusedClient{
-			Client: adminapi.Client{ClientKey: key}, Store: store, Count: count, LastRefused: float64(c.lastOf(key)),
-		})
+		clients = append(clients, RefusedClient{ClientKey: key, Store: store, Count: count, LastRefused: float64(c.lastOf(key))})
 	}
 	return mostRefused(clients, n)
 }
@@ -396,8 +402,8 @@ func (c *refusedClients) since(now time.Time) time.Duration {
 }
 
 // mostRefused returns the n clients that were refused most, in descending order.
-func mostRefused(clients []adminapi.RefusedClient, n int) []adminapi.RefusedClient {
-	slices.SortFunc(clients, func(a, b adminapi.RefusedClient) int {
+func mostRefused(clients []RefusedClient, n int) []RefusedClient {
+	slices.SortFunc(clients, func(a, b RefusedClient) int {
 		return cmp.Or(cmp.Compare(b.Count, a.Count), strings.Compare(a.ClientKey, b.ClientKey))
 	})
 	return clients[:min(n, len(clients))]

@@ -5,20 +5,45 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 // Simulation is a request that is evaluated without being counted.
 type Simulation struct {
-	Answer  adminapi.Simulation
+	Answer  Prediction
 	w       http.ResponseWriter
 	tracker *tracker
 }
 
+// Prediction is the foreseen outcome of a request.
+type Prediction struct {
+	// Decision is any outcome but WouldRefuse.
+	Decision telemetry.Outcome
+	// Zone is the one that refuses, or that holds an allowed request.
+	Zone string
+	// Wait is how many seconds a refused client has to wait, or an allowed request is held.
+	Wait float64
+	// Zones are those that count the request, in the order in which it meets them.
+	Zones []PredictedZone
+}
+
+// PredictedZone is the answer of a zone to a simulated request. Error is set if the store failed.
+type PredictedZone struct {
+	Name, Store            string
+	Client                 Client
+	Limit, Used, Remaining int64
+	// Reset is in seconds since the epoch; 0 if no window is open.
+	Reset   float64
+	Cost    int64
+	Allowed bool
+	Outcome telemetry.Outcome
+	Reason  string
+	Error   error
+}
+
 // NewSimulation returns a simulation of one request, whose response goes to w.
 func NewSimulation(w http.ResponseWriter) *Simulation {
-	return &Simulation{w: w, Answer: adminapi.Simulation{Decision: telemetry.Allowed.String(), Zones: []adminapi.SimulatedZone{}}}
+	return &Simulation{w: w, Answer: Prediction{Decision: telemetry.Allowed}}
 }
 
 // Meet asks the zones of a handler, and reports whether the request goes on.
@@ -33,7 +58,7 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	s.tracker, e, err = quiet.collect(s.tracker, s.w, r, repl)
 	switch {
 	case err != nil:
-		s.Answer.Decision = telemetry.Refused.String()
+		s.Answer.Decision = telemetry.Refused
 		return false, err
 	case e == nil:
 		return true, nil
@@ -52,7 +77,7 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 		v = s.tracker.verdict(anyHandler)
 	}
 	for i := range e.zones {
-		s.Answer.Zones = append(s.Answer.Zones, e.simulated(i))
+		s.Answer.Zones = append(s.Answer.Zones, e.predicted(i))
 	}
 	return s.tell(v), nil
 }
@@ -117,7 +142,7 @@ func (s *Simulation) tell(v verdict) (goesOn bool) {
 	case v.outcome != telemetry.ErrorAllowed:
 		v.outcome = telemetry.Allowed
 	}
-	s.Answer.Decision = v.outcome.String()
+	s.Answer.Decision = v.outcome
 	return !endsRequest(v.outcome)
 }
 
@@ -131,15 +156,15 @@ func (e *evaluation) askTheRest(r *http.Request) error {
 	return err
 }
 
-// simulated returns the answer about zone i.
-func (e *evaluation) simulated(i int) adminapi.SimulatedZone {
+// predicted returns the answer of zone i.
+func (e *evaluation) predicted(i int) PredictedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
-	answer := adminapi.SimulatedZone{
+	answer := PredictedZone{
 		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: z.answer == hasRoom, Outcome: z.outcome().String(), Reason: e.reason(i).String(),
+		Allowed: z.answer == hasRoom, Outcome: z.outcome(), Reason: e.reason(i).String(),
 	}
 	if z.answer == storeFailed {
-		answer.Error = st.Err.Error()
+		answer.Error = st.Err
 		return answer
 	}
 	answer.Used, answer.Remaining = st.Used, st.Remaining

@@ -44,10 +44,10 @@ func TestSimulationForeseesTheOverflow(t *testing.T) {
 					w.foresee("another")
 					s := w.foresee(client)
 					status, want := w.ask(client, 1), http.StatusOK
-					if s.Answer.Decision == "refused" {
+					if s.Answer.Decision == telemetry.Refused {
 						want = http.StatusTooManyRequests
 					}
-					isShared := s.Answer.Zones[0].ClientKey == stores.OverflowKey
+					isShared := s.Answer.Zones[0].Client.ClientKey == stores.OverflowKey
 					if beyond := client != "first" && n > 0; status != want || isShared != beyond {
 						t.Errorf("client %s, foreseen %+v, got %d; shared is %v", client, s.Answer, status, isShared)
 					}
@@ -110,7 +110,7 @@ func TestSimulationOfARefusalForeseesTheOverflow(t *testing.T) {
 			outright(w, refuses)
 			s := w.foresee("new", refuses)
 			own, shared := s.Answer.Zones[1], s.Answer.Zones[0]
-			if s.Answer.Zone != refuses.Name || own.ClientKey == stores.OverflowKey || shared.ClientKey != stores.OverflowKey || shared.Outcome != "allowed" {
+			if s.Answer.Zone != refuses.Name || own.Client.ClientKey == stores.OverflowKey || shared.Client.ClientKey != stores.OverflowKey || shared.Outcome != telemetry.Allowed {
 				t.Errorf("foreseen %+v", s.Answer)
 			}
 		})

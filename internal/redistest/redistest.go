@@ -472,8 +472,9 @@ const (
 	groupTimeout = time.Minute
 
 	// answerTimeout bounds one attempt at getting an answer from a server that
-	// may not be there; others follow.
-	answerTimeout = 200 * time.Millisecond
+	// may not be there; others follow. A server that is there answers in that time
+	// on a busy machine too.
+	answerTimeout = 5 * time.Second
 
 	pollInterval = 2 * time.Millisecond
 

@@ -35,7 +35,7 @@ type Server struct {
 	// own are the addresses of its client's connections.
 	own sync.Map
 
-	// disturbed is set once the server was killed, paused or cut off.
+	// disturbed is set once the server was killed or cut off, or paused in a cluster.
 	disturbed atomic.Bool
 
 	mu      sync.Mutex
@@ -163,7 +163,10 @@ func (s *Server) Resume() error {
 func (s *Server) signal(verb string, send func(pid int) error, paused bool) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.disturbed.Store(true)
+	if s.bus != nil {
+		// Other nodes may hold it against the node later.
+		s.disturbed.Store(true)
+	}
 	err := errStopped
 	if s.process != nil {
 		err = s.process.signal(send)

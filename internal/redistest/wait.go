@@ -9,15 +9,24 @@ import (
 // WaitTimeout bounds every wait of a test, and replaces the timeouts that it does not cover.
 const WaitTimeout = time.Minute
 
+// The pauses between polls are a part of the time waited so far: what takes long costs no
+// processor, and is noticed hardly later.
+const (
+	leastPause = 2 * time.Millisecond
+	mostPause  = 50 * time.Millisecond
+	pausesOf   = 16
+)
+
 // Eventually polls until f returns nil.
 func Eventually(tb testing.TB, what string, f func() error) {
 	tb.Helper()
-	deadline := time.Now().Add(WaitTimeout)
+	began := time.Now()
 	for err := f(); err != nil; err = f() {
-		if time.Now().After(deadline) {
+		waited := time.Since(began)
+		if waited > WaitTimeout {
 			tb.Fatalf("waiting until %s: %v", what, err)
 		}
-		time.Sleep(2 * time.Millisecond)
+		time.Sleep(min(max(waited/pausesOf, leastPause), mostPause))
 	}
 }
 

@@ -19,7 +19,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // Module is what a module in the namespace rate_limit.stores implements.
@@ -249,8 +248,8 @@ func (h *Handle) ReportError(now time.Time, zone, clientKey string, err error) {
 	if open := h.open.Load(); open != nil {
 		failureOf{h.Name, open.Accounts.Owner(clientKey), false}.note(now, err)
 	}
-	kind := wire.KindOf(err)
-	telemetry.Default.StoreErrors.WithLabelValues(h.Name, kind).Inc()
+	kind := store.KindOf(err)
+	telemetry.Default.StoreErrors.WithLabelValues(h.Name, string(kind)).Inc()
 	throttle, ok := h.errors.Load(kind)
 	if !ok {
 		throttle, _ = h.errors.LoadOrStore(kind, new(telemetry.LogThrottle))

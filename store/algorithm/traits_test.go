@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -54,7 +52,7 @@ func TestTraitsSayWhatBucketsDo(t *testing.T) {
 
 // TestCopiesDecideAsBuckets holds copies, and merged ones, to the buckets they are of.
 func TestCopiesDecideAsBuckets(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		if !algorithm.Of(kind.Algorithm).Copies() {
 			return
 		}

@@ -3,13 +3,16 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
@@ -77,8 +80,33 @@ func deniable(t *testing.T) (commands []string) {
 	return commands
 }
 
-// TestDeniedCommandsLeaveNoPartialBucket denies a user each command of the scripts in
-// turn. Under every operation no bucket stays without expiry, and an operation that
+// denial is an operation whose user lacks a command.
+type denial struct {
+	limit   int // in storetest.Limits
+	state   string
+	op      algorithm.Operation
+	command string
+	buckets int
+}
+
+// denials are all combinations, in the same order each time.
+func denials(commands []string) (all []denial) {
+	states := slices.Sorted(maps.Keys(bucketStates(nil)))
+	for limit := range storetest.Limits {
+		for _, state := range states {
+			for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
+				for _, command := range commands {
+					for _, buckets := range []int{1, 3} {
+						all = append(all, denial{limit, state, op, command, buckets})
+					}
+				}
+			}
+		}
+	}
+	return all
+}
+
+// TestDeniedCommandsLeaveNoPartialBucket denies a user a command of the scripts. Under every operation no bucket stays without expiry, and an operation that
 // is reported as not executed has changed nothing.
 func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 	t.Parallel()
@@ -89,54 +117,45 @@ func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 	now := time.UnixMicro(1_795_258_977_534_988)
 	clocked := func(o *Options) { o.clock = func() time.Time { return now } }
 	insider := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), clocked)
-	limiter := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("limiter", "secret")}), func(o *Options) {
-		clocked(o)
-		o.ChargeTimeout = time.Second
-	})
+	limiter := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("limiter", "secret")}), clocked)
 	outcomes := map[string]int{}
-	for n, limit := range storetest.Limits {
-		limit.Zone, limit.Window = fmt.Sprint("denied", n), time.Hour
-		for name, prepare := range bucketStates(&now) {
-			for _, op := range []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
-				for _, command := range commands {
-					for _, buckets := range []int{1, 3} {
-						what := fmt.Sprintf("%v of %d buckets %s of %v %v without %s", op, buckets, name, limit.Algorithm, limit.Align, command)
-						must(t, server.Client().FlushDB(t.Context()).Err())
-						reqs := takes(&limit, buckets)
-						for i := range reqs {
-							reqs[i].ID = fmt.Sprintf("before%d", i)
-						}
-						prepare(t, insider, reqs)
-						if op != algorithm.Refund {
-							for i := range reqs {
-								reqs[i].ID = fmt.Sprintf("denied%d", i)
-							}
-						}
-						before := store.Answers(t.Context(), insider.Peek, reqs)
-						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "-"+command).Err())
-						states := runOperation(t, limiter, op, reqs)
-						must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "+"+command).Err())
-						after := store.Answers(t.Context(), insider.Peek, reqs)
-						for i, st := range states {
-							key := insider.asker.Keys.Key(&limit, reqs[i].ClientKey)
-							if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl == -1 {
-								t.Fatalf("%s: the bucket never expires; error %v", what, st.Err)
-							}
-							switch {
-							case st.Err == nil:
-								outcomes["done"]++
-							case errors.Is(st.Err, store.ErrUncertain):
-								outcomes["uncertain"]++
-							case !errors.Is(st.Err, store.ErrNotExecuted):
-								t.Fatalf("%s: error %v", what, st.Err)
-							case after[i] != before[i]:
-								t.Fatalf("%s: error %v, but the bucket has changed\nfrom %+v\nto   %+v", what, st.Err, before[i], after[i])
-							default:
-								outcomes["refused"]++
-							}
-						}
-					}
-				}
+	all := denials(commands)
+	for _, d := range sweep.Of(t, all, len(all)/10) {
+		limit := storetest.Limits[d.limit]
+		limit.Zone, limit.Window = fmt.Sprint("denied", d.limit), time.Hour
+		what := fmt.Sprintf("%v of %d buckets %s of %v %v without %s", d.op, d.buckets, d.state, limit.Algorithm, limit.Align, d.command)
+		must(t, server.Client().FlushDB(t.Context()).Err())
+		reqs := takes(&limit, d.buckets)
+		for i := range reqs {
+			reqs[i].ID = fmt.Sprintf("before%d", i)
+		}
+		bucketStates(&now)[d.state](t, insider, reqs)
+		if d.op != algorithm.Refund {
+			for i := range reqs {
+				reqs[i].ID = fmt.Sprintf("denied%d", i)
+			}
+		}
+		before := store.Answers(t.Context(), insider.Peek, reqs)
+		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "-"+d.command).Err())
+		states := runOperation(t, limiter, d.op, reqs)
+		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "+"+d.command).Err())
+		after := store.Answers(t.Context(), insider.Peek, reqs)
+		for i, st := range states {
+			key := insider.asker.Keys.Key(&limit, reqs[i].ClientKey)
+			if ttl := server.Client().PTTL(t.Context(), key).Val(); ttl == -1 {
+				t.Fatalf("%s: the bucket never expires; error %v", what, st.Err)
+			}
+			switch {
+			case st.Err == nil:
+				outcomes["done"]++
+			case errors.Is(st.Err, store.ErrUncertain):
+				outcomes["uncertain"]++
+			case !errors.Is(st.Err, store.ErrNotExecuted):
+				t.Fatalf("%s: error %v", what, st.Err)
+			case after[i] != before[i]:
+				t.Fatalf("%s: error %v, but the bucket has changed\nfrom %+v\nto   %+v", what, st.Err, before[i], after[i])
+			default:
+				outcomes["refused"]++
 			}
 		}
 	}

@@ -62,12 +62,12 @@ func TestSwallowedReplyCountsOnceInEachKind(t *testing.T) {
 	})
 	t.Run("Cluster", func(t *testing.T) {
 		t.Parallel()
-		c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+		c := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 		swallow(t, ShardOptions{Cluster: c.Addrs()[:1]}, func() *redistest.Server { return masterOf(t, c, "k") }, c.Nodes...)
 	})
 	t.Run("ClusterRedirect", func(t *testing.T) {
 		t.Parallel()
-		c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+		c := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 		slot := int(wire.SlotOf([]byte("k")))
 		from := masterOf(t, c, "k")
 		to := c.Nodes[0]
@@ -132,14 +132,12 @@ func masterOf(t *testing.T, c *redistest.Cluster, client string) *redistest.Serv
 	return server
 }
 
-// traffic makes detached charges of many clients until it is stopped.
+// traffic makes detached charges of several clients in turn until it is stopped.
 type traffic struct {
 	*testing.T
-	store   *Store
-	clients int
-	// each is the number of charges sent in a millisecond.
-	each int
-	sent []int64
+	store *Store
+	// sent counts the charges of each client.
+	sent []atomic.Int64
 	// counted, uncertain and refused count the charges with a reply, those without
 	// one, and those that did not run.
 	counted, uncertain, refused atomic.Int64
@@ -148,16 +146,15 @@ type traffic struct {
 	done                        sync.WaitGroup
 }
 
-func startTraffic(t *testing.T, s *Store, clients, each int) *traffic {
-	tr := &traffic{T: t, store: s, clients: clients, each: each, sent: make([]int64, clients)}
+func startTraffic(t *testing.T, s *Store, clients int) *traffic {
+	tr := &traffic{T: t, store: s, sent: make([]atomic.Int64, clients)}
 	tr.done.Go(tr.run)
 	return tr
 }
 
 func (tr *traffic) run() {
 	for n := 0; !tr.stopped.Load(); n++ {
-		client := n % tr.clients
-		tr.sent[client]++
+		client := n % len(tr.sent)
 		tr.waiting.Add(1)
 		tr.store.ChargeReported(oneOf(fmt.Sprint("client-", client)), func(_ int, st store.State) {
 			switch {
@@ -170,10 +167,22 @@ func (tr *traffic) run() {
 			}
 			tr.waiting.Done()
 		})
-		if n%tr.each == 0 {
-			time.Sleep(time.Millisecond)
-		}
+		tr.sent[client].Add(1)
+		// Without a pause the charges would take what processors there are.
+		time.Sleep(2 * time.Millisecond)
 	}
+}
+
+// another waits for one more charge of a client.
+func (tr *traffic) another(client int) {
+	tr.Helper()
+	was := tr.sent[client].Load()
+	eventually(tr, "the client is charged", func() error {
+		if tr.sent[client].Load() == was {
+			return errors.New("it is not")
+		}
+		return nil
+	})
 }
 
 // stop ends the traffic, waits for all outcomes, and returns the number of charges.
@@ -181,20 +190,20 @@ func (tr *traffic) stop() (sent int64) {
 	tr.stopped.Store(true)
 	tr.done.Wait()
 	tr.waiting.Wait()
-	for _, n := range tr.sent {
-		sent += n
+	for i := range tr.sent {
+		sent += tr.sent[i].Load()
 	}
 	return sent
 }
 
-// TestSlotMigrationUnderLoad loses and doubles nothing.
+// TestSlotMigrationUnderLoad loses and doubles nothing, whatever has moved when a charge comes.
 func TestSlotMigrationUnderLoad(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(15*time.Second))
+	c := redistest.StartCluster(t, 2, 1, redistest.NodeTimeout(waitTimeout))
 	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), nil)
 	waitUntilUp(t, s)
-	const clients = 40
-	tr := startTraffic(t, s, clients, 20)
+	const clients = 12
+	tr := startTraffic(t, s, clients)
 	moved := 0
 	for n := range clients {
 		client := fmt.Sprint("client-", n)
@@ -205,8 +214,14 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 		if to == from {
 			continue
 		}
-		slot := int(wire.SlotOf([]byte(client)))
-		must(t, c.MigrateSlot(t.Context(), slot, from, to))
+		tr.another(n)
+		moving, err := c.BeginMigration(t.Context(), int(wire.SlotOf([]byte(client))), from, to)
+		must(t, err)
+		tr.another(n)
+		_, err = moving.MoveKeys(t.Context(), 100)
+		must(t, err)
+		tr.another(n)
+		must(t, moving.Finish(t.Context()))
 		moved++
 	}
 	sent := tr.stop()
@@ -231,14 +246,16 @@ func TestSlotMigrationUnderLoad(t *testing.T) {
 			return nil
 		})
 	}
-	t.Logf("%d charges, %d slots moved", sent, moved)
+	if t.Logf("%d charges, %d slots moved", sent, moved); moved == 0 {
+		t.Error("no slot has moved")
+	}
 }
 
 // TestPeekWhileASlotMoves finds a bucket that only the new node has, though a replica of the
 // old one answers.
 func TestPeekWhileASlotMoves(t *testing.T) {
 	t.Parallel()
-	m := beginMove(t, 1)
+	m := beginMove(t, 2, 1)
 	s := newStore(t, newShard(t, ShardOptions{Cluster: m.Addrs()[:1]}), nil)
 	waitUntilUp(t, s)
 	used(t, "charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 1)
@@ -252,8 +269,8 @@ func TestPeekWhileASlotMoves(t *testing.T) {
 // bucket.
 func TestPeekWhileANodeIsSilent(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(15*time.Second))
-	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), func(o *Options) { o.CheckTimeout = 200 * time.Millisecond })
+	c := redistest.StartCluster(t, 1, 1, redistest.NodeTimeout(waitTimeout))
+	s := newStore(t, newShard(t, ShardOptions{Cluster: c.Addrs()[:1]}), func(o *Options) { o.CheckTimeout = time.Second })
 	waitUntilUp(t, s)
 	silence(t, masterOf(t, c, "k"))
 	eventually(t, "the replica answers", func() error {
@@ -267,21 +284,19 @@ func TestPeekWhileANodeIsSilent(t *testing.T) {
 // TestSilentNodeFailsOnlyItsKeys: the other nodes answer.
 func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+	c := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	shard := newShard(t, ShardOptions{Cluster: c.Addrs()})
 	s, hasty := newStore(t, shard, nil), newStore(t, shard, func(o *Options) { o.CheckTimeout = 200 * time.Millisecond })
 	waitUntilUp(t, s)
 	owners := map[string]*redistest.Server{}
-	for n := range 30 {
+	for n := range 12 {
 		client := fmt.Sprint("client-", n)
 		owners[client] = masterOf(t, c, client)
 		must(t, store.Answers(t.Context(), s.Charge, oneOf(client))[0].Err)
 	}
 	silent := c.Nodes[1]
-	must(t, silent.Pause())
-	defer func() { must(t, silent.Resume()) }()
-	for range 20 {
-		var failed atomic.Int64
+	silence(t, silent)
+	for range 5 {
 		var wg sync.WaitGroup
 		for client, owner := range owners {
 			s := s
@@ -295,8 +310,6 @@ func TestSilentNodeFailsOnlyItsKeys(t *testing.T) {
 					t.Errorf("%s was answered by the silent node", client)
 				case owner != silent && st.Err != nil:
 					t.Errorf("%s failed although its node answers: %v", client, st.Err)
-				case st.Err != nil:
-					failed.Add(1)
 				}
 			})
 		}
@@ -318,9 +331,9 @@ func TestSentinelFailover(t *testing.T) {
 	})
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 250 * time.Millisecond })
 	waitUntilUp(t, s)
-	tr := startTraffic(t, s, 10, 2)
+	tr := startTraffic(t, s, 10)
 	eventually(t, "charges are counted", func() error {
-		if n := tr.counted.Load(); n < 100 {
+		if n := tr.counted.Load(); n < 20 {
 			return fmt.Errorf("%d are", n)
 		}
 		return nil
@@ -398,7 +411,7 @@ func TestSilentNodesDoNotHideTheOthers(t *testing.T) {
 		t.Cleanup(func() { _ = ln.Close() })
 		addrs = append(addrs, ln.Addr().String())
 	}
-	cluster := redistest.StartCluster(t, 1, 0)
+	cluster := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(waitTimeout))
 	finder := wire.NewCluster(&newShard(t, ShardOptions{Cluster: append(addrs, cluster.Addrs()[0])}).Options, timeout)
 	t.Cleanup(finder.Close)
 	find := func() ([]wire.Roles, error) {

@@ -77,7 +77,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 		if errors.Is(err, store.ErrUncertain) {
 			return err
 		}
-		if !errors.Is(err, store.ErrNotExecuted) || wire.KindOf(err) != wire.KindMemory {
+		if !errors.Is(err, store.ErrNotExecuted) || store.KindOf(err) != store.KindMemory {
 			t.Errorf("error is %v, want ErrNotExecuted", err)
 		}
 		return nil
@@ -96,7 +96,7 @@ func TestFullServerRefusesWritesThatAdd(t *testing.T) {
 		err := store.Answers(t.Context(), s.Take, []store.Request{{Limit: limit, ClientKey: "k", Events: 10, Cost: 1, ID: "id"}})[0].Err
 		if algorithm == store.Concurrency {
 			must(t, err)
-		} else if wire.KindOf(err) != wire.KindMemory || !errors.Is(err, store.ErrNotExecuted) {
+		} else if store.KindOf(err) != store.KindMemory || !errors.Is(err, store.ErrNotExecuted) {
 			t.Errorf("take of %s: error %v, want ErrNotExecuted", algorithm, err)
 		}
 	}
@@ -153,7 +153,7 @@ func waitUntilUp(t *testing.T, s *Store) {
 
 func TestCutConnectionsCountNothingTwice(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
-		const charges = 2000
+		const charges = 600
 		server := redistest.Start(t)
 		proxy := redistest.StartProxy(t, server.Addr())
 		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain}), nil)
@@ -167,7 +167,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 			}
 		}
 		for i := range charges {
-			if i%200 == 100 {
+			if i%100 == 50 {
 				must(t, proxy.Cut())
 			}
 			s.ChargeReported([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}}, nil)
@@ -305,7 +305,7 @@ func TestWrongPasswordIsReported(t *testing.T) {
 			return nil
 		})
 		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 2*maxBundle)) {
-			if !errors.Is(st.Err, store.ErrNotExecuted) || wire.KindOf(st.Err) != wire.KindAuth {
+			if !errors.Is(st.Err, store.ErrNotExecuted) || store.KindOf(st.Err) != store.KindAuth {
 				t.Errorf("take %d with password %q: %v, want ErrNotExecuted", i, password, st.Err)
 			}
 		}
@@ -353,7 +353,7 @@ func TestClientLeavesWhileWaiting(t *testing.T) {
 
 func TestCloseDeliversQueuedCharges(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
-		const charges = 5000
+		const charges = 1000
 		server := redistest.Start(t)
 		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)

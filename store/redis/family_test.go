@@ -1,3 +1,5 @@
+//go:build check
+
 package redis
 
 import (
@@ -91,12 +93,12 @@ func TestDatabaseOfACluster(t *testing.T) {
 				if !strings.Contains(err.Error(), "cluster-databases") {
 					t.Fatal(err)
 				}
-				refusesDatabases(t, redistest.StartCluster(t, 1, 0, several[0]))
+				refusesDatabases(t, redistest.StartCluster(t, 1, 0, several[0], redistest.NodeTimeout(waitTimeout)))
 				return
 			}
 			must(t, probe.Stop())
-			usesDatabase(t, redistest.StartCluster(t, 2, 1, several...))
-			refusesDatabases(t, redistest.StartCluster(t, 1, 0, several[0]))
+			usesDatabase(t, redistest.StartCluster(t, 2, 1, append(several, redistest.NodeTimeout(waitTimeout))...))
+			refusesDatabases(t, redistest.StartCluster(t, 1, 0, several[0], redistest.NodeTimeout(waitTimeout)))
 		})
 	}
 }

@@ -378,7 +378,7 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 // on_error decides, and the log, check and status name the remedy.
 func TestServersOfTheWrongKind(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 2, 0)
+	cluster := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	node := cluster.Nodes[0].Addr()
 	hides := func(reply string) ShardOptions {
 		return ShardOptions{Primary: redistest.StartFilter(t, node, redistest.Refusing(reply, "info", "cluster")).Addr()}
@@ -400,7 +400,7 @@ func TestServersOfTheWrongKind(t *testing.T) {
 			_ = store.Answers(t.Context(), s.Take, oneOf("k"))
 			j.awaitProblem(t, shard.Servers()[0].Primary, c.remedy)
 			eventually(t, "no calls are made", func() error {
-				if err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err; !errors.Is(err, wire.ErrUnfit) || !errors.Is(err, store.ErrNotExecuted) || wire.KindOf(err) != wire.KindMisconf {
+				if err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err; !errors.Is(err, wire.ErrUnfit) || !errors.Is(err, store.ErrNotExecuted) || store.KindOf(err) != store.KindMisconf {
 					return fmt.Errorf("error is %w", err)
 				}
 				return nil
@@ -442,7 +442,7 @@ func TestServerWithoutTime(t *testing.T) {
 // it gets company.
 func TestOnlyNodeOfACluster(t *testing.T) {
 	t.Parallel()
-	node := redistest.StartCluster(t, 1, 0).Nodes[0]
+	node := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(waitTimeout)).Nodes[0]
 	shard := newShard(t, ShardOptions{Primary: node.Addr()})
 	j := keepJournal(shard)
 	s := newStore(t, shard, nil)

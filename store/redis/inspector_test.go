@@ -12,7 +12,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
@@ -123,7 +122,7 @@ func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection)
 			copies = slices.Concat(copies, found.Previous.Copies)
 		}
 		for _, c := range copies {
-			if kind := wire.KindOf(c.State.Err); kind == wire.KindTimeout || kind == wire.KindBreaker {
+			if kind := store.KindOf(c.State.Err); kind == store.KindTimeout || kind == store.KindBreaker {
 				return c.State.Err
 			}
 		}
@@ -220,7 +219,7 @@ func TestResetOfAShardThatIsAway(t *testing.T) {
 // TestResetInACluster reaches the bucket on any node.
 func TestResetInACluster(t *testing.T) {
 	t.Parallel()
-	cluster := redistest.StartCluster(t, 3, 1, redistest.NodeTimeout(waitTimeout))
+	cluster := redistest.StartCluster(t, 2, 1, redistest.NodeTimeout(waitTimeout))
 	s := newStore(t, newShard(t, ShardOptions{Cluster: cluster.Addrs()}), nil)
 	for i := range 8 {
 		client := fmt.Sprint("client-", i)

@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"go.uber.org/goleak"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
@@ -138,7 +136,7 @@ func TestDemotedServerBehindANameIsLeft(t *testing.T) {
 				refused := 0
 				for round := range 50 {
 					if err := anyError(store.Answers(t.Context(), s.Take, takes(hourly, buckets))); err != nil {
-						if wire.KindOf(err) != wire.KindReadOnly {
+						if store.KindOf(err) != store.KindReadOnly {
 							t.Fatalf("take in round %d: %v", round, err)
 						}
 						refused++
@@ -204,46 +202,6 @@ func useAllConnections(t *testing.T, s *Store, plain bool) {
 		}
 		return nil
 	})
-}
-
-// TestClosedShardLeavesNothingBehind, for every kind, used or not, up or down.
-func TestClosedShardLeavesNothingBehind(t *testing.T) {
-	single := redistest.StartShard(t, 1)
-	_, sentinels := sentinelShard(t, 1)
-	nodes := redistest.StartCluster(t, 3, 0)
-	gone := redistest.Start(t)
-	must(t, gone.Kill())
-	silent := redistest.Start(t)
-	must(t, silent.Pause())
-	t.Cleanup(func() { must(t, silent.Resume()) })
-	for name, opts := range map[string]ShardOptions{
-		"static":       {Primary: single.Primary.Addr(), Replicas: []string{single.Replicas[0].Addr()}},
-		"plain":        {Primary: single.Primary.Addr(), NoPipelining: true},
-		"sentinel":     sentinelOptions(sentinels),
-		"cluster":      {Cluster: nodes.Addrs()},
-		"gone":         {Primary: gone.Addr()},
-		"silent":       {Primary: silent.Addr(), Replicas: []string{gone.Addr()}},
-		"no sentinel":  {Sentinel: &SentinelOptions{Master: masterName, Addrs: []string{gone.Addr(), silent.Addr()}}},
-		"lost cluster": {Cluster: []string{gone.Addr(), silent.Addr()}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			before := goleak.IgnoreCurrent()
-			for _, used := range []bool{false, true} {
-				shard := NewShard(opts)
-				s := New(Options{Members: []Member{{Name: "a", Shard: shard}}, CheckTimeout: 300 * time.Millisecond, ChargeTimeout: 300 * time.Millisecond})
-				ctx, cancel := context.WithTimeout(t.Context(), time.Second)
-				if used {
-					s.Warm(ctx)
-					store.Answers(t.Context(), s.Check, oneOf("k"))
-					s.ChargeReported(oneOf("k"), nil)
-				}
-				shard.Close(ctx)
-				cancel()
-			}
-			// go-redis checks once a second whether it may still dial.
-			eventually(t, "no goroutine is left", func() error { return goleak.Find(before) })
-		})
-	}
 }
 
 // TestRefundsThatWaitAreBounded, as charges are: beyond the bound they are given up at once, and

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
@@ -20,7 +21,7 @@ func TestLogsOfAnyCost(t *testing.T) {
 	limit := &store.Limit{Zone: "long", Algorithm: store.SlidingLog, Window: time.Minute}
 	rng := rand.New(rand.NewPCG(1, 2))
 	b := algorithm.New(limit)
-	for i := range 3_000 {
+	for i := range sweep.Size(750, 3_000) {
 		op := []algorithm.Operation{algorithm.Charge, algorithm.Charge, algorithm.Take, algorithm.Check}[rng.IntN(4)]
 		r := store.Request{Limit: limit, ClientKey: "k", ID: fmt.Sprint(i), Events: 1 + rng.Int64N(store.MaxMembers), Cost: rng.Int64N(20)}
 		if rng.IntN(50) == 0 {
@@ -35,7 +36,7 @@ func TestLogsOfAnyCost(t *testing.T) {
 		if got != want {
 			t.Fatalf("%s %d, %+v:\n got %+v\nwant %+v", op, i, r, got, want)
 		}
-		switch rng.IntN(1000) {
+		switch rng.IntN(250) {
 		case 0:
 			clock.Advance(59 * time.Second)
 		default:

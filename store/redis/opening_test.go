@@ -8,7 +8,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // openings is a store that opens windows without scripts once it has heard the primary's time.
@@ -129,7 +128,7 @@ func TestOpeningLeavesForeignDataAsItIs(t *testing.T) {
 				}
 				before = client.Dump(t.Context(), key).Val()
 			})
-			if wire.KindOf(got.st.Err) != wire.KindForeignData || got.scripts != 1 {
+			if store.KindOf(got.st.Err) != store.KindForeignData || got.scripts != 1 {
 				t.Errorf("%s: %+v by %d scripts", name, got.st, got.scripts)
 			}
 			if client.Dump(t.Context(), own).Val() != before {

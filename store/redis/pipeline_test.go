@@ -12,16 +12,16 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
 // TestBundlesAgreeWithAlgorithm: a bundle has the effect of single calls.
 func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 	t.Parallel()
-	const buckets, operations = 2*maxBundle + 17, 60
+	const buckets, all = 2*maxBundle + 17, 60
 	shard := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	for n, limit := range storetest.Limits {
 		limit.Zone = fmt.Sprint("bundles", n)
@@ -36,7 +36,7 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 			for i := range want {
 				want[i] = algorithm.New(&limit)
 			}
-			for step := range operations {
+			for step := range sweep.Size(15, all) {
 				now = now.Add(time.Duration(rng.Int64N(int64(limit.Window / 8))).Truncate(time.Microsecond))
 				op := []algorithm.Operation{algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Take, algorithm.Refund, algorithm.Penalize}[rng.IntN(6)]
 				reqs := make([]store.Request, buckets)
@@ -154,7 +154,7 @@ func TestSpoiltBucketSpoilsNoOtherOfItsBundle(t *testing.T) {
 		for i, st := range store.Answers(t.Context(), s.Take, takes(hourly, 8)) {
 			switch {
 			case i == 3:
-				if !errors.Is(st.Err, store.ErrNotExecuted) || wire.KindOf(st.Err) != wire.KindForeignData {
+				if !errors.Is(st.Err, store.ErrNotExecuted) || store.KindOf(st.Err) != store.KindForeignData {
 					t.Errorf("foreign bucket: %+v", st)
 				}
 			case st.Err != nil || st.Used != round+1:
@@ -176,7 +176,7 @@ func TestRefusalOfABundleConcernsEachMember(t *testing.T) {
 				if !errors.Is(st.Err, store.ErrNotExecuted) || !strings.Contains(st.Err.Error(), name) {
 					t.Errorf("take %d: %+v", i, st)
 				}
-				if name == "READONLY" && wire.KindOf(st.Err) != wire.KindReadOnly {
+				if name == "READONLY" && store.KindOf(st.Err) != store.KindReadOnly {
 					t.Errorf("take %d: no discovery after %v", i, st.Err)
 				}
 			}
@@ -200,7 +200,7 @@ func TestErrorsInABundleLeaveTheConnectionInOrder(t *testing.T) {
 	must(t, server.Client().Do(t.Context(), serverRefusals["READONLY"].refuse...).Err())
 	reqs := slices.Concat(takes(hourly, 3), takes(gcra, 3), takes(log, 3))
 	for i, st := range store.Answers(t.Context(), s.Take, reqs) {
-		if wire.KindOf(st.Err) != wire.KindReadOnly || !errors.Is(st.Err, store.ErrNotExecuted) {
+		if store.KindOf(st.Err) != store.KindReadOnly || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("take %d: %+v", i, st)
 		}
 	}

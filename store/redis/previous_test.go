@@ -76,7 +76,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 				request := func(client string) []store.Request {
 					return []store.Request{{Limit: &limit, ClientKey: client, Events: 10, Cost: 1, ID: client + fmt.Sprint(time.Now().UnixNano())}}
 				}
-				for n, client := range moving(before, after, 12) {
+				for n, client := range moving(before, after, 4) {
 					was := store.State{}
 					for range 7 {
 						was = store.Answers(t.Context(), before.Charge, request(client))[0]
@@ -103,7 +103,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 						t.Errorf("%s: reset %d, was %d", client, st.Reset, was.Reset)
 					}
 					admitted := spent
-					for range 10 {
+					for range 4 {
 						if store.Answers(t.Context(), after.Take, request(client))[0].Allowed {
 							admitted++
 						}
@@ -122,7 +122,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	r := newResharding(t)
 	before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
 	moved := 0
-	for i := range 200 {
+	for i := range 60 {
 		client := fmt.Sprint("client-", i)
 		must(t, store.Answers(t.Context(), after.Charge, oneOf(client))[0].Err)
 		if before.Owner(client) != after.Owner(client) {
@@ -133,7 +133,7 @@ func TestReshardingMigratesNoOtherBucket(t *testing.T) {
 	if int(dumps) != moved {
 		t.Errorf("%d buckets were dumped, want the %d that moved", dumps, moved)
 	}
-	for i := range 200 {
+	for i := range 60 {
 		must(t, store.Answers(t.Context(), after.Charge, oneOf(fmt.Sprint("client-", i)))[0].Err)
 	}
 	if again := calls(t, r.servers["a"], "pexpiretime") + calls(t, r.servers["b"], "pexpiretime"); again != dumps {
@@ -194,7 +194,7 @@ func TestPreviousOwnerThatIsAway(t *testing.T) {
 // TestReshardingBetweenKinds: a cluster has other keys for the same buckets.
 func TestReshardingBetweenKinds(t *testing.T) {
 	t.Parallel()
-	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+	server, c := redistest.Start(t), redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)
@@ -399,10 +399,10 @@ func TestBucketThatEndsEarlyIsNotMigratedAgain(t *testing.T) {
 // TestBucketMigratesOnce for concurrent requests.
 func TestBucketMigratesOnce(t *testing.T) {
 	bothWays(t, func(t *testing.T, plain bool) {
-		const callers, each = 64, 5
+		const callers, each = 32, 2
 		r := newReshardingOf(t, ShardOptions{NoPipelining: plain})
 		before, after := r.store(r.members[:2], nil), r.store(r.members, r.members[:2])
-		clients := moving(before, after, 20)
+		clients := moving(before, after, 10)
 		for _, client := range clients {
 			must(t, store.Answers(t.Context(), before.Charge, oneOf(client))[0].Err)
 		}
@@ -636,7 +636,7 @@ func TestResetIsNotUndone(t *testing.T) {
 // slot refuses calls of two keys.
 func TestBucketMigratesToASlotThatMoves(t *testing.T) {
 	t.Parallel()
-	server, c := redistest.Start(t), redistest.StartCluster(t, 3, 0, redistest.NodeTimeout(waitTimeout))
+	server, c := redistest.Start(t), redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	single := []Member{{Name: "single", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}
 	cluster := []Member{{Name: "cluster", Shard: newShard(t, ShardOptions{Cluster: c.Addrs()})}}
 	r := new(resharding)
@@ -705,15 +705,32 @@ func TestBucketWithoutExpiryMigrates(t *testing.T) {
 // follow on_error, later ones join the migration, or find the copy.
 func TestLongLogMigrates(t *testing.T) {
 	t.Parallel()
-	const members = 40_000
 	r := newResharding(t)
+	for n := range maxTries {
+		dumps, took := migrateLongLog(t, r, fmt.Sprint("k", n))
+		if dumps == 1 {
+			return
+		}
+		// A server that is slower than the patience of a migration is asked again.
+		if took < wire.ReplyTimeout {
+			t.Fatalf("it was dumped %d times within %v", dumps, took)
+		}
+	}
+	t.Fatalf("%d migrations took longer than %v", maxTries, wire.ReplyTimeout)
+}
+
+// migrateLongLog makes a long log migrate from shard a to shard c, and returns how often it was
+// dumped, and how long that took.
+func migrateLongLog(t *testing.T, r *resharding, client string) (dumps int64, took time.Duration) {
+	t.Helper()
+	const members = 10_000
 	before, after := r.store(r.members[:1], nil), r.store(r.members[2:], r.members[:1])
 	after.opts.CheckTimeout = time.Millisecond
 	limit := &store.Limit{Zone: "long", Algorithm: store.SlidingLog, Window: endless}
 	previous, owner := r.servers["a"].Client(), r.servers["c"].Client()
-	req := store.Request{Limit: limit, ClientKey: "k", Events: members, Cost: 1, ID: "first"}
+	req := store.Request{Limit: limit, ClientKey: client, Events: members, Cost: 1, ID: "first"}
 	must(t, store.Answers(t.Context(), before.Charge, []store.Request{req})[0].Err)
-	key, now := before.asker.Keys.Key(limit, "k"), time.Now().UnixMicro()
+	key, now := before.asker.Keys.Key(limit, client), time.Now().UnixMicro()
 	for n := 1; n < members; n += 1000 {
 		var some []goredis.Z
 		for i := n; i < min(n+1000, members); i++ {
@@ -722,6 +739,7 @@ func TestLongLogMigrates(t *testing.T) {
 		must(t, previous.ZAdd(t.Context(), key, some...).Err())
 	}
 	req.ID = "later"
+	dumped, began := calls(t, r.servers["a"], "pexpiretime"), time.Now()
 	eventually(t, "the log is at its new owner", func() error {
 		if st := store.Answers(t.Context(), after.Peek, []store.Request{req})[0]; st.Err != nil {
 			return st.Err
@@ -734,7 +752,6 @@ func TestLongLogMigrates(t *testing.T) {
 		}
 		return nil
 	})
-	if n := calls(t, r.servers["a"], "pexpiretime"); n != 1 {
-		t.Errorf("it was dumped %d times", n)
-	}
+	took = time.Since(began)
+	return calls(t, r.servers["a"], "pexpiretime") - dumped, took
 }

@@ -17,7 +17,7 @@ import (
 // TestRecords by the contract, with the server's clock.
 func TestRecords(t *testing.T) {
 	server, other := redistest.Start(t), redistest.Start(t)
-	cluster := redistest.StartCluster(t, 3, 0)
+	cluster := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(waitTimeout))
 	for name, members := range map[string]func(t *testing.T) []Member{
 		"Two": func(t *testing.T) []Member {
 			return []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, ShardOptions{Primary: other.Addr()})}}

@@ -154,7 +154,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 			}
 			eventually(t, "the replica answers an inspection in time", func() error {
 				copied := after.Inspect(t.Context(), reqs[0]).Copies[1]
-				if kind := wire.KindOf(copied.State.Err); kind == wire.KindTimeout || kind == wire.KindBreaker {
+				if kind := store.KindOf(copied.State.Err); kind == store.KindTimeout || kind == store.KindBreaker {
 					return copied.State.Err
 				}
 				if copied.State.Err != nil || copied.State.Used != 3 {

@@ -29,7 +29,7 @@ func atOnce(do func(g int)) {
 // testConcurrentCharges expects that no charge is lost, and that each sees a different
 // count.
 func testConcurrentCharges(f *fixture) {
-	const charges = 100
+	const charges = 25
 	r := f.request()
 	var seen [goroutines][charges]store.State
 	atOnce(func(g int) {

@@ -5,25 +5,23 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // History holds a store to the arithmetic of package algorithm, field by field,
 // over long random histories: all operations, costs, changing limits, while the
-// clock stands still, steps, jumps and runs back, and after it was far ahead. A history that goes wrong is
-// made as short as it can be.
+// clock stands still, steps, jumps and runs back, and after it was far ahead. With the tag check a
+// history that goes wrong is made as short as it can be; else there are few of them.
 type History struct {
 	// Limit is the kind of bucket; its zone does not matter.
 	Limit store.Limit
-	// Operations is the least number of requests; zero means 5,000.
+	// Operations is the least number of requests of all histories; zero means 5,000.
 	Operations int
 }
 
-// checksOfRapid is rapid's default number of histories.
-const checksOfRapid = 100
+// allHistories is rapid's default number of histories.
+const allHistories = 100
 
 // Run makes a store go through histories.
 func (h History) Run(t *testing.T, open Open) {
@@ -31,19 +29,19 @@ func (h History) Run(t *testing.T, open Open) {
 		h.Operations = 5_000
 	}
 	f := newFixture(t, open)
-	histories, done := 0, 0
-	rapid.Check(t, func(rt *rapid.T) {
-		histories++
-		m := h.newModel(f, rt, histories)
+	each, number, done := h.Operations/allHistories, 0, 0
+	n := histories(t, func(d draws) {
+		number++
+		m := h.newModel(f, d, number)
 		m.damage()
-		for m.done <= h.Operations/checksOfRapid {
+		for m.done <= each {
 			m.call()
 			m.passTime()
 		}
 		done += m.done
 	})
-	if !t.Failed() && done < h.Operations {
-		t.Errorf("made %d requests, want at least %d", done, h.Operations)
+	if !t.Failed() && done < n*each {
+		t.Errorf("made %d requests, want at least %d", done, n*each)
 	}
 }
 
@@ -53,7 +51,7 @@ const lifetime = 700 * time.Millisecond
 
 // model is the expected state of the store.
 type model struct {
-	*rapid.T
+	draws
 	*History
 	fixture *fixture
 	name    string
@@ -77,8 +75,8 @@ type bucketID struct {
 	client string
 }
 
-func (h *History) newModel(f *fixture, t *rapid.T, number int) *model {
-	m := &model{T: t, History: h, fixture: f, penalty: rapid.SampledFrom([]time.Duration{0, time.Hour}).Draw(t, "penalties")}
+func (h *History) newModel(f *fixture, d draws, number int) *model {
+	m := &model{draws: d, History: h, fixture: f, penalty: pick(d, "penalties", 0, time.Hour)}
 	m.restart(fmt.Sprint("history", number))
 	return m
 }
@@ -98,9 +96,9 @@ func (m *model) call() {
 	if time.Since(m.began) > lifetime {
 		m.restart(m.name + "again")
 	}
-	op := rapid.SampledFrom([]algorithm.Operation{
+	op := pick(m, "operation",
 		algorithm.Check, algorithm.Check, algorithm.Charge, algorithm.Take, algorithm.Take, algorithm.Refund, algorithm.Penalize,
-	}).Draw(m.T, "operation")
+	)
 	reqs := m.requests(op)
 	m.noteExpired()
 	states := m.ask(op, reqs)
@@ -142,7 +140,7 @@ func (m *model) ask(op algorithm.Operation, reqs []store.Request) []store.State 
 
 // requests draws requests for a few buckets.
 func (m *model) requests(op algorithm.Operation) []store.Request {
-	reqs := make([]store.Request, rapid.IntRange(1, 8).Draw(m.T, "requests"))
+	reqs := make([]store.Request, m.Draw("requests", 1, 8))
 	kept := reqs[:0]
 	for range reqs {
 		if op != algorithm.Refund {
@@ -152,7 +150,7 @@ func (m *model) requests(op algorithm.Operation) []store.Request {
 		if len(m.taken) == 0 {
 			break
 		}
-		i := rapid.IntRange(0, len(m.taken)-1).Draw(m.T, "taken")
+		i := m.Draw("taken", 0, int64(len(m.taken)-1))
 		kept = append(kept, m.taken[i])
 		m.taken = append(m.taken[:i], m.taken[i+1:]...)
 	}
@@ -160,16 +158,15 @@ func (m *model) requests(op algorithm.Operation) []store.Request {
 }
 
 func (m *model) request(op algorithm.Operation) store.Request {
-	number := func(name string, low, high int64) int64 { return rapid.Int64Range(low, high).Draw(m.T, name) }
 	r := store.Request{
-		Limit:     rapid.SampledFrom(m.limits).Draw(m.T, "limit"),
-		ClientKey: rapid.SampledFrom([]string{client, "2001:db8::/64", "\x00\xff{}"}).Draw(m.T, "client"),
+		Limit:     pick(m, "limit", m.limits...),
+		ClientKey: pick(m, "client", client, "2001:db8::/64", "\x00\xff{}"),
 		Penalty:   m.penalty,
-		Cost:      number("cost", 0, 4),
+		Cost:      m.Draw("cost", 0, 4),
 	}
 	if m.ids++; algorithm.Of(m.Limit.Algorithm).Lease {
 		// Leases are renewed.
-		r.ID = fmt.Sprintf("%08d", number("id", 0, 9))
+		r.ID = fmt.Sprintf("%08d", m.Draw("id", 0, 9))
 	} else {
 		r.ID = fmt.Sprintf("%08d", m.ids)
 	}
@@ -178,26 +175,26 @@ func (m *model) request(op algorithm.Operation) store.Request {
 		many = 2_000
 	}
 	// Few values, so that buckets are used at the same rate again.
-	r.Events = rapid.SampledFrom([]int64{1, 3, 7, 7, 20, 20, 20, 999_983 % many, many}).Draw(m.T, "events")
-	switch number("odd", 0, 19) {
+	r.Events = pick(m, "events", 1, 3, 7, 7, 20, 20, 20, 999_983%many, many)
+	switch m.Draw("odd", 0, 19) {
 	case 0:
-		r.Cost = number("any cost", 0, many)
+		r.Cost = m.Draw("any cost", 0, many)
 	case 1:
-		r.Cost = number("high cost", 0, min(2*r.Events, many))
+		r.Cost = m.Draw("high cost", 0, min(2*r.Events, many))
 	case 2:
-		r.Reserved = number("reserved", 0, min(r.Events, 30))
+		r.Reserved = m.Draw("reserved", 0, min(r.Events, 30))
 	case 3:
-		r.Burst = number("burst", 1, min(2*r.Events, many))
+		r.Burst = m.Draw("burst", 1, min(2*r.Events, many))
 	case 4, 5:
 		if op == algorithm.Check {
-			r.Ahead = number("ahead", 0, 10)
+			r.Ahead = m.Draw("ahead", 0, 10)
 		}
 	}
-	if m.penalty > 0 && number("other config", 0, 3) == 0 {
+	if m.penalty > 0 && m.Draw("other config", 0, 3) == 0 {
 		r.Penalty = time.Second
 	}
 	if op == algorithm.Penalize {
-		r.Until = m.now() + number("penalty", 1, micros(time.Hour))
+		r.Until = m.now() + m.Draw("penalty", 1, micros(time.Hour))
 	}
 	return r
 }
@@ -219,7 +216,7 @@ const far = 40 * 24 * time.Hour
 
 // damage fills the buckets, or does not, by a clock that is far ahead.
 func (m *model) damage() {
-	calls := rapid.IntRange(0, 6).Draw(m.T, "calls ahead")
+	calls := m.Draw("calls ahead", 0, 6)
 	if calls == 0 {
 		return
 	}
@@ -234,9 +231,9 @@ func (m *model) damage() {
 func (m *model) passTime() {
 	window := int64(m.Limit.Window)
 	span := func(name string, most int64) time.Duration {
-		return time.Duration(rapid.Int64Range(0, most).Draw(m.T, name))
+		return time.Duration(m.Draw(name, 0, most))
 	}
-	switch p := rapid.IntRange(0, 19).Draw(m.T, "time"); {
+	switch p := m.Draw("time", 0, 19); {
 	case p < 8: // it stands still
 	case p < 14:
 		m.fixture.clock.Advance(span("step", window/20))
@@ -274,7 +271,7 @@ func (m *model) approachEnd() {
 			nearest = e
 		}
 	}
-	before := rapid.Int64Range(0, 1).Draw(m.T, "before")
+	before := m.Draw("before", 0, 1)
 	if ahead := nearest - m.now(); nearest > 0 && ahead <= 5*micros(m.Limit.Window) {
 		m.fixture.clock.Advance(time.Duration(ahead-before) * time.Microsecond)
 	}

@@ -9,8 +9,7 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -37,11 +36,11 @@ func testDifferingLimits(f *fixture) {
 	for name, kind := range f.kinds() {
 		t.Run(name, func(t *testing.T) {
 			number := 0
-			rapid.Check(t, func(rt *rapid.T) {
+			histories(t, func(d draws) {
 				number++
 				r := kind
 				r.ClientKey = fmt.Sprint("client ", number)
-				newTraffic(t, f.store, r).history(rt)
+				newTraffic(t, f.store, r).history(d)
 			})
 			for _, admits := range []bool{false, true} {
 				r := kind
@@ -55,7 +54,7 @@ func testDifferingLimits(f *fixture) {
 // differing are the limits of one client's requests.
 var differing = []int64{3, 10, 30, 60}
 
-// testDifferingRates holds what drains to the limits of a client's requests, over an hour: for
+// testDifferingRates holds what drains to the limits of a client's requests, over an hour at most: for
 // each L, of the requests whose own limit is L or less no more pass than their burst, and L
 // in each window since. Some are refunded, a while later. What passes is most of what may.
 func testDifferingRates(f *fixture) {
@@ -67,7 +66,8 @@ func testDifferingRates(f *fixture) {
 }
 
 func (f *fixture) mixRates(t *testing.T, burst int64, share int) {
-	const seed, minutes = 20261126, 60
+	const seed = 20261126
+	minutes := int64(sweep.Size(10, 60))
 	random := rand.New(rand.NewPCG(seed, uint64(share)))
 	limit := f.limit("rates", time.Minute)
 	limit.Algorithm = store.GCRA
@@ -181,26 +181,26 @@ func (tr *traffic) admit(r store.Request) {
 	}
 }
 
-func (tr *traffic) history(t *rapid.T) {
-	admits := tr.admitter != nil && rapid.Bool().Draw(t, "charge after")
-	batch := rapid.SampledFrom([]int64{0, 0, 5, 40, store.BatchAuto}).Draw(t, "batch")
-	for range rapid.IntRange(1, 60).Draw(t, "requests") {
-		if n := len(tr.running); n > 0 && rapid.IntRange(0, 5).Draw(t, "refund") == 0 {
-			i := rapid.IntRange(0, n-1).Draw(t, "which")
+func (tr *traffic) history(d draws) {
+	admits := tr.admitter != nil && d.Draw("charge after", 0, 1) == 1
+	batch := pick(d, "batch", 0, 0, 5, 40, int64(store.BatchAuto))
+	for range d.Draw("requests", 1, 60) {
+		if n := len(tr.running); n > 0 && d.Draw("refund", 0, 5) == 0 {
+			i := d.Draw("which", 0, int64(n-1))
 			r := tr.running[i]
 			tr.running = append(tr.running[:i], tr.running[i+1:]...)
 			tr.note(&r, -r.Cost)
 			answers(tr.Context(), tr.store.Refund, []store.Request{r})
 			continue
 		}
-		r := tr.request(rapid.SampledFrom(differing).Draw(t, "events"), rapid.Int64Range(0, 4).Draw(t, "cost"), batch)
+		r := tr.request(pick(d, "events", differing...), d.Draw("cost", 0, 4), batch)
 		if admits {
 			tr.admit(r)
 		} else {
 			tr.take(r)
 		}
 		if tr.Failed() {
-			t.Fatalf("after %d requests", tr.number)
+			d.Fatalf("after %d requests", tr.number)
 		}
 	}
 }
@@ -208,7 +208,7 @@ func (tr *traffic) history(t *rapid.T) {
 // atOnce sends requests of all limits from many goroutines.
 func (tr *traffic) atOnce(admits bool) {
 	atOnce(func(g int) {
-		for i := range 20 {
+		for i := range 8 {
 			r := tr.request(differing[(g+i)%len(differing)], int64(1+i%3), []int64{0, 15}[g%2])
 			if admits && tr.admitter != nil {
 				tr.admit(r)

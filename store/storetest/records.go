@@ -122,6 +122,7 @@ func (f *records) awaitDue(most int, ids ...string) (found []store.Record) {
 			f.Fatalf("due are %+v of %q", found, ids)
 		}
 		f.clock.Advance(10 * time.Millisecond)
+		// A store whose clock is real shows what is due later.
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -143,12 +144,15 @@ func (f *records) testDue() {
 	if later, err := f.PutRecord(ctx, store.Record{ID: later.ID, Value: "put off", Version: later.Version, Left: time.Hour}); err != nil {
 		f.Fatal(later, err)
 	}
+	began := time.Now()
 	found := f.awaitDue(100, f.prefix+"now", f.prefix+"soon")
 	if values := []string{found[0].Value, found[len(found)-1].Value}; len(found) != 2 || !slices.Contains(values, f.prefix+"now") || !slices.Contains(values, f.prefix+"soon") {
 		f.Errorf("due are %+v", found)
 	}
 	again, err := f.DueRecords(ctx, 100)
-	if err != nil || slices.ContainsFunc(again, func(r store.Record) bool { return strings.HasPrefix(r.Value, f.prefix) }) {
+	// Where the machine stands still, the pause of a store whose clock is real may be over.
+	isPaused := time.Since(began) < store.RecordPause
+	if err != nil || isPaused && slices.ContainsFunc(again, func(r store.Record) bool { return strings.HasPrefix(r.Value, f.prefix) }) {
 		f.Errorf("due again are %+v, %v", again, err)
 	}
 	// Whoever was told of one deals with it where it was found.
@@ -201,7 +205,7 @@ func (f *records) testBounds() {
 
 // testWriters expects that of writers of one version one succeeds.
 func (f *records) testWriters() {
-	const steps = 10
+	const steps = 2
 	atOnce(func(g int) {
 		for n := range steps {
 			for {

@@ -241,7 +241,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.Primary, found.Primary),
 				"see that the sentinels reach each other, and watch the same servers under this name"))
 		case a.Err == nil:
-		case ok && m.Kind == wire.KindAuth && m.Hint&wire.Shut == 0:
+		case ok && m.Kind == store.KindAuth && m.Hint&wire.Shut == 0:
 			d.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.Err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
 		case ok && strings.Contains(a.Err.Error(), "No such master"):
 			d.add(addr, finding(store.SeverityError, codeUnfound, fmt.Sprintf("it watches no primary under the name %s", d.shard.Options.Sentinel.Master), "correct the name in the option sentinel"))
@@ -406,12 +406,12 @@ func (v *serverDiagnoser) connect(ctx context.Context) error {
 			return nil
 		case opts.DB != 0 && v.shard.databaseFault(err) != nil:
 			// It is examined in database 0, where the probes show a missing right.
-			if m.Kind != wire.KindAuth {
+			if m.Kind != store.KindAuth {
 				v.findFault(store.SeverityError, codeDatabase, v.shard.databaseFault(err))
 			}
 			opts.DB = 0
 			v.close()
-		case ok && m.Kind == wire.KindLoading:
+		case ok && m.Kind == store.KindLoading:
 			v.find(store.SeverityError, codeNotReady, "it is loading its data", "wait until it has loaded them")
 			return nil
 		case ok && m.Hint&wire.Shut == 0:
@@ -551,7 +551,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 			continue
 		}
 		remedy := "correct what the reply says, on the server"
-		if m, _ := wire.MeaningOf(err); m.Kind == wire.KindMemory {
+		if m, _ := wire.MeaningOf(err); m.Kind == store.KindMemory {
 			remedy = "give it more memory (maxmemory), or shorten windows"
 		}
 		v.find(store.SeverityError, codeWrites, "it refuses writes: "+err.Error(), remedy)
@@ -625,9 +625,9 @@ func (v *serverDiagnoser) judgeUnclear(needed, resets, overrides *probed) bool {
 // remedyOf returns the remedy against a reply that executes nothing.
 func remedyOf(reply error) string {
 	switch m, _ := wire.MeaningOf(reply); m.Kind {
-	case wire.KindBusy:
+	case store.KindBusy:
 		return "end the script that it runs (SCRIPT KILL), and find whose it is"
-	case wire.KindLoading:
+	case store.KindLoading:
 		return "wait until it has loaded its data"
 	default:
 		return "correct what the reply says, or give the address of a Redis server instead of a proxy's"
@@ -752,11 +752,11 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 	login := fmt.Sprintf("check %susername and %spassword, and that the user is on", prefix, prefix)
 	if m, ok := wire.MeaningOf(err); ok {
 		switch {
-		case m.Kind == wire.KindAuth && strings.HasPrefix(err.Error(), "DENIED"):
+		case m.Kind == store.KindAuth && strings.HasPrefix(err.Error(), "DENIED"):
 			return finding(store.SeverityError, codeLogin, "it takes connections from its own machine alone", "set a password there and here, or protected-mode no")
-		case m.Kind == wire.KindAuth:
+		case m.Kind == store.KindAuth:
 			return finding(store.SeverityError, codeLogin, loginRefused+": "+err.Error(), login)
-		case m.Kind == wire.KindConnection:
+		case m.Kind == store.KindConnection:
 			return finding(store.SeverityError, codeUnreachable, "it takes no more connections: "+err.Error(), "raise maxclients there, or lower pool_size")
 		}
 		return finding(store.SeverityError, codeNotReady, "it refuses calls: "+err.Error(), "correct what the reply says, on the server")

@@ -8,6 +8,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
@@ -248,7 +249,7 @@ func (s *Shard) databaseFault(err error) error {
 	}
 	f := &wire.Fault{Problem: fmt.Sprintf("database %d cannot be used: %s", s.Options.DB, err), Remedy: "correct db, or raise databases in the server's configuration"}
 	switch m, _ := wire.MeaningOf(err); {
-	case m.Kind == wire.KindAuth:
+	case m.Kind == store.KindAuth:
 		f.Remedy = "ACL SETUSER <user> +select"
 	case s.InCluster:
 		f.Remedy = "leave db out: a cluster has database 0 only, unless it is of Valkey 9 and sets cluster-databases"
@@ -262,9 +263,9 @@ var refusesDatabase = regexp.MustCompile("'select'|DB index|SELECT is not allowe
 // at another time.
 func accessFault(err error) error {
 	switch m, isReply := wire.MeaningOf(err); {
-	case m.Kind == wire.KindAuth && m.Hint&wire.Shut != 0:
+	case m.Kind == store.KindAuth && m.Hint&wire.Shut != 0:
 		return &wire.Fault{Problem: loginRefused, Remedy: "check username and password", Cause: err}
-	case m.Kind == wire.KindAuth:
+	case m.Kind == store.KindAuth:
 		return &wire.Fault{Problem: infoRefused, Remedy: "allow it (+info)", Cause: err}
 	case isReply && m.Fate != wire.Later:
 		return fmt.Errorf("%s: %w", infoRefused, err)

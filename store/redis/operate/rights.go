@@ -12,6 +12,7 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
@@ -203,13 +204,13 @@ func (p *probed) note(command string, err error) {
 	m, ok := wire.MeaningOf(err)
 	switch {
 	case !ok:
-	case m.Kind == wire.KindAuth && isAboutCommand(err):
+	case m.Kind == store.KindAuth && isAboutCommand(err):
 		p.missing = append(p.missing, command)
-	case m.Kind == wire.KindAuth:
+	case m.Kind == store.KindAuth:
 		p.isKeyDenied = true
 	case isUnknownCommand(err):
 		p.unknown = append(p.unknown, command)
-	case (m.Kind == wire.KindMemory || m.Kind == wire.KindMisconf) && !slices.ContainsFunc(p.refusals, func(other error) bool { return other.Error() == err.Error() }):
+	case (m.Kind == store.KindMemory || m.Kind == store.KindMisconf) && !slices.ContainsFunc(p.refusals, func(other error) bool { return other.Error() == err.Error() }):
 		p.refusals = append(p.refusals, err)
 	case isUnclear(m, err):
 		if p.unclear = append(p.unclear, command); p.unclearReply == nil {
@@ -224,7 +225,7 @@ func isUnclear(m wire.Meaning, err error) bool {
 	switch {
 	case errors.Is(err, goredis.Nil):
 		return false
-	case m.Kind == wire.KindBusy, m.Kind == wire.KindLoading, m.Kind == wire.KindConnection:
+	case m.Kind == store.KindBusy, m.Kind == store.KindLoading, m.Kind == store.KindConnection:
 		return true
 	default:
 		return m.Fate == wire.Uncertain && !executed.MatchString(err.Error())

@@ -66,7 +66,7 @@ func TestMostPatientStoreDecidesAboutDialling(t *testing.T) {
 // wait for a connection to a node whose packets are dropped.
 func TestUnreachableNodeLeavesTimeForOthers(t *testing.T) {
 	t.Parallel()
-	c := redistest.StartCluster(t, 1, 0)
+	c := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(redistest.WaitTimeout))
 	const silent = "localhost:1"
 	s := newShard(t, Options{
 		Cluster: append([]string{silent}, c.Addrs()...),

@@ -314,10 +314,11 @@ func (c *Command) Number() int64 { return c.Cmder.(*goredis.IntCmd).Val() }
 
 // Texts is the reply to a read, or to the one that follows a write, or its error.
 func (c *Command) Texts() ([]string, error) {
-	if c.write != nil {
-		return c.follow.Result()
+	reply := c.follow
+	if c.write == nil {
+		reply = c.Cmder.(*goredis.StringSliceCmd)
 	}
-	return c.Cmder.(*goredis.StringSliceCmd).Result()
+	return reply.Val(), classified(reply.Err())
 }
 
 // Unpack appends packed doubles that are integers.

@@ -1,10 +1,8 @@
 package wire
 
 import (
-	"context"
 	"errors"
 	"fmt"
-	"io"
 	"net"
 	"strings"
 
@@ -15,44 +13,27 @@ import (
 
 // ErrTimeout is the error, possibly wrapped, of a call without an answer before its
 // deadline.
-var ErrTimeout = errors.New("no answer in time")
+var ErrTimeout = store.WithKind(store.KindTimeout, errors.New("no answer in time"))
 
 // ErrShardDown is the error, possibly wrapped, of a call that was not made because
 // the previous calls failed.
-var ErrShardDown = errors.New("server is left out after repeated failures")
+var ErrShardDown = store.WithKind(store.KindBreaker, errors.New("server is left out after repeated failures"))
 
 // ErrUnfit is the error, possibly wrapped, of a call that was not made because the server answers, and
 // is of a kind that cannot keep buckets.
-var ErrUnfit = errors.New("server cannot keep buckets")
+var ErrUnfit = store.WithKind(store.KindMisconf, errors.New("server cannot keep buckets"))
 
 // Errors, possibly wrapped, of calls that were not made or had no reply.
 var (
 	// ErrOverload: the queue is full.
-	ErrOverload = errors.New("too many calls are waiting")
+	ErrOverload = store.WithKind(store.KindOverload, errors.New("too many calls are waiting"))
 	// ErrClosed: the shard is closed.
-	ErrClosed  = errors.New("connections are closed")
-	errNoReply = errors.New("connection gave no reply")
+	ErrClosed  = store.WithKind(store.KindConnection, errors.New("connections are closed"))
+	errNoReply = store.WithKind(store.KindConnection, errors.New("connection gave no reply"))
 	// ErrNoServers is the error of calls while no primary is known.
-	ErrNoServers = errors.New("no primary is known")
+	ErrNoServers = store.WithKind(store.KindUnfound, errors.New("no primary is known"))
 	// ErrReply is the error of a reply, or a key, with other content than a bucket's.
-	ErrReply = errors.New("this is not a bucket of ours")
-)
-
-// The kinds of errors, as labels of a metric.
-const (
-	KindTimeout     = "timeout"
-	KindConnection  = "connection"
-	KindBreaker     = "breaker"
-	KindOverload    = "overload"
-	KindLoading     = "loading"
-	KindBusy        = "busy"
-	KindReadOnly    = "readonly"
-	KindMemory      = "memory"
-	KindMisconf     = "misconf"
-	KindAuth        = "auth"
-	KindForeignData = "foreign_data"
-	KindUnfound     = "unfound"
-	KindOther       = "other"
+	ErrReply = store.WithKind(store.KindForeignData, errors.New("this is not a bucket of ours"))
 )
 
 // Fate is what an error reply says of its command.
@@ -99,7 +80,7 @@ const (
 
 // Meaning is what an error reply says: its kind in metrics, and of command and server.
 type Meaning struct {
-	Kind string
+	Kind store.ErrorKind
 	Fate Fate
 	Hint Hint
 }
@@ -111,46 +92,46 @@ var replies = []struct {
 	Meaning
 }{
 	// The server, or its successor, will be ready later.
-	{"READONLY", Meaning{KindReadOnly, Later, elsewhere | demoted}},
-	{"MASTERDOWN", Meaning{KindUnfound, Later, elsewhere | demoted | unfit}},
-	{"LOADING", Meaning{KindLoading, Later, unfit}},
+	{"READONLY", Meaning{store.KindReadOnly, Later, elsewhere | demoted}},
+	{"MASTERDOWN", Meaning{store.KindUnfound, Later, elsewhere | demoted | unfit}},
+	{"LOADING", Meaning{store.KindLoading, Later, unfit}},
 	// The cluster elects, or moves a slot.
-	{"CLUSTERDOWN", Meaning{KindUnfound, Later, elsewhere}},
-	{"MOVED ", Meaning{KindOther, Later, 0}},
-	{"ASK ", Meaning{KindOther, Later, 0}},
-	{"TRYAGAIN", Meaning{KindOther, Later, OneKey}},
+	{"CLUSTERDOWN", Meaning{store.KindUnfound, Later, elsewhere}},
+	{"MOVED ", Meaning{store.KindOther, Later, 0}},
+	{"ASK ", Meaning{store.KindOther, Later, 0}},
+	{"TRYAGAIN", Meaning{store.KindOther, Later, OneKey}},
 	// The server refuses writes for now.
-	{"OOM", Meaning{KindMemory, Later, 0}},
-	{"MISCONF", Meaning{KindMisconf, Later, 0}},
-	{"NOREPLICAS", Meaning{KindMisconf, Later, 0}},
+	{"OOM", Meaning{store.KindMemory, Later, 0}},
+	{"MISCONF", Meaning{store.KindMisconf, Later, 0}},
+	{"NOREPLICAS", Meaning{store.KindMisconf, Later, 0}},
 	// A script takes long.
-	{"BUSY ", Meaning{KindBusy, Later, 0}},
+	{"BUSY ", Meaning{store.KindBusy, Later, 0}},
 	// The next try loads the script, or has one key in each call.
-	{"NOSCRIPT", Meaning{KindOther, Later, scriptless}},
-	{"CROSSSLOT", Meaning{KindOther, Later, splitting}},
+	{"NOSCRIPT", Meaning{store.KindOther, Later, scriptless}},
+	{"CROSSSLOT", Meaning{store.KindOther, Later, splitting}},
 	// The server accepts no client, or not this password, which operators change at
 	// run time.
-	{"max number of clients", Meaning{KindConnection, Later, Shut}},
-	{"NOAUTH", Meaning{KindAuth, Later, unfit | Shut | login}},
-	{"WRONGPASS", Meaning{KindAuth, Later, unfit | Shut | login}},
-	{"unauthenticated", Meaning{KindAuth, Later, unfit | Shut | login}},
-	{"DENIED", Meaning{KindAuth, Later, unfit | Shut}},
+	{"max number of clients", Meaning{store.KindConnection, Later, Shut}},
+	{"NOAUTH", Meaning{store.KindAuth, Later, unfit | Shut | login}},
+	{"WRONGPASS", Meaning{store.KindAuth, Later, unfit | Shut | login}},
+	{"unauthenticated", Meaning{store.KindAuth, Later, unfit | Shut | login}},
+	{"DENIED", Meaning{store.KindAuth, Later, unfit | Shut}},
 	// The user lacks a right. In scripts the words depend on the version of Redis.
-	{"NOPERM the user may not run", Meaning{KindAuth, Final, 0}},
-	{"NOPERM this user has no permissions to access one of the keys", Meaning{KindAuth, Final, 0}},
-	{"NOPERM No permissions to access a key", Meaning{KindAuth, Final, 0}},
-	{"NOPERM", Meaning{KindAuth, Final, Lacking}},
-	{"The user executing the script", Meaning{KindAuth, Final, 0}},
-	{"ACL failure in script", Meaning{KindAuth, Final, 0}},
+	{"NOPERM the user may not run", Meaning{store.KindAuth, Final, 0}},
+	{"NOPERM this user has no permissions to access one of the keys", Meaning{store.KindAuth, Final, 0}},
+	{"NOPERM No permissions to access a key", Meaning{store.KindAuth, Final, 0}},
+	{"NOPERM", Meaning{store.KindAuth, Final, Lacking}},
+	{"The user executing the script", Meaning{store.KindAuth, Final, 0}},
+	{"ACL failure in script", Meaning{store.KindAuth, Final, 0}},
 	// The key does not hold a bucket.
-	{"WRONGTYPE", Meaning{KindForeignData, Final, 0}},
-	{"hash value is not an integer", Meaning{KindForeignData, Final, Uncountable}},
-	{"increment or decrement would overflow", Meaning{KindForeignData, Final, Uncountable}},
+	{"WRONGTYPE", Meaning{store.KindForeignData, Final, 0}},
+	{"hash value is not an integer", Meaning{store.KindForeignData, Final, Uncountable}},
+	{"increment or decrement would overflow", Meaning{store.KindForeignData, Final, Uncountable}},
 	// The server, or a proxy, lacks the command.
-	{"unknown command", Meaning{KindOther, Final, Lacking}},
-	{"unsupported command '", Meaning{KindOther, Final, Lacking}},
-	{"Unknown Redis command", Meaning{KindOther, Final, LackingInside}},
-	{"Unknown command called from script", Meaning{KindOther, Final, LackingInside}},
+	{"unknown command", Meaning{store.KindOther, Final, Lacking}},
+	{"unsupported command '", Meaning{store.KindOther, Final, Lacking}},
+	{"Unknown Redis command", Meaning{store.KindOther, Final, LackingInside}},
+	{"Unknown command called from script", Meaning{store.KindOther, Final, LackingInside}},
 }
 
 // The first words of a script's error before, or after, its first write.
@@ -170,7 +151,7 @@ func MeaningOf(err error) (m Meaning, ok bool) {
 	}
 	text, partial := strings.CutPrefix(e.Error(), wordPartial)
 	text, refused := strings.CutPrefix(text, wordRefused)
-	m = Meaning{Kind: KindOther}
+	m = Meaning{Kind: store.KindOther}
 	if refused {
 		// The script failed on the content of the key.
 		m.Fate = Final
@@ -200,37 +181,15 @@ func Says(err error, h Hint) bool {
 	return ok && m.Hint&h != 0
 }
 
-// KindOf returns the kind of an error of a store.
-func KindOf(err error) string {
-	// These may wrap a server's reply.
-	switch {
-	case errors.Is(err, ErrShardDown):
-		return KindBreaker
-	case errors.Is(err, ErrUnfit):
-		return KindMisconf
-	case errors.Is(err, ErrOverload):
-		return KindOverload
-	case errors.Is(err, ErrNoServers):
-		return KindUnfound
-	case errors.Is(err, ErrReply):
-		return KindForeignData
+// classified gives an error of go-redis the kind that only this package knows.
+func classified(err error) error {
+	switch m, isReply := MeaningOf(err); {
+	case isReply:
+		return store.WithKind(m.Kind, err)
+	case errors.Is(err, goredis.ErrClosed):
+		return store.WithKind(store.KindConnection, err)
 	}
-	if m, ok := MeaningOf(err); ok {
-		return m.Kind
-	}
-	var netErr net.Error
-	isNetErr := errors.As(err, &netErr)
-	switch {
-	case IsDialError(err):
-		return KindConnection
-	case errors.Is(err, ErrTimeout), errors.Is(err, context.DeadlineExceeded), isNetErr && netErr.Timeout():
-		return KindTimeout
-	case isNetErr, errors.Is(err, ErrClosed), errors.Is(err, errNoReply), errors.Is(err, io.EOF),
-		errors.Is(err, net.ErrClosed), errors.Is(err, goredis.ErrClosed):
-		return KindConnection
-	default:
-		return KindOther
-	}
+	return err
 }
 
 // IsDialError reports whether err is the failure of a connection attempt.

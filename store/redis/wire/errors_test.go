@@ -22,32 +22,48 @@ func (r reply) Error() string { return string(r) }
 // RedisError implements [redis.Error].
 func (reply) RedisError() {}
 
-func TestKindOf(t *testing.T) {
+// TestKindsOfOutcomes: an error of a command has its kind when it leaves the package.
+func TestKindsOfOutcomes(t *testing.T) {
 	var _ redis.Error = reply("")
-	for want, errs := range map[string][]error{
-		KindTimeout:     {ErrTimeout, context.DeadlineExceeded, os.ErrDeadlineExceeded, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}},
-		KindConnection:  {io.EOF, net.ErrClosed, redis.ErrClosed, errNoReply, ErrClosed, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "write", Err: errors.New("broken pipe")}, reply("ERR max number of clients reached")},
-		KindBreaker:     {ErrShardDown},
-		KindOverload:    {ErrOverload},
-		KindLoading:     {reply("LOADING Redis is loading the dataset in memory")},
-		KindReadOnly:    {reply("READONLY You can't write against a read only replica.")},
-		KindMemory:      {reply("OOM command not allowed when used memory > 'maxmemory'.")},
-		KindMisconf:     {reply("MISCONF Redis is configured to save RDB snapshots"), reply("REFUSED NOREPLICAS Not enough good replicas to write.")},
-		KindAuth:        {reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"), reply("NOPERM User limiter has no permissions to run the 'del' command"), reply("PARTIAL ERR The user executing the script can't run this command or subcommand"), reply("DENIED Redis is running in protected mode"), reply("REFUSED user_script:145: NOPERM the user may not run pexpire")},
-		KindBusy:        {reply("BUSY Redis is busy running a script.")},
-		KindForeignData: {ErrReply, reply("WRONGTYPE the key holds something else than a fixed window")},
-		KindUnfound:     {ErrNoServers, reply("CLUSTERDOWN Hash slot not served"), reply("MASTERDOWN Link with MASTER is down")},
-		KindOther:       {nil, errors.New("anything"), context.Canceled, reply("ERR unknown command")},
+	for want, errs := range map[store.ErrorKind][]error{
+		store.KindTimeout:     {ErrTimeout, context.DeadlineExceeded, os.ErrDeadlineExceeded, &net.OpError{Op: "read", Err: os.ErrDeadlineExceeded}},
+		store.KindConnection:  {io.EOF, net.ErrClosed, redis.ErrClosed, nil, ErrClosed, &net.OpError{Op: "dial", Err: os.ErrDeadlineExceeded}, &net.OpError{Op: "write", Err: errors.New("broken pipe")}, reply("ERR max number of clients reached")},
+		store.KindBreaker:     {ErrShardDown},
+		store.KindOverload:    {ErrOverload},
+		store.KindLoading:     {reply("LOADING Redis is loading the dataset in memory")},
+		store.KindReadOnly:    {reply("READONLY You can't write against a read only replica.")},
+		store.KindMemory:      {reply("OOM command not allowed when used memory > 'maxmemory'.")},
+		store.KindMisconf:     {reply("MISCONF Redis is configured to save RDB snapshots"), reply("REFUSED NOREPLICAS Not enough good replicas to write.")},
+		store.KindAuth:        {reply("NOAUTH Authentication required."), reply("WRONGPASS invalid username-password pair"), reply("NOPERM User limiter has no permissions to run the 'del' command"), reply("PARTIAL ERR The user executing the script can't run this command or subcommand"), reply("DENIED Redis is running in protected mode"), reply("REFUSED user_script:145: NOPERM the user may not run pexpire")},
+		store.KindBusy:        {reply("BUSY Redis is busy running a script.")},
+		store.KindForeignData: {ErrReply, reply("WRONGTYPE the key holds something else than a fixed window")},
+		store.KindUnfound:     {ErrNoServers, reply("CLUSTERDOWN Hash slot not served"), reply("MASTERDOWN Link with MASTER is down")},
+		store.KindOther:       {errors.New("anything"), context.Canceled, reply("ERR unknown command")},
 	} {
 		for _, err := range errs {
-			wrapped := fmt.Errorf("redis 127.0.0.1:6379: %w: %w", store.ErrNotExecuted, err)
-			for _, err := range []error{err, wrapped} {
-				if got := KindOf(err); got != want {
-					t.Errorf("%v is %s, want %s", err, got, want)
-				}
+			if got := store.KindOf(outcomeOf(err)); got != want {
+				t.Errorf("%v is %s, want %s", err, got, want)
 			}
 		}
 	}
+	// A server may be unfit by what it replied.
+	if got := store.KindOf(fmt.Errorf("redis a: %w: %w", ErrUnfit, classified(reply("LOADING")))); got != store.KindMisconf {
+		t.Errorf("an unfit server is %s", got)
+	}
+}
+
+// outcomeOf returns the outcome of a command that writes and was sent; nil is no reply at all.
+func outcomeOf(err error) error {
+	sent := new(ScriptCall)
+	sent.Begin(NewScript("", ""), "charge", false, "k")
+	sent.Ready()
+	sent.single()
+	sent.Args()
+	if err != nil {
+		sent.SetErr(err)
+	}
+	sent.SetOutcome(err)
+	return sent.Outcome
 }
 
 var errLater = errors.New("not executed, and may run later")

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // EventKind is the kind of an Event.
@@ -48,9 +49,9 @@ type Purpose string
 // The purposes of calls.
 const (
 	// PurposeChecks is for checks and takes.
-	PurposeChecks Purpose = "checks"
+	PurposeChecks Purpose = store.PurposeChecks
 	// PurposeCharges is for charges, refunds and penalties.
-	PurposeCharges Purpose = "charges"
+	PurposeCharges Purpose = store.PurposeCharges
 )
 
 // Event is a change that an operator wants to know of.

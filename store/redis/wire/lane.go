@@ -232,7 +232,7 @@ func (l *Lane) LearnExpiry(ctx context.Context) {
 	for _, words := range [][]any{{wordPExpire, *key, 1, "nx"}, {wordHLen, *key}, {wordHDel, *key, "r"}, {wordPersist, *key}} {
 		err := l.contain(func(client *goredis.Client) error { return client.Do(ctx, words...).Err() })
 		// Rights to the command are judged before those to the key, and before the key's slot.
-		if m, isReply := MeaningOf(err); err != nil && (!isReply || (m.Kind != KindAuth || m.Hint != 0) && !strings.HasPrefix(err.Error(), "MOVED ")) {
+		if m, isReply := MeaningOf(err); err != nil && (!isReply || (m.Kind != store.KindAuth || m.Hint != 0) && !strings.HasPrefix(err.Error(), "MOVED ")) {
 			return
 		}
 	}
@@ -313,7 +313,7 @@ func (l *Lane) warm(ctx context.Context, scripts []*Script) {
 			return err
 		})
 		// A proxy may close the connection on a word that it does not know. A late server is none.
-		if l.NoteHidden(err); !isCut(err) || KindOf(err) == KindTimeout || ctx.Err() != nil {
+		if l.NoteHidden(err); !isCut(err) || store.KindOf(err) == store.KindTimeout || ctx.Err() != nil {
 			return
 		}
 	}
@@ -323,7 +323,7 @@ func (l *Lane) warm(ctx context.Context, scripts []*Script) {
 // NoteHidden notes the error of loading scripts, or of INFO: where these are unknown, a proxy may spread
 // the keys of a call over servers, and send it to one of them.
 func (l *Lane) NoteHidden(err error) {
-	if m, _ := MeaningOf(err); m.Hint&Lacking != 0 && m.Kind != KindAuth {
+	if m, _ := MeaningOf(err); m.Hint&Lacking != 0 && m.Kind != store.KindAuth {
 		l.splits.Store(true)
 	}
 }

@@ -409,6 +409,7 @@ func (c *Command) SetOutcome(execErr error) {
 			err = errNoReply
 		}
 	}
+	err = classified(err)
 	m, isReply := MeaningOf(err)
 	switch {
 	case !c.sent, IsDialError(err):
@@ -518,7 +519,7 @@ func (l *Lane) undoForeign(cmds []*Command) {
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		for _, c := range undone {
-			c.Outcome = NotExecuted(fmt.Errorf("redis %s: undo what an opening did to another program's data: %w", l.Addr, err))
+			c.Outcome = NotExecuted(fmt.Errorf("redis %s: undo what an opening did to another program's data: %w", l.Addr, classified(err)))
 		}
 	}
 }
@@ -586,7 +587,7 @@ func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 		}
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
-		return fmt.Errorf("redis %s: load scripts: %w", l.Addr, err)
+		return fmt.Errorf("redis %s: load scripts: %w", l.Addr, classified(err))
 	}
 	return nil
 }
