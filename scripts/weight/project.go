@@ -30,7 +30,7 @@ const (
 var supporting = []string{
 	"e2e", "scripts", "internal/caddyproc", "internal/caddytest", "internal/loadgen", "internal/process",
 	"internal/redistest", "internal/simredis", "internal/simstore", "internal/simulation",
-	"internal/storetest", "internal/sweep", "store/storetest",
+	"internal/storetest", "internal/sweep",
 }
 
 // project is what the document shows.
