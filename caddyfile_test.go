@@ -1,16 +1,12 @@
 package shardlimit_test
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -128,17 +124,4 @@ func setPlaceholders(t *testing.T, config []byte) {
 	for i, match := range envNames.FindAllSubmatch(config, -1) {
 		t.Setenv(string(match[1]), fmt.Sprintf("10.0.0.%d", i+1))
 	}
-}
-
-// adapt returns the JSON that a Caddyfile adapts to.
-func adapt(caddyfile string) ([]byte, error) {
-	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
-	if err != nil {
-		return nil, err
-	}
-	var indented bytes.Buffer
-	if err := json.Indent(&indented, config, "", "\t"); err != nil {
-		return nil, err
-	}
-	return append(indented.Bytes(), '\n'), nil
 }

@@ -588,7 +588,6 @@ func TestConfigOfTLSFiles(t *testing.T) {
 	}
 }
 
-// TestConfigErrorsQuoteNoSecret, not even part of one that has a brace.
 // TestConfigErrorsNameFields checks that a value of a wrong type, or a field with a wrong name, is found by its path.
 func TestConfigErrorsNameFields(t *testing.T) {
 	zone := func(fields string) []byte {
@@ -614,6 +613,7 @@ func TestConfigErrorsNameFields(t *testing.T) {
 	}
 }
 
+// TestConfigErrorsQuoteNoSecret, not even part of one that has a brace.
 func TestConfigErrorsQuoteNoSecret(t *testing.T) {
 	for _, secret := range []string{`mark{er}`, `{mark}er`, `mark{file.a{er}`, `{env.SHARDLIMIT_TEST_UNSET}marker`, `{{mark}}{er}`} {
 		for _, field := range []string{"username", "password", "sentinel_password", "key_secret"} {

@@ -1,124 +1,80 @@
 package shardlimit
 
 import (
-	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"runtime"
 	"strings"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
-	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/admin"
-	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
-	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/stores"
-	"github.com/shardlimit/caddy-shardlimit/redisstore"
-	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
-func TestNearest(t *testing.T) {
-	zone := option.Names(new(Zone).options(httpcaddyfile.Helper{}))
-	redis := option.Names(redisstore.Rows())
-	for _, test := range []struct {
-		word  string
-		known []string
-		want  string
-	}{
-		// Slips.
-		{"evnets", zone, "events"},
-		{"event", zone, "events"},
-		{"windw", zone, "window"},
-		{"windows", zone, "window"},
-		{"ley", zone, "key"},
-		{"kye", zone, "key"},
-		{"costs", zone, "cost"},
-		{"max_wiat", zone, "max_wait"},
-		{"max_wait_que", zone, "max_wait"},
-		{"ipv5_prefix", zone, "ipv4_prefix"},
-		{"check_timout", redis, "check_timeout"},
-		{"pasword", redis, "password"},
-		// Other forms.
-		{"countStatus", zone, "count_status"},
-		{"count-status", zone, "count_status"},
-		{"EVENTS", zone, "events"},
-		// Beginnings, and what has more at its end.
-		{"algo", zone, "algorithm"},
-		{"ipv6", zone, "ipv6_prefix"},
-		{"on", zone, "on_error"},
-		{"window_size", zone, "window"},
-		{"max", zone, "max_wait"},
-		{"ipv", zone, ""},
-		// Parts.
-		{"max_events", zone, "events"},
-		{"redis_password", redis, "password"},
-		// Other words.
-		{"limit", zone, ""},
-		{"rate", zone, ""},
-		{"", zone, ""},
-		{"k", zone, ""},
-		{"x", nil, ""},
-	} {
-		if got := option.Nearest(test.word, test.known); got != test.want {
-			t.Errorf("nearest to %q is %q, want %q", test.word, got, test.want)
-		}
-	}
+// provisioned returns a handler with one zone on the memory store, as Caddy runs it.
+func provisioned(tb testing.TB, events Amount) *Handler {
+	tb.Helper()
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: tb.Context()})
+	tb.Cleanup(cancel)
+	h := &Handler{Limits: Limits{Zones: []*Zone{{Name: "api", Key: Texts{"{http.request.header.X-Api-Key}"}, Events: events, Window: caddy.Duration(time.Hour)}}}}
+	app := new(App)
+	redistest.Must(tb, app.Provision(ctx))
+	zone, err := h.Zones[0].provision(ctx)
+	redistest.Must(tb, err)
+	h.limiter = limiter.New(limiter.Config{
+		Zones: []*limiter.Zone{zone}, Store: app.handles[defaultStore], Headers: limiter.HeadersGitHub, LogRefusals: limiter.LogFirst,
+		Logger: ctx.Logger(), Now: time.Now,
+	})
+	return h
 }
 
-// TestNearestIsItself checks that a known word is the nearest to itself.
-func TestNearestIsItself(t *testing.T) {
-	blocks := [][]option.Row{new(Handler).options(nil), new(Zone).options(httpcaddyfile.Helper{}), redisstore.Rows()}
-	for _, row := range redisstore.Rows() {
-		blocks = append(blocks, row.Block)
-	}
-	for _, block := range blocks {
-		known := option.Names(block)
-		for _, word := range known {
-			if got := option.Nearest(word, known); got != word {
-				t.Errorf("nearest to %s is %s", word, got)
-			}
-		}
-	}
+// requestOf returns a request of a client.
+func requestOf(client string) *http.Request {
+	r := httptest.NewRequest(http.MethodGet, "/", nil)
+	r.Header.Set("X-Api-Key", client)
+	return r
 }
 
-func TestSlips(t *testing.T) {
-	for _, test := range []struct {
-		a, b string
-		want int
-	}{
-		{"", "", 0},
-		{"", "abc", 3},
-		{"abc", "", 3},
-		{"abc", "abc", 0},
-		{"abc", "acb", 1},
-		{"abcd", "badc", 2},
-		{"kitten", "sitting", 3},
-		{"events", "evnets", 1},
-	} {
-		if got := option.Slips(test.a, test.b); got != test.want {
-			t.Errorf("from %q to %q are %d slips, want %d", test.a, test.b, got, test.want)
-		}
-		if back := option.Slips(test.b, test.a); back != test.want {
-			t.Errorf("from %q to %q are %d slips, want %d", test.b, test.a, back, test.want)
-		}
-	}
+// prepared returns a request as Caddy's server hands it to its handlers, and its response.
+func prepared(r *http.Request) (http.ResponseWriter, *http.Request) {
+	w := httptest.NewRecorder()
+	w.Header()["Server"] = server
+	return w, caddyhttp.PrepareRequest(r, caddy.NewReplacer(), w, nil)
 }
 
-func TestDidYouMean(t *testing.T) {
-	known := []string{"events", "window"}
-	if got := option.DidYouMean("evnts", known); got != ", did you mean events?" {
-		t.Errorf("it says %q", got)
-	}
-	if got := option.DidYouMean("limit", known); got != "" {
-		t.Errorf("it says %q", got)
+// server is the header that Caddy's server sets before its handlers run.
+var server = []string{"Caddy"}
+
+// served answers what the limiter lets through.
+var served = caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
+	w.WriteHeader(http.StatusOK)
+	return nil
+})
+
+// TestHandler admits what fits for each client, with the headers that say so, and refuses the rest with the
+// error that Caddy answers.
+func TestHandler(t *testing.T) {
+	h := provisioned(t, "2")
+	for _, x := range []struct {
+		client, left string
+		status       int
+	}{{"alice", "1", 200}, {"alice", "0", 200}, {"alice", "0", 429}, {"bob", "1", 200}, {"alice", "0", 429}} {
+		w, r := prepared(requestOf(x.client))
+		status := http.StatusOK
+		var answer caddyhttp.HandlerError
+		if err := h.ServeHTTP(w, r, served); errors.As(err, &answer) {
+			status = answer.StatusCode
+		} else {
+			redistest.Must(t, err)
+		}
+		if left := w.Header().Get("X-RateLimit-Remaining"); status != x.status || left != x.left || (w.Header().Get("Retry-After") != "") != (status == 429) {
+			t.Errorf("%s: status %d, %s left, headers %v; want status %d, %s left", x.client, status, left, w.Header(), x.status, x.left)
+		}
 	}
 }
 
@@ -126,41 +82,18 @@ func TestDidYouMean(t *testing.T) {
 // separately Caddy's preparation of the request. own-allocs/op counts the allocations of this
 // module's code, and own-B/op their bytes.
 func BenchmarkHandler(b *testing.B) {
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: b.Context()})
-	defer cancel()
-	h := &Handler{Limits: Limits{Zones: []*Zone{{Name: "api", Key: Texts{"{http.request.header.X-Api-Key}"}, Events: "4503599627370496", Window: caddy.Duration(3600e9)}}}}
-	app := new(App)
-	redistest.Must(b, app.Provision(ctx))
-	zone, err := h.Zones[0].provision(ctx)
-	redistest.Must(b, err)
-	config := limiter.Config{
-		Zones: []*limiter.Zone{zone}, Store: app.handles[defaultStore], Headers: limiter.HeadersGitHub, LogRefusals: limiter.LogFirst,
-		Logger: ctx.Logger(), Now: time.Now,
-	}
-	h.limiter = limiter.New(config)
-	next := caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
-		w.WriteHeader(http.StatusOK)
-		return nil
-	})
-	base := httptest.NewRequest(http.MethodGet, "/", nil)
-	base.Header.Set("X-Api-Key", "abc")
-	// Caddy's server sets this header before its handlers run.
-	server := []string{"Caddy"}
-	prepare := func() (http.ResponseWriter, *http.Request) {
-		w := httptest.NewRecorder()
-		w.Header()["Server"] = server
-		return w, caddyhttp.PrepareRequest(base, caddy.NewReplacer(), w, nil)
-	}
+	h := provisioned(b, "4503599627370496")
+	base := requestOf("abc")
 	serve := func() {
-		w, r := prepare()
-		if err := h.ServeHTTP(w, r, next); err != nil {
+		w, r := prepared(base)
+		if err := h.ServeHTTP(w, r, served); err != nil {
 			b.Fatal(err)
 		}
 	}
 	b.Run("prepare", func(b *testing.B) {
 		b.ReportAllocs()
 		for b.Loop() {
-			prepare()
+			prepared(base)
 		}
 	})
 	b.Run("prepare and serve", func(b *testing.B) {
@@ -217,85 +150,4 @@ func ownAllocations(b *testing.B) (objects, bytes int64) {
 // isRuntime reports whether a function allocates on behalf of its caller.
 func isRuntime(function string) bool {
 	return strings.HasPrefix(function, "runtime.") || strings.HasPrefix(function, "internal/runtime/") || strings.HasPrefix(function, "strconv.")
-}
-
-// awayModule opens stores that are unreachable while away is set.
-type awayModule struct{ away *atomic.Bool }
-
-func (m awayModule) OpenStore(string) (store.Store, error) {
-	return awayStore{memory.New(memory.NewBuckets(), memory.Options{}), m.away}, nil
-}
-func (awayModule) CloseStore()            {}
-func (awayModule) OnErrorDefault() string { return stores.OnErrorAllow }
-
-type awayStore struct {
-	*memory.Store
-	away *atomic.Bool
-}
-
-func (s awayStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
-	for i := range reqs {
-		if s.away.Load() {
-			report(i, store.State{Err: store.ErrNotExecuted})
-		} else {
-			report(i, store.Answers(context.Background(), s.Charge, reqs[i:i+1])[0])
-		}
-	}
-}
-
-func (s awayStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
-	s.ChargeReported(reqs, report)
-}
-
-func (s awayStore) PenalizeDetached(reqs []store.Request) {
-	store.Answers(context.Background(), s.Penalize, reqs)
-}
-
-func (awayStore) Owner(string) string { return "a" }
-
-func (awayStore) Hurry(string) {}
-
-func (awayStore) Warm(context.Context) {}
-
-var _ store.Remote = awayStore{}
-
-// TestConfigDeliversOnceItHasStarted: Caddy ends the previous config right afterwards, and no other
-// config may deliver in between.
-func TestConfigDeliversOnceItHasStarted(t *testing.T) {
-	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
-	defer cancel()
-	var away atomic.Bool
-	away.Store(true)
-	start := func() *stores.Opened {
-		handle, err := stores.Open(ctx, t.Name(), awayModule{&away})
-		redistest.Must(t, err)
-		open, err := handle.Enter()
-		redistest.Must(t, err)
-		t.Cleanup(func() {
-			handle.Unload()
-			handle.Leave()
-		})
-		app := &App{unnamed: []*stores.Handle{handle}}
-		app.watch = admin.NewWatch(app, ctx.Logger(), time.Now)
-		t.Cleanup(app.watch.Stop)
-		redistest.Must(t, app.Start())
-		return open
-	}
-	before := start()
-	before.Charge([]store.Request{{
-		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
-		ClientKey: "alice", Events: 100, Cost: 1,
-	}})
-	if !before.Accounts.IsNeeded() {
-		t.Fatal("no charge is pending")
-	}
-	running := start()
-	if before.Accounts.IsNeeded() {
-		t.Error("the previous config delivers pending charges")
-	}
-	// Pending charges keep the ledger, and other tests check for leftovers.
-	away.Store(false)
-	caddytest.Eventually(t, "pending charges are delivered", func() error {
-		return caddytest.Want("charges pending", running.Accounts.IsNeeded(), false)
-	})
 }

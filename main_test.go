@@ -9,6 +9,6 @@ import (
 func TestMain(m *testing.M) { caddytest.Main(m) }
 
 // These names are short, as nearly every line of a test has one.
-var must, eventually = caddytest.Must, caddytest.Eventually
+var must, adapt = caddytest.Must, caddytest.Adapt
 
 func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }

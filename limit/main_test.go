@@ -1,11 +1,11 @@
 package limit_test
 
 import (
+	"fmt"
 	"os"
 	"testing"
 
-	_ "github.com/shardlimit/caddy-shardlimit"
-	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // TestMain runs the tests or, in a process that [startWorker] starts, a worker.
@@ -14,10 +14,27 @@ func TestMain(m *testing.M) {
 		work(addr)
 		return
 	}
-	caddytest.Main(m)
+	os.Exit(redistest.RunTests(m))
 }
 
 // These names are short, as nearly every line of a test has one.
-var must, eventually = caddytest.Must, caddytest.Eventually
+func eventually(t *testing.T, what string, f func() error) {
+	t.Helper()
+	redistest.Eventually(t, what, f)
+}
 
-func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }
+// must ends the test unless err is nil.
+func must(t *testing.T, what string, err error) {
+	t.Helper()
+	if err != nil {
+		t.Fatalf("%s: %v", what, err)
+	}
+}
+
+// want returns an error unless got is want.
+func want[T comparable](what string, got, want T) error {
+	if got != want {
+		return fmt.Errorf("%s is %v, want %v", what, got, want)
+	}
+	return nil
+}

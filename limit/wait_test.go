@@ -1,3 +1,5 @@
+// Where tests of this file sleep, the clock of a bubble moves on: see testing/synctest.
+
 package limit_test
 
 import (

@@ -9,12 +9,15 @@
 package caddytest
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/http"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -23,6 +26,7 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
@@ -296,10 +300,38 @@ func (c *Caddy) Kill() {
 
 // validating is held while a config is validated: all configs of a process share a cache of certificates,
 // which Caddy closes twice if two end at the same time.
+// Adapt returns the JSON that a Caddyfile adapts to, indented.
+func Adapt(text string) ([]byte, error) {
+	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
+	if err != nil {
+		return nil, err
+	}
+	var indented bytes.Buffer
+	if err := json.Indent(&indented, config, "", "\t"); err != nil {
+		return nil, err
+	}
+	return append(indented.Bytes(), '\n'), nil
+}
+
 var validating sync.Mutex
 
 // Validate loads a config in JSON as far as it goes without running it.
-func Validate(config []byte) error {
+func Validate(config []byte) error { return validate(config, `{"output":"discard"}`) }
+
+// Warnings is [Validate], and returns what the log then has at the level warn or above.
+func Warnings(t *testing.T, config []byte) (string, error) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "log")
+	err := validate(config, fmt.Sprintf(`{"output":"file","filename":%q}`, file))
+	text, readErr := os.ReadFile(file)
+	if errors.Is(readErr, os.ErrNotExist) {
+		readErr = nil // nothing was logged
+	}
+	Must(t, "read the log", readErr)
+	return string(text), err
+}
+
+func validate(config []byte, writer string) error {
 	validating.Lock()
 	defer validating.Unlock()
 	parsed := new(caddy.Config)
@@ -309,7 +341,7 @@ func Validate(config []byte) error {
 	// Validation needs no admin endpoint, which would take a port.
 	parsed.Admin = &caddy.AdminConfig{Disabled: true}
 	parsed.Logging = &caddy.Logging{Logs: map[string]*caddy.CustomLog{
-		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{WriterRaw: []byte(`{"output":"discard"}`)}},
+		caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{WriterRaw: []byte(writer), Level: "WARN"}},
 	}}
 	return caddy.Validate(parsed)
 }

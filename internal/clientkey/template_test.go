@@ -1,15 +1,8 @@
 package clientkey_test
 
 import (
-	"os"
-	"os/exec"
-	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
-
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
-	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -63,44 +56,6 @@ func TestTemplates(t *testing.T) {
 	for _, bad := range []string{"{", "}", "{}", "{a", "a}", "{a}{b}", "{a} b}", "{{a}}", "}a{"} {
 		if _, err := clientkey.ParseTemplate(bad); err == nil {
 			t.Errorf("%q is a template", bad)
-		}
-	}
-}
-
-// TestShorthandsAreThoseOfCaddy, of the version that this module requires: each of its source, and texts that
-// only look like one.
-func TestShorthandsAreThoseOfCaddy(t *testing.T) {
-	dir, err := exec.CommandContext(t.Context(), "go", "list", "-f", "{{.Dir}}", "github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile").Output()
-	if err != nil {
-		t.Fatal(err)
-	}
-	source, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "shorthands.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	var texts []string
-	for _, m := range regexp.MustCompile("\\t\"({[^\"]+})\", ").FindAllStringSubmatch(string(source), -1) {
-		texts = append(texts, m[1], "tenant "+m[1])
-	}
-	families := 0
-	for _, m := range regexp.MustCompile("MustCompile\\(`({[a-z_]+)").FindAllStringSubmatch(string(source), -1) {
-		families++
-		for _, end := range []string{".a}", ".X-Key_1}", ".}", ".a.b}", ".a b}", ".a", "}", "..}", ".é}"} {
-			texts = append(texts, m[1]+end)
-		}
-	}
-	if len(texts) < 160 || families < 12 {
-		t.Fatalf("Caddy's source shows %d texts and %d families", len(texts), families)
-	}
-	caddys := httpcaddyfile.NewShorthandReplacer()
-	for _, text := range append(texts, "{user}", "{Host}", "{http.request.host}", "{client_ip} {host}", "{header.A}{query.b}") {
-		segment := caddyfile.Segment{{Text: text}}
-		caddys.ApplyToSegment(&segment)
-		if got, want := clientkey.Expand(text), segment[0].Text; got != want {
-			t.Errorf("%s is %s, want %s", text, got, want)
-		}
-		if long := clientkey.Expand(text); clientkey.Expand(clientkey.Shorten(long)) != long {
-			t.Errorf("%s is shortened to %s, which is another", long, clientkey.Shorten(long))
 		}
 	}
 }

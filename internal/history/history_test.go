@@ -262,7 +262,7 @@ func TestMemoryIsBounded(t *testing.T) {
 }
 
 // TestSampler samples at whole tens of seconds, once however many have started it, and while one of them
-// has not stopped it.
+// has not stopped it. Its sleeps move the clock of a bubble.
 func TestSampler(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := new(History)

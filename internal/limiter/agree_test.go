@@ -354,7 +354,7 @@ func TestDecisionOfARequestThatWaitedIsCountedOnce(t *testing.T) {
 		first := s.send(t.Context(), "x")
 		waits := s.send(t.Context(), "x")
 		other := s.send(t.Context(), "y")
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		synctest.Wait()
 		mustAll(t, "those that fit", []*sent{first, other}, http.StatusOK, 0)
 		if got := waits.got(); got.status != http.StatusTooManyRequests || got.headers.Get("X-RateLimit-Resource") != "outer" {
@@ -395,7 +395,7 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 			s.send(stays, "x")
 			s.send(leaves, "x")
 			s.send(stays, "y")
-			time.Sleep(6 * time.Second)
+			pass(6 * time.Second)
 		}, outcomes{telemetry.Allowed: 3}},
 		"the client leaves, and the outer zone observes": {observed(1), func(s *queueSite, stays, leaves context.Context) {
 			s.send(stays, "x")
@@ -408,7 +408,7 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 			for _, client := range []string{"x", "x", "y", "z"} {
 				s.send(stays, client)
 			}
-			time.Sleep(6 * time.Second)
+			pass(6 * time.Second)
 		}, outcomes{telemetry.Allowed: 4}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -417,7 +417,7 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 				leaves, leave := context.WithCancel(t.Context())
 				c.play(s, t.Context(), leaves)
 				leave()
-				time.Sleep(time.Minute)
+				pass(time.Minute)
 			})
 			got := outcomes{}
 			for o, counter := range c.outer.Counts.Decisions {

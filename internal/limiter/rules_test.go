@@ -166,7 +166,7 @@ func TestRulesReachRequestsThatWait(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				mustAll(t, "the first", []*sent{s.send(t.Context(), "x")}, http.StatusOK, 0)
 				waiting := s.send(t.Context(), "x")
-				time.Sleep(time.Minute)
+				pass(time.Minute)
 				o.Zone, o.Until = "zone", store.NoEnd
 				if o.ClientKey != "" {
 					o.ClientKey, _ = s.limiters[0].Zones[0].clientKey(nil, values{headerA: "x"}.replacer(), s.limiters[0], true)

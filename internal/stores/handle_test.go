@@ -299,7 +299,8 @@ func (s *remoteStore) awaitUsed(t *testing.T, r store.Request, want int64) {
 	t.Helper()
 	r.Cost = 0
 	used := int64(-1)
-	for began := time.Now(); used != want && time.Since(began) < time.Minute; time.Sleep(10 * time.Millisecond) {
+	// The charge is sent in the background: the store is asked until it is there.
+	for began := time.Now(); used != want && time.Since(began) < time.Minute; time.Sleep(time.Millisecond) {
 		used = store.Answers(t.Context(), s.Check, []store.Request{r})[0].Used
 	}
 	if used != want {

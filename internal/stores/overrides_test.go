@@ -175,8 +175,11 @@ func TestFailedLookIsRepeatedSoon(t *testing.T) {
 	set(t, s, o)
 	follower := newOverrides(s, 24*time.Hour, func() {})
 	defer follower.stop()
-	for follower.known().Len() == 0 {
-		time.Sleep(time.Millisecond) // the test's timeout ends this
+	for deadline := time.Now().Add(time.Minute); follower.known().Len() == 0; {
+		if time.Now().After(deadline) {
+			t.Fatal("the look that failed is not repeated within a minute")
+		}
+		time.Sleep(time.Millisecond) // the follower tells nobody of its looks
 	}
 }
 
@@ -186,7 +189,7 @@ func TestFinalErrorIsNotRepeatedSoon(t *testing.T) {
 	synctest.Test(t, func(*testing.T) {
 		follower := newOverrides(s, time.Hour, func() {})
 		follower.start()
-		time.Sleep(90 * time.Minute)
+		time.Sleep(90 * time.Minute) // on the clock of the bubble
 		follower.stop()
 		synctest.Wait()
 	})
@@ -213,7 +216,7 @@ func TestPanicsOfAStoreAreProblems(t *testing.T) {
 		others.start()
 		for _, panics := range []bool{false, true, false} {
 			kept.panics.Store(panics)
-			time.Sleep(3 * presencePeriod)
+			time.Sleep(3 * presencePeriod) // on the clock of the bubble
 			synctest.Wait()
 			opened := &Opened{overrides: all, presence: others}
 			if isProblem := opened.OverridesFailed() != nil; isProblem != panics || all.known().Len() != 1 {

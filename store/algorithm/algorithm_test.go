@@ -8,17 +8,15 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // TestMulDiv compares mulDiv with arithmetic of any precision.
 func TestMulDiv(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		integer := rapid.OneOf(rapid.Int64Range(0, 100), rapid.Int64Range(0, store.MaxInteger))
-		a, b, c := integer.Draw(t, "a"), integer.Draw(t, "b"), max(integer.Draw(t, "c"), 1)
+	forAll(t, func(t *trial) {
+		integer := oneOf(between(0, 100), between(0, store.MaxInteger))
+		a, b, c := integer.draw(t, "a"), integer.draw(t, "b"), max(integer.draw(t, "c"), 1)
 		product := new(big.Int).Mul(big.NewInt(a), big.NewInt(b))
 		quotient, rest := product.QuoRem(product, big.NewInt(c), new(big.Int))
 		if most := big.NewInt(store.MaxInteger); quotient.Cmp(most) > 0 {
@@ -41,7 +39,7 @@ func TestNewKnowsTheAlgorithms(t *testing.T) {
 }
 
 // anyBucket draws a bucket of any content.
-func anyBucket(t *rapid.T, kind store.Limit, ops ...algorithm.Operation) *subject {
+func anyBucket(t *trial, kind store.Limit, ops ...algorithm.Operation) *subject {
 	s := newSubject(t, kind)
 	s.live(ops...)
 	return s
@@ -49,11 +47,11 @@ func anyBucket(t *rapid.T, kind store.Limit, ops ...algorithm.Operation) *subjec
 
 // TestViewChangesNothing: a view leaves the bucket as it is.
 func TestViewChangesNothing(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take, penalize)
 		before := algorithm.Clone(s.bucket)
 		r := s.request()
-		s.bucket.View(&r, s.now, rapid.Bool().Draw(t, "spent"))
+		s.bucket.View(&r, s.now, t.maybe("spent"))
 		if !reflect.DeepEqual(before, s.bucket) {
 			t.Fatalf("%+v became %+v", before, s.bucket)
 		}
@@ -62,7 +60,7 @@ func TestViewChangesNothing(t *testing.T) {
 
 // TestTakeAgreesWithCheck: a take spends exactly what its check says fits.
 func TestTakeAgreesWithCheck(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied, s.backwards = true, true
 		s.live(check, charge, take, penalize)
@@ -82,7 +80,7 @@ func TestTakeAgreesWithCheck(t *testing.T) {
 // TestChargeReportsWhetherItFit: a charge is allowed if its check was, and counts in
 // any case.
 func TestChargeReportsWhetherItFit(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied = kind.Algorithm != store.SlidingLog // fewer events shorten the log
 		s.live(check, charge, take)
@@ -102,7 +100,7 @@ func TestChargeReportsWhetherItFit(t *testing.T) {
 // TestAheadIsNotSpent: a check includes Ahead in its decision, and shows the bucket
 // without it.
 func TestAheadIsNotSpent(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)
 		r := s.request()
 		plain := check.Run(s.bucket, &r, s.now)
@@ -122,7 +120,7 @@ func TestAheadIsNotSpent(t *testing.T) {
 // TestRetryAfterIsExact: a request fits at its RetryAfter if nothing else is spent, and
 // not a microsecond earlier; with Never it never fits. The wait for a slot is unknown.
 func TestRetryAfterIsExact(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied = true
 		s.live(check, charge, take, penalize)
@@ -150,7 +148,7 @@ func TestRetryAfterIsExact(t *testing.T) {
 
 // TestResetIsExact: at the reset nothing counts, and right before it something does.
 func TestResetIsExact(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied = true
 		s.live(check, charge, take, penalize)
@@ -169,7 +167,7 @@ func TestResetIsExact(t *testing.T) {
 // TestResetOtherwise: it is the reset that the bucket has if the cost is spent, or is
 // not.
 func TestResetOtherwise(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied, s.backwards = true, true
 		s.live(check, charge, take)
@@ -185,7 +183,7 @@ func TestResetOtherwise(t *testing.T) {
 // TestCostZeroIsFree: a cost of zero changes nothing, and fits whatever is spent, unless
 // the bucket is under a penalty.
 func TestCostZeroIsFree(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied = true
 		s.live(check, charge, take, penalize)
@@ -211,7 +209,7 @@ func TestCostZeroIsFree(t *testing.T) {
 
 // TestStatesMakeSense checks the invariants of every state.
 func TestStatesMakeSense(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied, s.backwards = true, true
 		for range 30 {
@@ -233,7 +231,7 @@ func TestStatesMakeSense(t *testing.T) {
 
 // TestExpiredBucketIsEmpty: a bucket that expires loses nothing that counts.
 func TestExpiredBucketIsEmpty(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied = true
 		s.live(check, charge, take, penalize)
@@ -248,7 +246,7 @@ func TestExpiredBucketIsEmpty(t *testing.T) {
 // TestShareIsOfTheUsedCost: a bucket is full from its capacity on, when it is penalized, and
 // with any lease.
 func TestShareIsOfTheUsedCost(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, penalize)
 		r := s.request()
 		capacity := r.Capacity() + r.Reserved
@@ -269,19 +267,20 @@ func TestShareIsOfTheUsedCost(t *testing.T) {
 // TestChargesAdd: costs count the same one by one and at once. Counters stop at the
 // largest integer.
 func TestChargesAdd(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		one := newSubject(t, kind)
-		amount, events := rapid.Int64Range(0, store.MaxInteger), int64(store.MaxInteger)
+		amount, events := between(0, store.MaxInteger), int64(store.MaxInteger)
 		switch {
 		case keepsMembers(kind):
-			amount, events = rapid.Int64Range(0, 20), 100
+			amount, events = between(0, 20), 100
 		case kind.Algorithm == store.GCRA: // it stops where time does
-			amount, events = rapid.Int64Range(0, 1e6), 1e6
+			amount, events = between(0, 1e6), 1e6
 		}
 		all := algorithm.New(&one.limit)
 		sum := int64(0)
 		r := store.Request{Limit: &one.limit, Events: events}
-		for i, cost := range rapid.SliceOfN(amount, 0, 5).Draw(t, "costs") {
+		for i := range number(t, "charges", 0, 5) {
+			cost := amount.draw(t, "cost")
 			r.Cost, r.ID = cost, string(rune('a'+i))
 			one.bucket.Charge(&r, one.now)
 			sum += min(cost, store.MaxInteger-sum)
@@ -299,7 +298,7 @@ func TestChargesAdd(t *testing.T) {
 // TestEarlierIsNeverMore: at an earlier instant a bucket never has more left and never
 // admits more, so a clock that runs backwards gives nothing away.
 func TestEarlierIsNeverMore(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied, s.backwards = true, true
 		s.live(check, charge, take, penalize)
@@ -317,7 +316,7 @@ func TestEarlierIsNeverMore(t *testing.T) {
 // TestTimeThatStandsStill: at one instant no more than the capacity is taken, and
 // nothing comes back.
 func TestTimeThatStandsStill(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		sum := int64(0)
 		for range 40 {
@@ -340,9 +339,9 @@ func TestTimeThatStandsStill(t *testing.T) {
 // what was never taken, and instants in any order: nothing may overflow or
 // panic, and a charge never leaves less spent.
 func TestAnyNumbers(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
-		amount := rapid.OneOf(
-			rapid.Int64Range(0, 10), rapid.Int64Range(0, store.MaxInteger), rapid.Int64Range(store.MaxInteger-3, store.MaxInteger),
+	forKinds(t, func(t *trial, kind store.Limit) {
+		amount := oneOf(
+			between(0, 10), between(0, store.MaxInteger), between(store.MaxInteger-3, store.MaxInteger),
 		)
 		most := int64(store.MaxInteger)
 		switch kind.Algorithm {
@@ -353,20 +352,20 @@ func TestAnyNumbers(t *testing.T) {
 		}
 		const century = 100 * 365 * 24 * 3600 * int64(1e6)
 		s := newSubject(t, kind)
-		s.limit.Window = micros(rapid.OneOf(rapid.Int64Range(1, 100), rapid.Int64Range(1, century)).Draw(t, "window"))
+		s.limit.Window = micros(oneOf(between(1, 100), between(1, century)).draw(t, "window"))
 		for range 30 {
-			s.now = rapid.OneOf(rapid.Int64Range(0, 3e15), rapid.Just(s.now)).Draw(t, "now")
+			s.now = oneOf(between(0, 3e15), these(s.now)).draw(t, "now")
 			r := s.request()
-			r.Events = 1 + amount.Draw(t, "events")%most
-			r.Burst, r.Cost, r.Until = amount.Draw(t, "burst"), amount.Draw(t, "cost"), amount.Draw(t, "until")
-			r.Reserved = amount.Draw(t, "reserved") % (r.Events + 1)
+			r.Events = 1 + amount.draw(t, "events")%most
+			r.Burst, r.Cost, r.Until = amount.draw(t, "burst"), amount.draw(t, "cost"), amount.draw(t, "until")
+			r.Reserved = amount.draw(t, "reserved") % (r.Events + 1)
 			r.Receipt = store.Receipt{
-				Period:   rapid.OneOf(amount, rapid.Just(s.now), rapid.Just(s.now-s.now%s.window())).Draw(t, "period"),
-				Position: amount.Draw(t, "position"),
+				Period:   oneOf(amount, these(s.now), these(s.now-s.now%s.window())).draw(t, "period"),
+				Position: amount.draw(t, "position"),
 			}
-			do := rapid.SampledFrom([]op{check, charge, take, refund, penalize}).Draw(t, "operation")
+			do := among(t, "operation", []op{check, charge, take, refund, penalize})
 			if do == check {
-				r.Ahead = amount.Draw(t, "ahead")
+				r.Ahead = amount.draw(t, "ahead")
 			}
 			before := algorithm.Peek.Run(s.bucket, &r, s.now)
 			got := do.Run(s.bucket, &r, s.now)
@@ -450,7 +449,7 @@ func TestBusyTimeOfGCRAEndsBeforeItsSumsAreTooLarge(t *testing.T) {
 
 // TestEventsChange: other events leave what is used, and when nothing is, as they are.
 func TestEventsChange(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		s.varied = true
 		s.live(check, charge, take)
@@ -512,7 +511,7 @@ func TestGCRADrainsAtTheRateOfWhatWasSpent(t *testing.T) {
 
 // TestReserved: a request cannot use what is reserved from it; others can.
 func TestReserved(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		reserved := number(t, "reserved", 0, s.events-1)
 		taken := func(reserved int64, id string) (n int64) {

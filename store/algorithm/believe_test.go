@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -25,15 +23,15 @@ func full(kind store.Limit, window time.Duration, at int64) (algorithm.Bucket, s
 // TestFutureIsNotBelieved: what a clock stored that was ahead by more than the grace counts
 // no more once it is right, for any operation, and what is stored then is right.
 func TestFutureIsNotBelieved(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
-		window := micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
-		jump := rapid.Int64Range(grace.Microseconds()+2*window.Microseconds()+1, 1e14).Draw(t, "jump")
+	forKinds(t, func(t *trial, kind store.Limit) {
+		window := micros(number(t, "window", 1e3, 1e12))
+		jump := number(t, "jump", grace.Microseconds()+2*window.Microseconds()+1, 1e14)
 		b, r := full(kind, window, origin+jump)
-		if algorithm.Of(kind.Algorithm).Penalties && rapid.Bool().Draw(t, "penalty") {
+		if algorithm.Of(kind.Algorithm).Penalties && t.maybe("penalty") {
 			r.Until = origin + jump + 1e9
 			penalize.Run(b, &r, origin+jump)
 		}
-		do := rapid.SampledFrom([]op{check, charge, take, refund, algorithm.Peek}).Draw(t, "operation")
+		do := among(t, "operation", []op{check, charge, take, refund, algorithm.Peek})
 		fresh := algorithm.New(r.Limit)
 		if got, want := do.Run(b, &r, origin), do.Run(fresh, &r, origin); got != want {
 			t.Fatalf("%s after a jump of %d:\n got %+v\nwant %+v", do, jump, got, want)
@@ -47,10 +45,10 @@ func TestFutureIsNotBelieved(t *testing.T) {
 // TestClocksMayDiffer: a clock that is behind another by no more than the grace gives nothing
 // away.
 func TestClocksMayDiffer(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
-		window := micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
+	forKinds(t, func(t *trial, kind store.Limit) {
+		window := micros(number(t, "window", 1e3, 1e12))
 		b, r := full(kind, window, origin)
-		if st := take.Run(b, &r, origin-rapid.Int64Range(0, grace.Microseconds()).Draw(t, "behind")); st.Allowed || st.Used < 10 {
+		if st := take.Run(b, &r, origin-number(t, "behind", 0, grace.Microseconds())); st.Allowed || st.Used < 10 {
 			t.Fatalf("a take by a clock that is behind: %+v", st)
 		}
 	})
@@ -58,11 +56,11 @@ func TestClocksMayDiffer(t *testing.T) {
 
 // TestPenaltyIsNoLongerThanPenaltiesLast: those of the zone, or a day; or any, where the zone is not known.
 func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		kind.Window = time.Hour
-		lasts := micros(rapid.Int64Range(1, 1e12).Draw(t, "lasts"))
+		lasts := micros(number(t, "lasts", 1, 1e12))
 		longest := max(lasts, 24*time.Hour)
-		ahead := rapid.Int64Range(0, 2*grace.Microseconds()).Draw(t, "ahead")
+		ahead := number(t, "ahead", 0, 2*grace.Microseconds())
 		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Until: origin + ahead + longest.Microseconds()}
 		b := algorithm.New(&kind)
 		penalize.Run(b, &r, origin)
@@ -79,15 +77,15 @@ func TestPenaltyIsNoLongerThanPenaltiesLast(t *testing.T) {
 // TestShorterPenaltyEndsNoLongerOne: a zone whose penalties are shorter, such as after a
 // reload, leaves one that another config has begun, whatever it does.
 func TestShorterPenaltyEndsNoLongerOne(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
-		kind.Window = micros(rapid.Int64Range(1e3, 1e12).Draw(t, "window"))
-		before := micros(rapid.Int64Range(1e6, (24*time.Hour).Microseconds()).Draw(t, "before"))
+	forKinds(t, func(t *trial, kind store.Limit) {
+		kind.Window = micros(number(t, "window", 1e3, 1e12))
+		before := micros(number(t, "before", 1e6, (24 * time.Hour).Microseconds()))
 		r := store.Request{Limit: &kind, Events: 10, Cost: 1, Penalty: before, Until: origin + before.Microseconds()}
 		b := algorithm.New(&kind)
 		penalize.Run(b, &r, origin)
 		shorter := r
-		shorter.Penalty = micros(rapid.Int64Range(1, before.Microseconds()).Draw(t, "after"))
-		do := rapid.SampledFrom([]op{check, charge, take, refund, penalize, algorithm.Peek}).Draw(t, "operation")
+		shorter.Penalty = micros(number(t, "after", 1, before.Microseconds()))
+		do := among(t, "operation", []op{check, charge, take, refund, penalize, algorithm.Peek})
 		shorter.Until = origin + shorter.Penalty.Microseconds()
 		do.Run(b, &shorter, origin)
 		if st := check.Run(b, &r, r.Until-1); st.Penalty != r.Until {
@@ -109,7 +107,7 @@ func TestCopyOfTheFutureIsNotBelieved(t *testing.T) {
 		if st := copied.View(&r, 0, origin); !st.Allowed || st.Used != 0 {
 			t.Errorf("%s: the copy shows %+v", kind.Zone, st)
 		}
-		if copied.IsOpen(r.Limit, origin) && algorithm.Of(kind.Algorithm).Windowed {
+		if copied.IsOpen(r.Limit, origin) && algorithm.Of(kind.Algorithm).Windowed() {
 			t.Errorf("%s: the copy's window is open", kind.Zone)
 		}
 		now := algorithm.New(r.Limit)
@@ -209,9 +207,9 @@ func TestMoreThanWasSpentIsNotBelieved(t *testing.T) {
 // TestWhatWasSpentIsBelieved whatever the limits of its requests, in any order and with
 // refunds, and by clocks that are behind.
 func TestWhatWasSpentIsBelieved(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
-		s.varied, s.backwards = true, rapid.Bool().Draw(t, "backwards")
+		s.varied, s.backwards = true, t.maybe("backwards")
 		s.live(check, charge, charge, take, take)
 		b, r := *s.bucket.(*algorithm.GCRA), s.request()
 		believed := b

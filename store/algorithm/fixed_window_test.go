@@ -4,8 +4,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -60,8 +58,8 @@ func TestIsOpen(t *testing.T) {
 
 // TestFixedWindowIsOpenedOnce: a window's reset is chosen when it opens, and stays.
 func TestFixedWindowIsOpenedOnce(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := newSubject(t, rapid.SampledFrom(kinds[:2]).Draw(t, "kind"))
+	forAll(t, func(t *trial) {
+		s := newSubject(t, among(t, "kind", kinds[:2]))
 		s.backwards = true
 		b := s.bucket.(*algorithm.FixedWindow)
 		for range 30 {
@@ -86,8 +84,8 @@ func TestFixedWindowIsOpenedOnce(t *testing.T) {
 // TestFixedWindowNeverTakesMoreThanItsCapacity counts by window, over time
 // that stands still, jumps and runs backwards.
 func TestFixedWindowNeverTakesMoreThanItsCapacity(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
-		s := newSubject(t, rapid.SampledFrom(kinds[:2]).Draw(t, "kind"))
+	forAll(t, func(t *trial) {
+		s := newSubject(t, among(t, "kind", kinds[:2]))
 		s.backwards = true
 		taken := map[int64]int64{}
 		latest := int64(0)
@@ -144,7 +142,7 @@ func TestFixedWindowBound(t *testing.T) {
 // TestFixedWindowStaysWithinItsBound holds random traffic to the same bound.
 func TestFixedWindowStaysWithinItsBound(t *testing.T) {
 	for _, align := range []bool{false, true} {
-		rapid.Check(t, func(t *rapid.T) {
+		forAll(t, func(t *trial) {
 			s := newSubject(t, store.Limit{Algorithm: store.FixedWindow, Align: align})
 			bound := 2 * s.events
 			if !align {

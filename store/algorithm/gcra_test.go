@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -114,7 +112,7 @@ func TestGCRAConforms(t *testing.T) {
 // TestGCRAIsExactAtAnyRate does the same at any rate, also above one event a
 // microsecond. Time may run backwards: then nothing drains.
 func TestGCRAIsExactAtAnyRate(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
 		s.backwards = true
 		r := store.Request{Limit: &s.limit, Events: number(t, "rate", 1, 1e6), Burst: number(t, "most", 1, 100)}
@@ -161,7 +159,7 @@ func TestGCRABound(t *testing.T) {
 
 // TestGCRAStaysWithinItsBound holds random traffic to the same bound.
 func TestGCRAStaysWithinItsBound(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
 		burst := number(t, "most", 1, 30)
 		var log admissions
@@ -201,7 +199,7 @@ func TestBurstIsIndependentOfTheRate(t *testing.T) {
 // TestGCRAAdmitsWhatTheLogAdmits: with a burst of all events, the takes that a log
 // admits never fill the bucket, since no span has more of them than can drain.
 func TestGCRAAdmitsWhatTheLogAdmits(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.GCRA})
 		log := algorithm.New(&store.Limit{Algorithm: store.SlidingLog})
 		for range 60 {
@@ -285,7 +283,7 @@ func (h small) holds(t *testing.T) bool {
 // TestMergedEventsTakeTheTimeOfEach: a charge for two costs of any limits drains no earlier
 // than both, and at no lower rate than the lower of theirs.
 func TestMergedEventsTakeTheTimeOfEach(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		limit := store.Limit{Algorithm: store.GCRA, Window: time.Hour}
 		request := func() *store.Request {
 			return &store.Request{Limit: &limit, Events: number(t, "events", 1, 2000), Cost: number(t, "cost", 0, 50)}

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -29,7 +27,7 @@ type op = algorithm.Operation
 var kinds = func() (all []store.Limit) {
 	for a := range store.Algorithms {
 		all = append(all, store.Limit{Zone: a.String(), Algorithm: a})
-		if algorithm.Of(a).Windowed {
+		if algorithm.Of(a).Windowed() {
 			all = append(all, store.Limit{Zone: a.String() + " align", Algorithm: a, Align: true})
 		}
 	}
@@ -37,14 +35,14 @@ var kinds = func() (all []store.Limit) {
 }()
 
 // forKinds runs a property on every way of counting but those left out.
-func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut ...store.Algorithm) {
+func forKinds(t *testing.T, property func(t *trial, kind store.Limit), leftOut ...store.Algorithm) {
 	for _, kind := range kinds {
 		out := false
 		for _, a := range leftOut {
 			out = out || a == kind.Algorithm
 		}
 		if !out {
-			t.Run(kind.Zone, rapid.MakeCheck(func(t *rapid.T) { property(t, kind) }))
+			t.Run(kind.Zone, func(t *testing.T) { forAll(t, func(t *trial) { property(t, kind) }) })
 		}
 	}
 }
@@ -52,13 +50,9 @@ func forKinds(t *testing.T, property func(t *rapid.T, kind store.Limit), leftOut
 // keepsMembers reports whether the bucket keeps events one by one.
 func keepsMembers(kind store.Limit) bool { return algorithm.Of(kind.Algorithm).NeedsID }
 
-func number(t *rapid.T, name string, low, high int64) int64 {
-	return rapid.Int64Range(low, high).Draw(t, name)
-}
-
 // subject is a bucket with its history.
 type subject struct {
-	*rapid.T
+	*trial
 	limit  store.Limit
 	bucket algorithm.Bucket
 	now    int64
@@ -74,14 +68,14 @@ type subject struct {
 
 // newSubject draws a window and a rate of at most one event a microsecond, for a bucket
 // without a history.
-func newSubject(t *rapid.T, kind store.Limit) *subject {
-	s := &subject{T: t, limit: kind, now: origin + number(t, "now", 0, 1e12)}
-	s.limit.Window = micros(rapid.OneOf(
-		rapid.SampledFrom([]int64{1, 7, 999, 1e6, 60e6, 3600e6}), rapid.Int64Range(1, 100e9),
-	).Draw(t, "window"))
-	s.events = min(rapid.OneOf(
-		rapid.SampledFrom([]int64{1, 3, 7, 20}), rapid.Int64Range(1, 50),
-	).Draw(t, "events"), s.window())
+func newSubject(t *trial, kind store.Limit) *subject {
+	s := &subject{trial: t, limit: kind, now: origin + number(t, "now", 0, 1e12)}
+	s.limit.Window = micros(oneOf(
+		these(1, 7, 999, 1e6, 60e6, 3600e6), between(1, 100e9),
+	).draw(t, "window"))
+	s.events = min(oneOf(
+		these(1, 3, 7, 20), between(1, 50),
+	).draw(t, "events"), s.window())
 	s.bucket = algorithm.New(&s.limit)
 	return s
 }
@@ -92,43 +86,43 @@ func (s *subject) window() int64 { return s.limit.Window.Microseconds() }
 func (s *subject) request() store.Request {
 	s.requests++
 	r := store.Request{
-		Limit: &s.limit, Events: s.events, Cost: number(s.T, "cost", 0, 4), ID: fmt.Sprintf("request-%06d", s.requests),
+		Limit: &s.limit, Events: s.events, Cost: number(s.trial, "cost", 0, 4), ID: fmt.Sprintf("request-%06d", s.requests),
 		Penalty: micros(10 * s.window()),
 	}
 	if s.varied {
-		r.Events = min(rapid.SampledFrom([]int64{s.events, s.events, 1, 7, 30}).Draw(s.T, "events"), s.window())
+		r.Events = min(among(s.trial, "events", []int64{s.events, s.events, 1, 7, 30}), s.window())
 	}
-	switch number(s.T, "odd", 0, 11) {
+	switch number(s.trial, "odd", 0, 11) {
 	case 0:
-		r.Cost = number(s.T, "high cost", 0, 2*r.Events)
+		r.Cost = number(s.trial, "high cost", 0, 2*r.Events)
 	case 1:
-		r.Reserved = number(s.T, "reserved", 0, r.Events)
+		r.Reserved = number(s.trial, "reserved", 0, r.Events)
 	case 2:
-		r.Burst = number(s.T, "burst", 1, 2*r.Events)
+		r.Burst = number(s.trial, "burst", 1, 2*r.Events)
 	}
-	r.Until = s.now + number(s.T, "penalty", 1, s.window()+5)
+	r.Until = s.now + number(s.trial, "penalty", 1, s.window()+5)
 	return r
 }
 
 // pass lets time pass, or not.
 func (s *subject) pass() {
 	w := s.window()
-	spans := []*rapid.Generator[int64]{
-		rapid.Just(int64(0)), rapid.Just(int64(0)), rapid.Just(int64(1)), rapid.Int64Range(0, w/4+1),
-		rapid.Int64Range(0, w/4+1), rapid.Int64Range(0, w), rapid.Just(w), rapid.Int64Range(0, 3*w),
+	spans := []numbers{
+		these(0), these(0), these(1), between(0, w/4+1),
+		between(0, w/4+1), between(0, w), these(w), between(0, 3*w),
 	}
 	if s.backwards {
-		spans = append(spans, rapid.Int64Range(-2*w, 0), rapid.Int64Range(-w/4, 0))
+		spans = append(spans, between(-2*w, 0), between(-w/4, 0))
 	}
 	s.latest = max(s.latest, s.now)
-	s.now = max(s.now+rapid.OneOf(spans...).Draw(s.T, "passed"), s.latest-algorithm.Grace.Microseconds())
+	s.now = max(s.now+oneOf(spans...).draw(s.trial, "passed"), s.latest-algorithm.Grace.Microseconds())
 }
 
 // do runs one of the operations and returns it with its result. Penalties are rare,
 // since nothing else happens under one.
 func (s *subject) do(ops ...algorithm.Operation) (algorithm.Operation, store.Request, store.State) {
-	op := rapid.SampledFrom(ops).Draw(s.T, "operation")
-	if op == penalize && number(s.T, "mercy", 0, 3) > 0 {
+	op := among(s.trial, "operation", ops)
+	if op == penalize && number(s.trial, "mercy", 0, 3) > 0 {
 		op = check
 	}
 	r := s.request()
@@ -138,9 +132,9 @@ func (s *subject) do(ops ...algorithm.Operation) (algorithm.Operation, store.Req
 // live runs operations so that the bucket may have any content.
 func (s *subject) live(ops ...algorithm.Operation) {
 	var taken []store.Request
-	for range number(s.T, "operations", 0, 30) {
-		if len(taken) > 0 && number(s.T, "refund", 0, 5) == 0 {
-			i := number(s.T, "taken", 0, int64(len(taken))-1)
+	for range number(s.trial, "operations", 0, 30) {
+		if len(taken) > 0 && number(s.trial, "refund", 0, 5) == 0 {
+			i := number(s.trial, "taken", 0, int64(len(taken))-1)
 			refund.Run(s.bucket, &taken[i], s.now)
 			taken = append(taken[:i], taken[i+1:]...)
 		}

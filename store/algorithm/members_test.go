@@ -6,8 +6,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -39,7 +37,7 @@ func TestSlidingLog(t *testing.T) {
 // TestSlidingLogIsExact: every interval of one window has at most the events, and no
 // request that fits is refused.
 func TestSlidingLogIsExact(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingLog})
 		var log admissions
 		for range 80 {
@@ -65,7 +63,7 @@ func TestSlidingLogIsExact(t *testing.T) {
 // events, however time runs. Where time runs forwards again, no interval of one window
 // exceeds them.
 func TestSlidingLogOverTime(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingLog})
 		s.backwards = true
 		var all, stretch admissions
@@ -175,7 +173,7 @@ func TestLeasesAreRenewed(t *testing.T) {
 // TestNeverMoreLeasesThanEvents counts the leases that were neither refunded nor have
 // ended. Its clock stands still where the real one runs backwards.
 func TestNeverMoreLeasesThanEvents(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.Concurrency})
 		s.backwards = true
 		type lease struct {
@@ -186,9 +184,9 @@ func TestNeverMoreLeasesThanEvents(t *testing.T) {
 		latest := s.now
 		for range 80 {
 			latest = max(latest, s.now)
-			if len(running) > 0 && rapid.Bool().Draw(t, "again") {
+			if len(running) > 0 && t.maybe("again") {
 				i := number(t, "which", 0, int64(len(running))-1)
-				if rapid.Bool().Draw(t, "end") {
+				if t.maybe("end") {
 					refund.Run(s.bucket, &running[i].Request, s.now)
 					running = append(running[:i], running[i+1:]...)
 				} else if running[i].until > latest {
@@ -216,7 +214,7 @@ func TestNeverMoreLeasesThanEvents(t *testing.T) {
 
 // TestEndedLeasesAreRemoved by the next operation, and not earlier.
 func TestEndedLeasesAreRemoved(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.Concurrency})
 		for range 30 {
 			op, r, state := s.do(charge, take, refund)

@@ -3,14 +3,12 @@ package algorithm_test
 import (
 	"testing"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // penalized draws a bucket under a penalty, and an instant before its end.
-func penalized(t *rapid.T, kind store.Limit) (s *subject, until int64) {
+func penalized(t *trial, kind store.Limit) (s *subject, until int64) {
 	s = anyBucket(t, kind, check, charge, take)
 	r := s.request()
 	penalize.Run(s.bucket, &r, s.now)
@@ -31,7 +29,7 @@ var withPenalty, withoutPenalty = func() (with, without []store.Algorithm) {
 
 // TestPenalty: under a penalty nothing fits, and the penalty shows and ends.
 func TestPenalty(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s, until := penalized(t, kind)
 		r := s.request()
 		for _, op := range []algorithm.Operation{check, take} {
@@ -50,7 +48,7 @@ func TestPenalty(t *testing.T) {
 // TestPenaltyIsNotExtended: a penalized bucket gets no other penalty until the first
 // one ends.
 func TestPenaltyIsNotExtended(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s, until := penalized(t, kind)
 		r := s.request()
 		if got := s.after(penalize, r, s.now).Penalty; got != until {
@@ -67,7 +65,7 @@ func TestPenaltyIsNotExtended(t *testing.T) {
 // TestPenaltyKeepsTheCount: charges and refunds count under a penalty as they do
 // without.
 func TestPenaltyKeepsTheCount(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)
 		free := *s
 		free.bucket = algorithm.Clone(s.bucket)
@@ -81,7 +79,7 @@ func TestPenaltyKeepsTheCount(t *testing.T) {
 			if got != want {
 				t.Fatalf("charge under a penalty %+v,\nwithout %+v", got, want)
 			}
-			if r.Receipt = got.Receipt; rapid.Bool().Draw(t, "refund") {
+			if r.Receipt = got.Receipt; t.maybe("refund") {
 				if got, want := refund.Run(s.bucket, &r, s.now), refund.Run(free.bucket, &r, s.now); got.Used != want.Used {
 					t.Fatalf("refund under a penalty %+v,\nwithout %+v", got, want)
 				}
@@ -93,7 +91,7 @@ func TestPenaltyKeepsTheCount(t *testing.T) {
 
 // TestNoPenalty: buckets without penalties do not change.
 func TestNoPenalty(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := anyBucket(t, kind, check, charge, take)
 		r := s.request()
 		before := check.Run(s.bucket, &r, s.now)
@@ -105,7 +103,7 @@ func TestNoPenalty(t *testing.T) {
 
 // TestPenaltyOpensNoWindow: without an open window the reset is the penalty's end.
 func TestPenaltyOpensNoWindow(t *testing.T) {
-	forKinds(t, func(t *rapid.T, kind store.Limit) {
+	forKinds(t, func(t *trial, kind store.Limit) {
 		s := newSubject(t, kind)
 		r := s.request()
 		r.Until = s.now + 2*s.window()

@@ -5,8 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"pgregory.net/rapid"
-
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -37,10 +35,10 @@ func TestSlidingWindow(t *testing.T) {
 // TestSlidingWindowEstimate: the previous window counts by its share of the overlap,
 // rounded up, in at most 2^20 parts of a window.
 func TestSlidingWindowEstimate(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
 		w := s.window()
-		spent := rapid.OneOf(rapid.Int64Range(0, 100), rapid.Int64Range(0, store.MaxWeighted)).Draw(t, "spent")
+		spent := oneOf(between(0, 100), between(0, store.MaxWeighted)).draw(t, "spent")
 		s.bucket.Charge(&store.Request{Limit: &s.limit, Events: 1, Cost: spent}, s.now-s.now%w)
 		left := number(t, "left", 1, w)
 		got := s.after(check, store.Request{Limit: &s.limit, Events: 1}, s.now-s.now%w+2*w-left).Used
@@ -62,7 +60,7 @@ func TestSlidingWindowEstimate(t *testing.T) {
 
 // TestSlidingWindowTakesWithinItsEstimate computes the estimate from the takes.
 func TestSlidingWindowTakesWithinItsEstimate(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
 		w := s.window()
 		taken := map[int64]int64{} // by window
@@ -116,7 +114,7 @@ func TestSlidingWindowBound(t *testing.T) {
 
 // TestSlidingWindowStaysWithinItsBound holds random traffic to the same bound.
 func TestSlidingWindowStaysWithinItsBound(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
 		var log admissions
 		for range 80 {
@@ -137,7 +135,7 @@ func TestSlidingWindowStaysWithinItsBound(t *testing.T) {
 // TestSlidingWindowOverTime holds each window to its capacity while time stands still,
 // jumps and runs backwards. A take before the current window counts in the current one.
 func TestSlidingWindowOverTime(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	forAll(t, func(t *trial) {
 		s := newSubject(t, store.Limit{Algorithm: store.SlidingWindow})
 		s.backwards = true
 		taken := map[int64]int64{}

@@ -29,12 +29,12 @@ func TestOutageEndsWithWhatStillCounts(t *testing.T) {
 					for i := range outage {
 						r.ID = fmt.Sprint(i)
 						l.ChargeDetached([]store.Request{r})
-						time.Sleep(time.Second)
+						pass(time.Second)
 					}
 					s.setDown(false, false)
 					used := int64(0)
 					for range 2000 {
-						time.Sleep(time.Millisecond)
+						pass(time.Millisecond)
 						used = max(used, s.used(r))
 					}
 					if least, most := want(outage); used < least || used > most {
@@ -52,11 +52,11 @@ func TestWhatIsLeftDrainsAtTheLowestRate(t *testing.T) {
 		s.setDown(true, false)
 		r := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: store.GCRA, Window: time.Minute}, ClientKey: "alice", Events: 1000, Burst: 5, Cost: 1000}
 		l.ChargeDetached([]store.Request{r})
-		time.Sleep(2 * time.Minute)
+		pass(2 * time.Minute)
 		r.Events, r.Cost = 10, 5
 		l.ChargeDetached([]store.Request{r})
 		s.setDown(false, false)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		if used := s.used(r); used < 4 {
 			t.Errorf("%d of 5 are used after some seconds, 10 of which drain in a minute", used)
 		}

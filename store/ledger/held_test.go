@@ -27,7 +27,7 @@ func known(t *testing.T, s store.Remote, r store.Request, opts Options) *Ledger 
 	l := New(NewRegistry(nil), s, opts)
 	l.Run()
 	comes(t, l, r)
-	time.Sleep(time.Second)
+	pass(time.Second)
 	return l
 }
 
@@ -56,7 +56,7 @@ func TestNoDelayHoldsNoCharge(t *testing.T) {
 				if n := len(s.callSizes()) - before; n != calls {
 					t.Errorf("%d charges have left, want %d", n, calls)
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 				if used := s.used(r); used != 2 {
 					t.Errorf("%d is spent, want 2", used)
 				}
@@ -82,7 +82,7 @@ func TestOnlyFixedWindowsHoldCharges(t *testing.T) {
 				if n := len(s.callSizes()) - before; n != want {
 					t.Errorf("%d charges have left, want %d", n, want)
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 			})
 		})
 	}
@@ -98,17 +98,17 @@ func TestNoChargeIsHeldNearTheReset(t *testing.T) {
 				s := newSimulation(1)
 				l, r := held(t, s, 100, Options{})
 				reset := admit(l, r).Reset
-				time.Sleep(time.Duration(reset-s.now())*time.Microsecond - left)
+				pass(time.Duration(reset-s.now())*time.Microsecond - left)
 				before := len(s.callSizes())
 				l.Settle([]store.Request{r}, nil)
 				if n := len(s.callSizes()) - before; n != calls {
 					t.Errorf("%d charges have left, want %d", n, calls)
 				}
-				time.Sleep(left - time.Millisecond)
+				pass(left - time.Millisecond)
 				if used := s.used(r); used != 2 {
 					t.Errorf("%d is spent at the end of the window, want 2", used)
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 				if used := s.used(r); used != 0 {
 					t.Errorf("%d is spent in the next window, want none", used)
 				}
@@ -128,21 +128,21 @@ func TestHeldChargesLeaveTogether(t *testing.T) {
 			clients[i] = requestOf(fmt.Sprint(i), 100)
 			comes(t, l, clients[i])
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		before, began := len(s.callSizes()), time.Now()
 		for _, r := range clients {
 			l.ChargeDetached([]store.Request{r})
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 		}
-		time.Sleep(49*time.Millisecond - time.Since(began))
+		pass(49*time.Millisecond - time.Since(began))
 		if sizes := s.callSizes()[before:]; len(sizes) != 0 {
 			t.Errorf("calls of %v charges were made before the delay", sizes)
 		}
-		time.Sleep(2 * time.Millisecond)
+		pass(2 * time.Millisecond)
 		if sizes, want := s.callSizes()[before:], []int{tickBatch, 8}; !slices.Equal(sizes, want) {
 			t.Errorf("calls of %v charges were made after the delay, want %v", sizes, want)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		for _, r := range clients {
 			if used := s.used(r); used != 2 {
 				t.Errorf("client %s has spent %d, want 2", r.ClientKey, used)
@@ -164,7 +164,7 @@ func TestStoreLacksOneDelayAtMost(t *testing.T) {
 		for i := range 10_000 {
 			comes(t, l, r)
 			settled = append(settled, time.Now())
-			time.Sleep(time.Duration(i%300) * 10 * time.Microsecond)
+			pass(time.Duration(i%300) * 10 * time.Microsecond)
 			for due < int64(len(settled)) && time.Since(settled[due]) > l.opts.ChargeDelay+2*flight {
 				due++
 			}
@@ -172,7 +172,7 @@ func TestStoreLacksOneDelayAtMost(t *testing.T) {
 				t.Fatalf("%d is spent of %d that were settled, %d of them longer ago than the delay", used, len(settled), due)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 	})
 }
 
@@ -191,22 +191,22 @@ func TestChargesAreHeldAndAddedUp(t *testing.T) {
 			if i%10 != 0 {
 				continue
 			}
-			time.Sleep(20 * time.Millisecond)
+			pass(20 * time.Millisecond)
 			if n := s.sent() - before; n != 0 {
 				t.Errorf("%d charges were sent before the delay", n)
 			}
-			time.Sleep(50 * time.Millisecond)
+			pass(50 * time.Millisecond)
 			if n, used := s.sent()-before, s.used(r); n != 1 || used != i+1 {
 				t.Errorf("%d charges were sent, and %d is spent, want 1 and %d", n, used, i+1)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if st := admit(l, r); !st.Allowed {
 			t.Fatalf("a request gets %+v", st)
 		}
 		before := s.sent()
 		l.Settle([]store.Request{r}, nil)
-		time.Sleep(10 * time.Millisecond)
+		pass(10 * time.Millisecond)
 		if n := s.sent() - before; n != 1 {
 			t.Errorf("%d charges were sent at once when half of the limit was spent, want 1", n)
 		}
@@ -221,19 +221,19 @@ func TestSeveralWritersHoldOneCharge(t *testing.T) {
 		l, r := held(t, s, 100, Options{})
 		s.others(algorithm.Charge, r)
 		l.Settle([]store.Request{r}, make([]int64, 1))
-		time.Sleep(time.Second)
+		pass(time.Second)
 		before := s.sent()
 		l.Settle([]store.Request{r}, make([]int64, 1))
-		time.Sleep(10 * time.Millisecond)
+		pass(10 * time.Millisecond)
 		if n := s.sent() - before; n != 0 {
 			t.Errorf("%d charges were sent at once, want none", n)
 		}
 		l.Settle([]store.Request{r}, make([]int64, 1))
-		time.Sleep(10 * time.Millisecond)
+		pass(10 * time.Millisecond)
 		if n, used := s.sent()-before, s.used(r); n != 1 || used != 5 {
 			t.Errorf("%d charges were sent, and %d is spent, want 1 and 5", n, used)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 	})
 }
 
@@ -264,7 +264,7 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 			if err := l.Reset(context.Background(), r); err != nil {
 				panic(err)
 			}
-			time.Sleep(time.Second)
+			pass(time.Second)
 		}, 0, 0},
 		"full ledger": {func(_ store.Remote, l *Ledger) {
 			for i := range 10_000 {
@@ -283,7 +283,7 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 				}
 				l.Settle([]store.Request{r}, nil)
 				test.end(s, l)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				if used := s.used(r); used != test.used || undone != test.undone {
 					t.Errorf("%d is spent and %d charges are lost, want %d and %d", used, undone, test.used, test.undone)
 				}
@@ -305,9 +305,9 @@ func TestBusyClientCostsOneChargeATick(t *testing.T) {
 				t.Fatalf("request %d gets %+v", n, st)
 			}
 			l.Settle([]store.Request{r}, nil)
-			time.Sleep(200 * time.Microsecond)
+			pass(200 * time.Microsecond)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if writes, used := s.sent()-before, s.used(r); writes > 42 || used != n {
 			t.Errorf("%d charges were sent in 2s, and %d is spent, want at most 42 and %d", writes, used, n)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
@@ -71,12 +72,12 @@ func TestForesee(t *testing.T) {
 						l.Settle(held[:1], []int64{held[0].Cost})
 						held = held[1:]
 					}
-					time.Sleep(time.Duration(rng.IntN(2)*rng.IntN(3000)) * time.Millisecond)
+					pass(time.Duration(rng.IntN(2)*rng.IntN(3000)) * time.Millisecond)
 				}
 				for _, r := range held {
 					l.Settle([]store.Request{r}, []int64{r.Cost})
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 			})
 		}
 	}
@@ -131,7 +132,7 @@ func TestWalk(t *testing.T) {
 				l.Settle([]store.Request{request(i)}, nil)
 			}
 			visited("not yet charged")
-			time.Sleep(time.Second)
+			pass(time.Second)
 			visited("charged")
 		})
 	}
@@ -202,12 +203,12 @@ func TestDelays(t *testing.T) {
 		}
 		s.setDown(true, false)
 		l.Settle([]store.Request{r}, nil)
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		if !delays() || l.Delays("another shard") != nil {
 			t.Error("charges do not wait for the shard that is down, or for another one")
 		}
 		s.setDown(false, false)
-		time.Sleep(time.Minute)
+		pass(time.Minute)
 		if delays() {
 			t.Error("charges wait for a shard that is back")
 		}
@@ -230,7 +231,7 @@ func TestForeseeKeepsUncertainCosts(t *testing.T) {
 		r := requestOf("alice", 10)
 		s.lossy = 1
 		l.ChargeDetached([]store.Request{r})
-		time.Sleep(time.Second)
+		pass(time.Second)
 		before := l.snapshot(&r)
 		l.Foresee(r, false, s.word)
 		if after := l.snapshot(&r); !reflect.DeepEqual(before, after) {
@@ -259,7 +260,7 @@ func TestForeseeOfTake(t *testing.T) {
 			t.Error("the store was written to")
 		}
 		// Until the remaining tokens are given back.
-		time.Sleep(time.Hour)
+		pass(time.Hour)
 	})
 }
 
@@ -313,7 +314,7 @@ func spend(l *Ledger, r store.Request, n int, pause time.Duration) (admitted int
 			admitted++
 			l.Settle([]store.Request{r}, nil)
 		}
-		time.Sleep(pause)
+		pass(pause)
 	}
 	return admitted
 }
@@ -338,7 +339,7 @@ func resetIsSeen(t *testing.T, limit store.Limit, trust time.Duration) {
 	if n := spend(own, r, 8, 0); n != 5 {
 		t.Errorf("%s: %d of 5 admitted", limit.Algorithm, n)
 	}
-	time.Sleep(time.Second)
+	pass(time.Second)
 	if n := spend(other, r, 5, time.Millisecond); n != 0 {
 		t.Errorf("%s: %d admitted by the other process", limit.Algorithm, n)
 	}
@@ -352,11 +353,11 @@ func resetIsSeen(t *testing.T, limit store.Limit, trust time.Duration) {
 	if n := spend(own, r, 2, 0); n != 2 {
 		t.Errorf("%s: %d of 2 admitted by the process that made the reset", limit.Algorithm, n)
 	}
-	time.Sleep(DefaultTrust + 10*time.Millisecond)
+	pass(DefaultTrust + 10*time.Millisecond)
 	if n := spend(other, r, 3, 0); n != 3 {
 		t.Errorf("%s: %d of 3 admitted by the other process after the reset", limit.Algorithm, n)
 	}
-	time.Sleep(time.Second)
+	pass(time.Second)
 	if used := s.used(r); used != 5 {
 		t.Errorf("%s: %d used at the end", limit.Algorithm, used)
 	}
@@ -382,7 +383,7 @@ func TestResetKeepsRequestsInFlight(t *testing.T) {
 			t.Errorf("beside the request in flight: %+v", st)
 		}
 		l.Settle([]store.Request{r, r}, nil)
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if used := s.used(r); used != 2 {
 			t.Errorf("%d used", used)
 		}
@@ -424,12 +425,12 @@ func TestAnswerFromBeforeAReset(t *testing.T) {
 				for n := range 6 {
 					s.others(algorithm.Charge, request("other"+strconv.Itoa(n)))
 				}
-				time.Sleep(DefaultTrust + time.Millisecond)
+				pass(DefaultTrust + time.Millisecond)
 				done, arrive := s.admitLate(l, request("late"))
 				redistest.Must(t, l.Reset(t.Context(), first))
 				l.Settle([]store.Request{first}, nil)
 				if landed {
-					time.Sleep(10 * time.Millisecond)
+					pass(10 * time.Millisecond)
 				}
 				arrive()
 				if st := <-done; !st.Allowed {
@@ -439,11 +440,11 @@ func TestAnswerFromBeforeAReset(t *testing.T) {
 				if n := spend(l, request(""), 3, 0); n != 3 {
 					t.Errorf("%s: %d of 3 admitted after the reset", what, n)
 				}
-				time.Sleep(10 * time.Millisecond)
+				pass(10 * time.Millisecond)
 				if n := spend(l, request(""), 1, 0); n != 1 {
 					t.Errorf("%s: refused once the charges were counted", what)
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 				l.Leave()
 			})
 		}
@@ -517,14 +518,14 @@ func TestAnswerAheadFromBeforeAReset(t *testing.T) {
 			s.setDown(false, true)
 			go func() { done <- l.CheckAhead(t.Context(), request, time.Second) }()
 			synctest.Wait()
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 			s.setDown(false, false)
 			redistest.Must(t, l.Reset(t.Context(), request))
 			again := make(chan struct{})
 			s.late = again
 			close(late)
 			synctest.Wait()
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 			s.late = nil
 			if st := admit(l, request); !st.Allowed || st.Replica {
 				t.Errorf("%s, aligned %v: after the reset: %+v", limit.Algorithm, limit.Align, st)
@@ -553,7 +554,7 @@ func TestReplicaStandsInAcrossAReset(t *testing.T) {
 		redistest.Must(t, l.Reset(t.Context(), request))
 		s.setDown(false, true)
 		done, arrive := s.admitLate(l, request)
-		time.Sleep(time.Millisecond)
+		pass(time.Millisecond)
 		s.setDown(false, false)
 		redistest.Must(t, l.Reset(t.Context(), request))
 		arrive()
@@ -580,7 +581,7 @@ func TestResetsRepeatACheckOnce(t *testing.T) {
 			s.late = again
 			arrive()
 			synctest.Wait()
-			time.Sleep(time.Millisecond)
+			pass(time.Millisecond)
 			arrive = func() { close(again) }
 		}
 		arrive()
@@ -600,7 +601,7 @@ func TestResetDropsPendingCharges(t *testing.T) {
 		for range 10 {
 			l.ChargeDetached([]store.Request{r})
 		}
-		time.Sleep(100 * time.Millisecond)
+		pass(100 * time.Millisecond)
 		if err := l.Reset(t.Context(), r); err == nil {
 			t.Error("the reset succeeded although the store is down")
 		}
@@ -609,7 +610,7 @@ func TestResetDropsPendingCharges(t *testing.T) {
 		}
 		s.setDown(false, false)
 		redistest.Must(t, l.Reset(t.Context(), r))
-		time.Sleep(5 * time.Second)
+		pass(5 * time.Second)
 		if used := s.used(r); used != 0 {
 			t.Errorf("%d are used", used)
 		}
@@ -637,7 +638,7 @@ func TestResetGivesUpTokens(t *testing.T) {
 		if f := l.Figures(); f != want {
 			t.Errorf("figures %+v, want %+v", f, want)
 		}
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		want.TokensReturned = 9
 		if f := l.Figures(); f != want || b.spent() != 1 {
 			t.Errorf("figures %+v, want %+v; %d spent in the store", f, want, b.spent())
@@ -669,7 +670,7 @@ func TestFiguresCountSavedCalls(t *testing.T) {
 		s.lossy = 1
 		s.mu.Unlock()
 		l.ChargeDetached([]store.Request{r})
-		time.Sleep(time.Second)
+		pass(time.Second)
 		if f := l.Figures(); f.Uncertain != 1 {
 			t.Errorf("%d uncertain, want 1", f.Uncertain)
 		}
@@ -685,7 +686,7 @@ func TestFiguresCountSavedCalls(t *testing.T) {
 
 // TestResetsAmongRequests: resets in random interleavings leave nothing behind.
 func TestResetsAmongRequests(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(sweep.Size(75, 3000)) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 7))
 			s := newSimulation(seed)
@@ -708,15 +709,15 @@ func TestResetsAmongRequests(t *testing.T) {
 						if r.Batch != 0 {
 							store.Answers(context.Background(), l.Take, []store.Request{r})
 						} else if admit(l, r).Allowed {
-							time.Sleep(time.Duration(seeds.IntN(5)) * time.Millisecond)
+							pass(time.Duration(seeds.IntN(5)) * time.Millisecond)
 							l.Settle([]store.Request{r}, nil)
 						}
-						time.Sleep(time.Duration(seeds.IntN(10)) * time.Millisecond)
+						pass(time.Duration(seeds.IntN(10)) * time.Millisecond)
 					}
 				})
 			}
 			for range 8 {
-				time.Sleep(time.Duration(rng.IntN(60)) * time.Millisecond)
+				pass(time.Duration(rng.IntN(60)) * time.Millisecond)
 				if err := l.Reset(context.Background(), r); err != nil {
 					t.Error(err)
 				}
@@ -725,7 +726,7 @@ func TestResetsAmongRequests(t *testing.T) {
 			s.mu.Lock()
 			s.lossy = 0
 			s.mu.Unlock()
-			time.Sleep(3 * time.Second)
+			pass(3 * time.Second)
 			if err := l.Reset(context.Background(), r); err != nil {
 				t.Error(err)
 			}
@@ -789,7 +790,7 @@ func TestRecall(t *testing.T) {
 			recalls("reset by an operator", 0)
 			l.Settle([]store.Request{request(40)}, []int64{0})
 			recalls("charged without asking", 40)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			for _, asks := range []func(reqs []store.Request, states []store.State){
 				func(reqs []store.Request, states []store.State) { l.Admit(t.Context(), reqs, states) },
 				func(reqs []store.Request, states []store.State) { l.Take(t.Context(), reqs, states) },
@@ -815,7 +816,7 @@ func TestRecall(t *testing.T) {
 			l.RefundDetached([]store.Request{look})
 			redistest.Must(t, l.Reset(t.Context(), look))
 			recalls("looked at, and settled", 1)
-			time.Sleep(time.Second)
+			pass(time.Second)
 		})
 	}
 }

@@ -17,7 +17,7 @@ type lateCharges struct {
 
 func (s *lateCharges) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
 	go func() {
-		time.Sleep(s.delay)
+		pass(s.delay)
 		s.simulation.ChargeReported(reqs, report)
 	}()
 }
@@ -45,10 +45,10 @@ func TestWaitForSlowCharges(t *testing.T) {
 					// It becomes known how long charges take.
 					for i := range 20 {
 						charge(fmt.Sprint("other", i), 0)
-						time.Sleep(limit.Window)
+						pass(limit.Window)
 					}
 				}
-				time.Sleep(time.Duration(phase%11) * 100 * time.Millisecond)
+				pass(time.Duration(phase%11) * 100 * time.Millisecond)
 				for i := range 3 {
 					if st := charge("alice", i); !st.Allowed {
 						t.Fatalf("request %d is refused: %+v", i, st)
@@ -58,7 +58,7 @@ func TestWaitForSlowCharges(t *testing.T) {
 				if st.Allowed {
 					t.Fatalf("%v, phase %d: the fourth is allowed", a, phase)
 				}
-				time.Sleep(st.RetryAfter + 2*time.Millisecond) // what the clock of the store is known to
+				pass(st.RetryAfter + 2*time.Millisecond) // what the clock of the store is known to
 				if again := charge("alice", 4); !again.Allowed {
 					t.Errorf("%v, phase %d: refused again after %v: %+v", a, phase, st.RetryAfter, again)
 				}

@@ -24,6 +24,9 @@ var (
 	firstSeed = flag.Uint64("ledger.seed", 1, "the first of them")
 )
 
+// interleavings is how many TestModel goes through; with the build tag check it is more.
+var interleavings = 400
+
 // TestModel runs one process against a simulated store, in random interleavings
 // of requests, settlements, lagging replicas, lost replies, outages, windows
 // that end and buckets that an operator resets, so that plain charges stray. At
@@ -33,7 +36,7 @@ func TestModel(t *testing.T) {
 	const groups = 4
 	n := *seeds
 	if n == 0 {
-		n = sweep.Size(2000, 100_000)
+		n = sweep.Size(interleavings, 100_000)
 	}
 	for group := range groups {
 		t.Run(fmt.Sprint(group), func(t *testing.T) {
@@ -51,7 +54,7 @@ var kinds = func() []store.Limit {
 	for a := range store.Algorithms {
 		if t := algorithm.Of(a); !t.Lease {
 			all = append(all, store.Limit{Algorithm: a})
-			if t.Windowed {
+			if t.Windowed() {
 				all = append(all, store.Limit{Algorithm: a, Align: true})
 			}
 		}
@@ -122,7 +125,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.sim.lag = []time.Duration{0, 0, time.Millisecond, 50 * time.Millisecond, 3 * time.Second, 5 * time.Second}[rng.IntN(6)]
 	m.sim.lossy = []float64{0, 0, 0.02, 0.2}[rng.IntN(4)]
 	m.sim.touched = m.noteTruth
-	m.ages.Store(m.sim.lossy > 0 && !algorithm.Of(m.limit.Algorithm).Windowed) // while a lost reply is awaited
+	m.ages.Store(m.sim.lossy > 0 && !algorithm.Of(m.limit.Algorithm).Windowed()) // while a lost reply is awaited
 	m.shared, m.heard = rng.IntN(3) == 0, map[int64]int64{}
 	m.sim.said = m.noteWord
 	trust := []time.Duration{NoTrust, DefaultTrust / 2, DefaultTrust, DefaultTrust}[rng.IntN(4)]
@@ -169,7 +172,7 @@ func (m *model) run() {
 	weather.Wait()
 	m.sim.setDown(false, false)
 	m.ledger.Flush(context.Background())
-	time.Sleep(10 * time.Second)
+	pass(10 * time.Second)
 	m.atEnd()
 	m.ledger.Leave()
 }
@@ -197,7 +200,7 @@ func (m *model) words() map[int64]int64 {
 // neighbours are other processes.
 func (m *model) neighbours(ctx context.Context, rng *rand.Rand) {
 	for m.shared && ctx.Err() == nil {
-		time.Sleep(time.Duration(rng.Int64N(2*int64(m.limit.Window)/m.events + 1)))
+		pass(time.Duration(rng.Int64N(2*int64(m.limit.Window)/m.events + 1)))
 		m.sim.others(algorithm.Charge, m.request(rng))
 	}
 }
@@ -208,9 +211,9 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 		return
 	}
 	for ctx.Err() == nil {
-		time.Sleep(time.Duration(rng.Int64N(int64(2 * time.Second))))
+		pass(time.Duration(rng.Int64N(int64(2 * time.Second))))
 		what := rng.IntN(4)
-		if (what == 1 || what == 2) && !algorithm.Of(m.limit.Algorithm).Windowed {
+		if (what == 1 || what == 2) && !algorithm.Of(m.limit.Algorithm).Windowed() {
 			m.ages.Store(true)
 		}
 		switch what {
@@ -223,14 +226,14 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 			m.mu.Unlock()
 		case 1:
 			m.sim.setDown(true, false)
-			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			pass(time.Duration(rng.Int64N(int64(3 * time.Second))))
 			m.sim.setDown(false, false)
 		case 2:
 			// No primary can confirm a replica's answer.
 			m.wasAway.Store(true)
 			m.excuse(time.Hour)
 			m.sim.setDown(false, true)
-			time.Sleep(time.Duration(rng.Int64N(int64(3 * time.Second))))
+			pass(time.Duration(rng.Int64N(int64(3 * time.Second))))
 			m.sim.setDown(false, false)
 			m.excuse(m.sim.lag + DefaultTrust + lookback)
 		}
@@ -289,7 +292,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 		pause = int64(5 * time.Millisecond)
 	}
 	for range requests {
-		time.Sleep(time.Duration(rng.Int64N(2*pause + 1)))
+		pass(time.Duration(rng.Int64N(2*pause + 1)))
 		r := m.request(rng)
 		before := m.words()
 		st := admit(m.ledger, r)
@@ -313,7 +316,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 				m.fail("admitted on a count below the primary's %d: %+v", least, st)
 			}
 		}
-		time.Sleep(time.Duration(rng.Int64N(int64(50 * time.Millisecond))))
+		pass(time.Duration(rng.Int64N(int64(50 * time.Millisecond))))
 		switch free := rng.IntN(4) == 0; {
 		case held == 0 && !free:
 			// on_error allow.
@@ -332,7 +335,7 @@ func (m *model) client(rng *rand.Rand, requests int) {
 // isJustified requires that a refusal matches the truth, or a recent truth.
 func (m *model) isJustified(st *store.State) {
 	// A request admitted at the same instant reports first.
-	time.Sleep(time.Nanosecond)
+	pass(time.Nanosecond)
 	m.sim.mu.Lock()
 	defer m.sim.mu.Unlock()
 	m.mu.Lock()

@@ -32,7 +32,7 @@ func (f *Flights) Len() int { return int(f.Figures().Buckets) }
 // TestRegistryIsBounded: a full book forgets idle entries.
 func TestRegistryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		const most, clients = 10_000, 40_000
+		const most, clients = 5_000, 20_000
 		s := newSimulation(1)
 		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
@@ -41,10 +41,10 @@ func TestRegistryIsBounded(t *testing.T) {
 			r := requestOf(fmt.Sprint(i), 10)
 			l.ChargeDetached([]store.Request{r})
 			if i%100 == 0 {
-				time.Sleep(10 * time.Millisecond)
+				pass(10 * time.Millisecond)
 			}
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		synctest.Wait()
 		if n := l.registry.Len(); n < most/2 || n > most+stripeCount {
 			t.Errorf("%d buckets are remembered, the bound is %d", n, most)
@@ -56,11 +56,11 @@ func TestRegistryIsBounded(t *testing.T) {
 // TestIdleEntriesAreSwept before the bound is reached.
 func TestIdleEntriesAreSwept(t *testing.T) {
 	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
-		for i := range 50_000 {
+		for i := range 25_000 {
 			r := requestOf(fmt.Sprint(i), 10)
 			l.ChargeDetached([]store.Request{r})
 			if i%100 == 0 {
-				time.Sleep(time.Second)
+				pass(time.Second)
 				synctest.Wait()
 			}
 		}
@@ -68,7 +68,7 @@ func TestIdleEntriesAreSwept(t *testing.T) {
 		if n := l.registry.Len(); n > 3*60*100 {
 			t.Errorf("%d buckets are remembered, although only 6,000 are in use", n)
 		}
-		time.Sleep(time.Second)
+		pass(time.Second)
 		synctest.Wait()
 	})
 }
@@ -89,14 +89,14 @@ func TestBoundInAnOutage(t *testing.T) {
 		for i := range clients {
 			l.ChargeDetached([]store.Request{requestOf(fmt.Sprint(i), 10)})
 			if i%100 == 0 {
-				time.Sleep(100 * time.Millisecond)
+				pass(100 * time.Millisecond)
 			}
 		}
 		if n := l.registry.Len(); n > most+stripeCount+100 {
 			t.Errorf("%d buckets are remembered, the bound is %d", n, most)
 		}
 		s.setDown(false, false)
-		time.Sleep(20 * time.Second)
+		pass(20 * time.Second)
 		synctest.Wait()
 		spent := int64(0)
 		for i := range clients {
@@ -151,7 +151,7 @@ func gotCharges(t *testing.T, stores []*simulation, r store.Request, at int, cha
 	for _, s := range stores {
 		s.setDown(false, false)
 	}
-	time.Sleep(3 * time.Second)
+	pass(3 * time.Second)
 	synctest.Wait()
 	for i, s := range stores {
 		want := int64(0)
@@ -191,7 +191,7 @@ func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
 				}
 				r := requestOf("alice", 100)
 				before.ChargeDetached([]store.Request{r})
-				time.Sleep(time.Second)
+				pass(time.Second)
 				test.runs(before, after)
 				gotCharges(t, stores, r, test.want, 1)
 				before.Leave()
@@ -219,12 +219,12 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 		s.setDown(true, false)
 		for range 3 {
 			l.ChargeDetached([]store.Request{r})
-			time.Sleep(100 * time.Millisecond)
+			pass(100 * time.Millisecond)
 		}
 		// The charge is in flight when the view leaves.
 		l.ChargeDetached([]store.Request{requestOf("bob", 100)})
 		l.Leave()
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		synctest.Wait()
 		if f := registry.Figures(); lost.Load() != 4 || f.Unsent != 0 || registry.owing.Load() != 0 {
 			t.Errorf("%d charges are reported as lost, want 4; %d buckets have pending charges, left: %+v", lost.Load(), registry.owing.Load(), f)
@@ -232,9 +232,9 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 
 		next := New(registry, s, opts)
 		next.ChargeDetached([]store.Request{r})
-		time.Sleep(time.Second)
+		pass(time.Second)
 		s.setDown(false, false)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		synctest.Wait()
 		if used := s.used(r); used != 1 || lost.Load() != 4 || next.Owes() {
 			t.Errorf("%d are charged, want 1; %d are lost; owes: %t", used, lost.Load(), next.Owes())
@@ -284,18 +284,18 @@ func TestFlushIsTakenOver(t *testing.T) {
 					l.Leave()
 				}
 				go flush(before)
-				time.Sleep(time.Second)
+				pass(time.Second)
 				if test.comes {
 					after := New(registry, stores[1], opts)
 					if test.runs {
 						after.Run()
 					}
-					time.Sleep(time.Second)
+					pass(time.Second)
 					if test.leaves {
 						go flush(after)
 					}
 				}
-				time.Sleep(2 * time.Second)
+				pass(2 * time.Second)
 				synctest.Wait()
 				ended := flushed
 				if test.leaves && !test.runs {
@@ -373,12 +373,12 @@ func TestNewOwnerIsAskedAfterChargesInFlight(t *testing.T) {
 					}}, Options{})
 					after.Run()
 					// What is known is too old to answer by.
-					time.Sleep(1500 * time.Millisecond)
+					pass(1500 * time.Millisecond)
 					st := ask(after, r)
 					if failed := errors.Is(st.Err, store.ErrNotExecuted); failed != fails || !failed && !st.Allowed {
 						t.Errorf("the request gets %+v, want an error: %t", st, fails)
 					}
-					time.Sleep(time.Minute)
+					pass(time.Minute)
 				})
 			})
 		}

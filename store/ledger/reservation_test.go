@@ -14,7 +14,7 @@ func (b *batches) takeOf(l *Ledger, events int64) store.State {
 	r := b.request(1)
 	r.Events = events
 	// The client has read the last answer.
-	time.Sleep(time.Microsecond)
+	pass(time.Microsecond)
 	return store.Answers(b.Context(), l.Take, []store.Request{r})[0]
 }
 
@@ -29,7 +29,7 @@ func TestBatchServesByTheRequestsOwnLimit(t *testing.T) {
 				l := b.ledgers[0]
 				for range 3 {
 					b.takeOf(l, 100_000)
-					time.Sleep(time.Second)
+					pass(time.Second)
 					synctest.Wait()
 				}
 				for range 3 {
@@ -102,7 +102,7 @@ func TestPenaltyEndsABatch(t *testing.T) {
 					} else if st.Penalty == 0 {
 						t.Errorf("refused without the penalty: %+v", st)
 					}
-					time.Sleep(100 * time.Millisecond)
+					pass(100 * time.Millisecond)
 				}
 				if most := 11; name == "here" && served > 0 || served > most {
 					t.Errorf("%d served under a penalty", served)
@@ -127,7 +127,7 @@ func TestBatchOutlastsTheStore(t *testing.T) {
 			if st := b.take(l, 1); st.Err != nil || !st.Allowed || st.Used != int64(i+2) {
 				t.Fatalf("request %d: %+v", i, st)
 			}
-			time.Sleep(300 * time.Millisecond)
+			pass(300 * time.Millisecond)
 		}
 		b.sim.setDown(false, false)
 		b.leave()
@@ -165,7 +165,7 @@ func TestCostZeroIsNeverRefused(t *testing.T) {
 				if states := make([]store.State, 1); l.RefuseKnown([]store.Request{free}, states) {
 					t.Errorf("%s: known to be refused: %+v", a, states[0])
 				}
-				time.Sleep(100 * time.Millisecond)
+				pass(100 * time.Millisecond)
 			}
 			b.leave()
 		})

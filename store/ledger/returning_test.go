@@ -34,7 +34,7 @@ func (w worker) run(name string, n int) (refused int) {
 			refused++
 			continue
 		}
-		time.Sleep(w.pause)
+		pass(w.pause)
 		r.Receipt = st.Receipt
 		w.RefundDetached([]store.Request{r})
 	}
@@ -76,7 +76,7 @@ func TestSequentialClientsAreNotRefused(t *testing.T) {
 							t.Errorf("%v, batch %d: %d of %d requests of %d sequential clients were refused, which run for %v", a, batch, n, clients*40, clients, pause)
 						}
 						l.Flush(t.Context())
-						time.Sleep(3 * time.Second)
+						pass(3 * time.Second)
 						synctest.Wait()
 					})
 				}
@@ -126,7 +126,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 		if allowed, took := take("g", 1); allowed || took < DefaultTimeout || took > DefaultTimeout+5*time.Millisecond {
 			t.Errorf("while a refund is not answered in time: allowed %v after %v", allowed, took)
 		}
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		late.Leave()
 		synctest.Wait()
 		if e := l.find(&store.Request{Limit: &limit, ClientKey: "alice"}); e != nil {
@@ -168,7 +168,7 @@ type lateRefunds struct{ *simulation }
 
 func (s *lateRefunds) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
 	go func() {
-		time.Sleep(time.Second)
+		pass(time.Second)
 		s.simulation.RefundReported(reqs, report)
 	}()
 }
@@ -224,7 +224,7 @@ func TestResetIsThereForTheNextTake(t *testing.T) {
 type resettingStore struct{ *simulation }
 
 func (s *resettingStore) Reset(_ context.Context, r store.Request) error {
-	time.Sleep(10 * time.Millisecond)
+	pass(10 * time.Millisecond)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	delete(s.primary, keyOf(&r))
@@ -307,7 +307,7 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 		if took := time.Since(began); took != 5*time.Millisecond || st.Err != nil || st.Allowed || s.sent() != before+1 {
 			t.Errorf("answered after %v and %d takes: %+v", took, s.sent()-before, st)
 		}
-		time.Sleep(2 * time.Second)
+		pass(2 * time.Second)
 		synctest.Wait()
 	})
 }
@@ -400,7 +400,7 @@ func TestViewsShowWhatHasComeBack(t *testing.T) {
 						r, pause, ends := request, rng.IntN(3000), rng.IntN(4)
 						r.Cost, r.ID = 1+rng.Int64N(4), fmt.Sprint(round, n)
 						go func() {
-							time.Sleep(time.Duration(pause) * time.Microsecond)
+							pass(time.Duration(pause) * time.Microsecond)
 							st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
 							switch r.Receipt = st.Receipt; {
 							case st.Allowed && ends < 3:
@@ -411,7 +411,7 @@ func TestViewsShowWhatHasComeBack(t *testing.T) {
 							}
 						}()
 					}
-					time.Sleep(3 * time.Second)
+					pass(3 * time.Second)
 					if round == 3 {
 						redistest.Must(t, l.Reset(t.Context(), request))
 					}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
@@ -65,7 +66,7 @@ func (b *batches) leave() {
 		l.Flush(context.Background())
 		l.Leave()
 	}
-	time.Sleep(2 * time.Second)
+	pass(2 * time.Second)
 	synctest.Wait()
 }
 
@@ -77,7 +78,7 @@ func TestNoRequestIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 			const workers, requests = 64, 100
 			b := newBatches(t, 1, 1, 1_000_000, batch)
 			b.take(b.ledgers[0], 1)
-			time.Sleep(time.Second)
+			pass(time.Second)
 			synctest.Wait()
 			var wg sync.WaitGroup
 			for worker := range workers {
@@ -88,14 +89,14 @@ func TestNoRequestIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 							t.Errorf("batch %d: refused although every fetch succeeds: %+v", batch, st)
 						}
 						if rng.IntN(10) == 0 {
-							time.Sleep(time.Duration(rng.IntN(1000)) * time.Microsecond)
+							pass(time.Duration(rng.IntN(1000)) * time.Microsecond)
 						}
 					}
 				})
 			}
 			wg.Wait()
 			b.leave()
-			time.Sleep(time.Second)
+			pass(time.Second)
 			synctest.Wait()
 			if spent, served := b.spent(), b.served.Load(); spent != served {
 				t.Errorf("batch %d: served %d, but %d are spent in the store", batch, served, spent)
@@ -107,7 +108,7 @@ func TestNoRequestIsRefusedWhileEveryFetchSucceeds(t *testing.T) {
 // TestNoRequestIsRefusedBeforeTheLastToken: a request finds the rest of the limit in
 // the store, in a batch in flight, or in a reservation.
 func TestNoRequestIsRefusedBeforeTheLastToken(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(sweep.Size(60, 3000)) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 10))
 			events := 100 + rng.Int64N(500)
@@ -116,7 +117,7 @@ func TestNoRequestIsRefusedBeforeTheLastToken(t *testing.T) {
 			b.take(b.ledgers[0], 1)
 			// Long enough to know of other processes, so that batches grow, and for
 			// the first one to be given back.
-			time.Sleep(3 * time.Second)
+			pass(3 * time.Second)
 			synctest.Wait()
 			var mu sync.Mutex
 			var firstRefused, lastServed time.Time
@@ -135,7 +136,7 @@ func TestNoRequestIsRefusedBeforeTheLastToken(t *testing.T) {
 							firstRefused = time.Now()
 						}
 						mu.Unlock()
-						time.Sleep(time.Duration(rng.IntN(3000)) * time.Microsecond)
+						pass(time.Duration(rng.IntN(3000)) * time.Microsecond)
 					}
 				})
 			}
@@ -154,7 +155,7 @@ func TestNoRequestIsRefusedBeforeTheLastToken(t *testing.T) {
 // TestBatchesNeverServeMoreThanTheLimit: several processes use up one bucket, with
 // refunds and lost replies.
 func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {
-	for seed := range uint64(300) {
+	for seed := range uint64(sweep.Size(60, 3000)) {
 		synctest.Test(t, func(t *testing.T) {
 			rng := rand.New(rand.NewPCG(seed, 9))
 			processes := 1 + rng.IntN(4)
@@ -175,7 +176,7 @@ func TestBatchesNeverServeMoreThanTheLimit(t *testing.T) {
 			b.sim.mu.Lock()
 			b.sim.lossy = 0
 			b.sim.mu.Unlock()
-			time.Sleep(3 * time.Second)
+			pass(3 * time.Second)
 			synctest.Wait()
 			spent, served := b.spent(), b.served.Load()
 			switch {
@@ -198,12 +199,12 @@ func (b *batches) spendAll(l *Ledger, rng *rand.Rand) {
 		case !st.Allowed:
 			refusals++
 			b.isShort(l, &st, cost)
-			time.Sleep(time.Duration(rng.Int64N(int64(time.Second))))
+			pass(time.Duration(rng.Int64N(int64(time.Second))))
 		case rng.IntN(8) == 0:
 			b.refund(l, cost, st)
 		}
 		if rng.IntN(3) == 0 {
-			time.Sleep(time.Duration(rng.IntN(2000)) * time.Microsecond)
+			pass(time.Duration(rng.IntN(2000)) * time.Microsecond)
 		}
 	}
 }
@@ -234,13 +235,13 @@ func TestIdleBatchIsGivenBack(t *testing.T) {
 		if spent := b.spent(); spent != 100 {
 			t.Fatalf("%d are spent for a batch of 100", spent)
 		}
-		time.Sleep(1500 * time.Millisecond)
+		pass(1500 * time.Millisecond)
 		if spent := b.spent(); spent != 3 {
 			t.Errorf("%d are spent once the batch was idle, want 3", spent)
 		}
 		b.take(b.ledgers[1], 4)
 		b.leave()
-		time.Sleep(10 * time.Millisecond)
+		pass(10 * time.Millisecond)
 		if spent := b.spent(); spent != 7 {
 			t.Errorf("%d are spent at the end, want 7", spent)
 		}
@@ -261,7 +262,7 @@ func TestRefundsGoToTheReservation(t *testing.T) {
 		}
 		b.sim.mu.Unlock()
 		b.leave()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		synctest.Wait()
 		if spent := b.spent(); spent != 0 {
 			t.Errorf("%d are spent, want nothing", spent)
@@ -276,7 +277,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			b := newBatches(t, 1, 1, 1000, 100)
 			b.limit.Algorithm, b.limit.Window = a, 500*time.Millisecond
 			first := b.take(b.ledgers[0], 1)
-			time.Sleep(time.Duration(first.Reset-first.Now) * time.Microsecond)
+			pass(time.Duration(first.Reset-first.Now) * time.Microsecond)
 			second := b.take(b.ledgers[0], 1)
 			if second.Receipt == first.Receipt {
 				t.Errorf("%s: served from a batch of a window that is over: %+v after %+v", a, second, first)
@@ -311,7 +312,7 @@ func TestAutoBatch(t *testing.T) {
 		if spent := b.spent(); spent != 2 {
 			t.Errorf("%d were taken before the processes were counted", spent)
 		}
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		synctest.Wait()
 		for i, l := range b.ledgers {
 			r := b.request(1)
@@ -331,13 +332,13 @@ func TestAutoBatch(t *testing.T) {
 		if size := sizes(l); size != 5_000 {
 			t.Errorf("batches grow to %d, want 10 %% of 100,000 for two processes", size)
 		}
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		synctest.Wait()
 		if size := sizes(l); size != 2_500 {
 			t.Errorf("a batch that was wasted leaves a size of %d, want 2,500", size)
 		}
 		b.leave()
-		time.Sleep(time.Second)
+		pass(time.Second)
 		synctest.Wait()
 		if spent, served := b.spent(), b.served.Load(); spent != served {
 			t.Errorf("served %d, but %d are spent", served, spent)
@@ -356,7 +357,7 @@ func TestAutoBatchGrowsFromOne(t *testing.T) {
 		b := newBatches(t, 1, 1, 1000, store.BatchAuto)
 		l := b.ledgers[0]
 		b.take(l, 1)
-		time.Sleep(3 * time.Second)
+		pass(3 * time.Second)
 		synctest.Wait()
 		b.sim.mu.Lock()
 		before := b.sim.writes
@@ -377,7 +378,7 @@ func TestAutoBatchGrowsFromOne(t *testing.T) {
 // awaitWindow sleeps until a window begins in the store.
 func (b *batches) awaitWindow() {
 	window := b.limit.Window.Microseconds()
-	time.Sleep(time.Duration(window-b.sim.now()%window) * time.Microsecond)
+	pass(time.Duration(window-b.sim.now()%window) * time.Microsecond)
 }
 
 // TestNoRefusalOutlastsARefund: a take that is answered before a refund has arrived waits for
@@ -390,7 +391,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 			r := b.request(9)
 			loaned := l.borrow(&r)
 			b.awaitWindow()
-			time.Sleep(10 * time.Millisecond)
+			pass(10 * time.Millisecond)
 			b.take(l, 1)
 			l.repay(&r, loaned, &store.State{})
 		},
@@ -425,7 +426,7 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 					l := b.ledgers[0]
 					b.limit.Algorithm = store.SlidingWindow
 					b.awaitWindow()
-					time.Sleep(b.limit.Window - 10*time.Millisecond)
+					pass(b.limit.Window - 10*time.Millisecond)
 					giveBack(b, l)
 					r := b.request(4)
 					r.Batch = 0
@@ -563,9 +564,9 @@ func TestLookShowsWhatATakeFinds(t *testing.T) {
 					return store.Answers(t.Context(), l.Take, []store.Request{request(cost)})[0]
 				}
 				take(2)
-				time.Sleep(7 * time.Second)
+				pass(7 * time.Second)
 				l.ChargeDetached([]store.Request{request(6)})
-				time.Sleep(time.Duration(ms) * 500 * time.Microsecond)
+				pass(time.Duration(ms) * 500 * time.Microsecond)
 				foreseen, look := l.Foresee(request(0), true, s.word), take(0)
 				if look.Remaining != 4 || foreseen.Remaining != 4 {
 					t.Errorf("%s, aligned %t, after %d half milliseconds: %d are left, foreseen %d; want 4", limit.Algorithm, limit.Align, ms, look.Remaining, foreseen.Remaining)
@@ -573,7 +574,7 @@ func TestLookShowsWhatATakeFinds(t *testing.T) {
 				if st := take(5); st.Allowed {
 					t.Errorf("%s, aligned %t: 5 of 4 are taken: %+v", limit.Algorithm, limit.Align, st)
 				}
-				time.Sleep(time.Second)
+				pass(time.Second)
 			})
 		}
 	}

@@ -4,12 +4,11 @@ import (
 	"container/heap"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strconv"
 	"testing"
 	"time"
-
-	"pgregory.net/rapid"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -130,46 +129,39 @@ func TestIndexGivesMemoryBack(t *testing.T) {
 
 // TestQueue compares the queue with a plain slice.
 func TestQueue(t *testing.T) {
-	rapid.Check(t, func(t *rapid.T) {
+	for seed := range uint64(100) {
+		rng := rand.New(rand.NewPCG(seed, 0))
 		var q queue
 		var model []*bucket
-		pick := func(t *rapid.T) *bucket {
-			if len(model) == 0 {
-				t.Skip("empty")
-			}
-			return rapid.SampledFrom(model).Draw(t, "bucket")
-		}
-		due := rapid.Int64Range(0, 20)
-		t.Repeat(map[string]func(*rapid.T){
-			"push": func(t *rapid.T) {
+		for range 50 {
+			due, what := rng.Int64N(21), rng.IntN(3)
+			switch {
+			case what == 0 || len(model) == 0:
 				b := &bucket{}
-				b.due = due.Draw(t, "due")
+				b.due = due
 				heap.Push(&q, b)
 				model = append(model, b)
-			},
-			"fix": func(t *rapid.T) {
-				b := pick(t)
-				b.due = due.Draw(t, "due")
+			case what == 1:
+				b := model[rng.IntN(len(model))]
+				b.due = due
 				heap.Fix(&q, int(b.place))
-			},
-			"remove": func(t *rapid.T) {
-				b := pick(t)
+			default:
+				i := rng.IntN(len(model))
+				b := model[i]
 				heap.Remove(&q, int(b.place))
-				model = slices.DeleteFunc(model, func(m *bucket) bool { return m == b })
+				model = slices.Delete(model, i, i+1)
 				if b.place != removed {
-					t.Fatalf("removed bucket has place %d", b.place)
+					t.Fatalf("seed %d: removed bucket has place %d", seed, b.place)
 				}
-			},
-			"": func(t *rapid.T) {
-				if err := q.verify(); err != nil {
-					t.Fatal(err)
-				}
-				if len(q) != len(model) {
-					t.Fatalf("%d buckets, want %d", len(q), len(model))
-				}
-			},
-		})
-	})
+			}
+			if err := q.verify(); err != nil {
+				t.Fatalf("seed %d: %v", seed, err)
+			}
+			if len(q) != len(model) {
+				t.Fatalf("seed %d: %d buckets, want %d", seed, len(q), len(model))
+			}
+		}
+	}
 }
 
 func TestQueueGivesMemoryBack(t *testing.T) {

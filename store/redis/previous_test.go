@@ -681,7 +681,7 @@ func TestBucketWithoutExpiryMigrates(t *testing.T) {
 		req.Cost, req.ID = 1, "second"
 		st := store.Answers(t.Context(), after.Take, []store.Request{req})[0]
 		used(t, fmt.Sprint(limit), st, 8)
-		if algorithm.Of(limit.Algorithm).Windowed && st.Reset != was.Reset {
+		if algorithm.Of(limit.Algorithm).Windowed() && st.Reset != was.Reset {
 			t.Errorf("%v: the window ends at %d, not at %d", limit, st.Reset, was.Reset)
 		}
 		if ttl := owner.PTTL(t.Context(), key).Val(); ttl <= 0 || ttl > 2*limit.Window+time.Minute {

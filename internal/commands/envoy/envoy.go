@@ -1,7 +1,5 @@
 // Package envoy converts configs of envoyproxy/ratelimit to Caddyfiles with rate_limit_service. What has no
 // counterpart there is named with its path.
-//
-// The package imports nothing of this module.
 package envoy
 
 import (
@@ -9,8 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
+	"unicode"
+	"unicode/utf8"
 )
 
 // File is a config of envoyproxy/ratelimit, in YAML, with one domain.
@@ -222,11 +220,16 @@ func written(text string) (string, error) {
 
 // quoted returns a text in the first of the forms that Caddy reads as that text.
 func quoted(text string) (string, error) {
-	for _, form := range []string{text, "`" + text + "`", `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`} {
-		tokens, err := caddyfile.Tokenize([]byte("descriptor "+form+" zone"), "")
-		if err == nil && len(tokens) == 3 && tokens[1].Text == text {
-			return form, nil
-		}
+	// In quotes a backslash escapes quotes only, unless another one is before it.
+	unpaired := strings.ReplaceAll(text, `\\`, "")
+	switch {
+	case !utf8.ValidString(text):
+	case text != "" && !strings.ContainsFunc(text, unicode.IsSpace) && !strings.ContainsAny(text[:1], "\"`#<") && !strings.Contains(text, `\`):
+		return text, nil
+	case !strings.Contains(text, "`"):
+		return "`" + text + "`", nil
+	case !strings.Contains(unpaired, `\"`) && !strings.HasSuffix(unpaired, `\`):
+		return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`, nil
 	}
 	return "", fmt.Errorf("%q has characters that a Caddyfile cannot have together", text)
 }

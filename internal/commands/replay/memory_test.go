@@ -1,3 +1,5 @@
+//go:build check
+
 package replay_test
 
 import (

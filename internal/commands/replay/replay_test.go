@@ -13,6 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // entry is an entry of Caddy's access log: of a request that arrived so many seconds after the beginning
@@ -137,7 +138,7 @@ func TestSuggestsTheLeastLimit(t *testing.T) {
 	const share = 0.02
 	file := filepath.Join(t.TempDir(), "access.log")
 	var log strings.Builder
-	stream := &traffic{lines: 8_000, clients: 200, perSecond: 50}
+	stream := &traffic{lines: sweep.Size(2_000, 8_000), clients: 100, perSecond: 50}
 	for range stream.lines {
 		log.Write(stream.line(nil))
 		stream.written++

@@ -31,6 +31,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/routes"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
@@ -331,10 +332,10 @@ func (s *site) finish(v *served, err error) {
 // TestDecidesAsServed serves random requests, many at a time, by the routes of Caddy and the limiters
 // with a clock that the test sets, and replays their log: each zone decides the same about each.
 func TestDecidesAsServed(t *testing.T) {
-	for seed := range uint64(4) {
+	for seed := range uint64(sweep.Size(1, 40)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			s := newSite(t, everyKind)
-			s.serveRandomly(rand.New(rand.NewPCG(seed, 1)), 3000)
+			s.serveRandomly(rand.New(rand.NewPCG(seed, 1)), 2000)
 			counts := compare(t, s.live, replayed(t, everyKind, replay.Config{Logs: []string{"-"}, Stdin: &s.log}))
 			t.Log(counts)
 			for _, zone := range s.zones {

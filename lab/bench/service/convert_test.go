@@ -116,9 +116,9 @@ func theirs(ctx context.Context, config peer.RateLimitConfig, domain string, d *
 	return a
 }
 
-// TestConvert: a config that envoyproxy/ratelimit loads is converted to one that limits the same descriptors
+// TestConvertAlike: a config that envoyproxy/ratelimit loads is converted to one that limits the same descriptors
 // alike. It is named where keys of one list begin alike, or texts cannot be in a Caddyfile.
-func TestConvert(t *testing.T) {
+func TestConvertAlike(t *testing.T) {
 	shop, err := site.Open("")
 	redistest.Must(t, err)
 	defer func() { redistest.Must(t, shop.Close()) }()

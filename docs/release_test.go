@@ -1,14 +1,15 @@
-package shardlimit_test
+package docs
 
 import (
 	"errors"
-	"os"
 	"path"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"go.yaml.in/yaml/v3"
 
 	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
 )
@@ -22,9 +23,7 @@ func TestActionsArePinned(t *testing.T) {
 	pinned := regexp.MustCompile(`^(\S+)@([0-9a-f]{40} # v\d+\.\d+\.\d+)$`)
 	commits := map[string]string{}
 	for _, file := range files {
-		text, err := os.ReadFile(file)
-		must(t, "read", err)
-		for _, use := range regexp.MustCompile(`(?m)\buses: (.*)$`).FindAllStringSubmatch(string(text), -1) {
+		for _, use := range regexp.MustCompile(`(?m)\buses: (.*)$`).FindAllStringSubmatch(read(t, file), -1) {
 			m := pinned.FindStringSubmatch(use[1])
 			if m == nil {
 				t.Errorf("%s uses %s, which names no commit and version", file, use[1])
@@ -43,13 +42,14 @@ func TestActionsArePinned(t *testing.T) {
 // TestDependabotKnowsAllModules checks that each module and each package of npm gets updates.
 func TestDependabotKnowsAllModules(t *testing.T) {
 	t.Parallel()
-	config := readYAML[struct {
+	var config struct {
 		Updates []struct {
 			Ecosystem   string `yaml:"package-ecosystem"`
 			Directory   string
 			Directories []string
 		}
-	}](t, ".github/dependabot.yml")
+	}
+	must(t, "decode", yaml.Unmarshal([]byte(read(t, ".github/dependabot.yml")), &config))
 	known := map[string][]string{}
 	for _, update := range config.Updates {
 		known[update.Ecosystem] = append(append(known[update.Ecosystem], update.Directories...), update.Directory)
@@ -75,25 +75,20 @@ func TestImageOfAReleaseIsThatOfTheDockerfile(t *testing.T) {
 	t.Parallel()
 	final := func(file string) string {
 		t.Helper()
-		text, err := os.ReadFile(file)
-		must(t, "read", err)
-		stage := string(text[strings.LastIndex(string(text), "\nFROM "):])
+		text := read(t, file)
+		stage := text[strings.LastIndex(text, "\nFROM "):]
 		return regexp.MustCompile(`(?m)^(COPY|ARG) .*\n`).ReplaceAllString(stage, "")
 	}
-	must(t, "the image", want("its Dockerfile", final(composeDir+"/release.Dockerfile"), final(dockerfile)))
+	must(t, "the image", want("its Dockerfile", final("contrib/docker/release.Dockerfile"), final("contrib/docker/Dockerfile")))
 }
 
 // TestLayoutVersionIsDocumented checks that the page about upgrades has the layout version of the newest
 // release.
 func TestLayoutVersionIsDocumented(t *testing.T) {
 	t.Parallel()
-	changelog, err := os.ReadFile("CHANGELOG.md")
-	must(t, "read", err)
-	page, err := os.ReadFile("docs/upgrading.md")
-	must(t, "read", err)
-	newest := regexp.MustCompile(`\n## (\d+\.\d+)\.\d+`).FindSubmatch(changelog)
-	rows := regexp.MustCompile(`(?m)^\| (\d+\.\d+) \| (\S+) \|$`).FindAllSubmatch(page, -1)
+	newest := regexp.MustCompile(`\n## (\d+\.\d+)\.\d+`).FindStringSubmatch(read(t, "CHANGELOG.md"))
+	rows := regexp.MustCompile(`(?m)^\| (\d+\.\d+) \| (\S+) \|$`).FindAllStringSubmatch(read(t, "docs/upgrading.md"), -1)
 	must(t, "the table", want("rows", len(rows) > 0 && newest != nil, true))
 	last := rows[len(rows)-1]
-	must(t, "the last row", errors.Join(want("version", string(last[1]), string(newest[1])), want("layout version", string(last[2]), ask.LayoutVersion)))
+	must(t, "the last row", errors.Join(want("version", last[1], newest[1]), want("layout version", last[2], ask.LayoutVersion)))
 }

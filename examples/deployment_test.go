@@ -1,4 +1,4 @@
-package shardlimit_test
+package examples
 
 import (
 	"bytes"
@@ -224,21 +224,11 @@ func (d deployed) ending() time.Duration {
 
 // TestDeployedCaddyfilesLoad without a warning, and that they are formatted.
 func TestDeployedCaddyfilesLoad(t *testing.T) {
-	t.Parallel()
+	t.Setenv("XDG_DATA_HOME", t.TempDir())
+	password := filepath.Join(t.TempDir(), "password")
+	must(t, "write", os.WriteFile(password, []byte("secret"), 0o600))
 	for name, text := range deployedCaddyfiles(t) {
-		dir := t.TempDir()
-		file := dir + "/Caddyfile"
-		must(t, "write", os.WriteFile(dir+"/password", []byte("secret"), 0o600))
-		text = regexp.MustCompile(`\{file\./run/secrets/[^}]*\}`).ReplaceAllString(text, "{file."+dir+"/password}")
-		must(t, "write", os.WriteFile(file, []byte(text), 0o600))
-		validate := caddytest.Command(dir, "validate", "--config", file)
-		out, err := validate.CombinedOutput()
-		if err != nil || !strings.Contains(string(out), "Valid configuration") || strings.Contains(string(out), `"level":"warn"`) {
-			t.Errorf("%s: %v\n%s", name, err, out)
-		}
-		if out, err := caddytest.Command(dir, "fmt", "--diff", file).CombinedOutput(); err != nil {
-			t.Errorf("the Caddyfile of %s is not formatted: %v\n%s", name, err, out)
-		}
+		isFormattedAndLoads(t, name, regexp.MustCompile(`\{file\./run/secrets/[^}]*\}`).ReplaceAllString(text, "{file."+password+"}"))
 	}
 }
 

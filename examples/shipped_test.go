@@ -1,8 +1,9 @@
-package shardlimit_test
+package examples
 
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"os"
 	"slices"
 	"strings"
@@ -69,6 +70,22 @@ func shippedConfigs(t *testing.T) map[string]string {
 		}
 	}
 	return configs
+}
+
+// sweepsAll makes tests go through all shipped configs; the tag check sets it.
+var sweepsAll = false
+
+// swept returns which of all cases a test goes through: some, which try each promise once, or with the tag check all.
+func swept(t *testing.T, all iter.Seq[string], some ...string) []string {
+	t.Helper()
+	names := slices.Sorted(all)
+	for _, name := range some {
+		must(t, "all cases", want("having "+name, slices.Contains(names, name), true))
+	}
+	if sweepsAll {
+		return names
+	}
+	return some
 }
 
 // TestShippedConfigsLimitMadeUpKeys checks that beside each zone that counts by what clients choose,

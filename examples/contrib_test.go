@@ -1,4 +1,4 @@
-package shardlimit_test
+package examples
 
 import (
 	"encoding/json"
@@ -157,22 +157,6 @@ func TestContribNamesExportedMetrics(t *testing.T) {
 	for name := range known {
 		if !used[name] {
 			t.Errorf("neither the dashboard nor the rules use %s", name)
-		}
-	}
-}
-
-// TestRunbookLinksResolve checks that alerts link to sections that exist.
-func TestRunbookLinksResolve(t *testing.T) {
-	text, err := os.ReadFile("contrib/alerts.yml")
-	must(t, "read", err)
-	rules := strings.Count(string(text), "- alert: ")
-	links := regexp.MustCompile(`runbook_url: https://github.com/shardlimit/caddy-shardlimit/blob/main/(docs/[\w-]+\.md)#([\w-]+)\n`).FindAllStringSubmatch(string(text), -1)
-	if len(links) != rules || rules == 0 || strings.Count(string(text), "summary: ") != rules {
-		t.Errorf("%d rules, %d links, %d summaries", rules, len(links), strings.Count(string(text), "summary: "))
-	}
-	for _, link := range links {
-		if !hasSection(t, link[1], link[2]) {
-			t.Errorf("%s has no section %s", link[1], link[2])
 		}
 	}
 }

@@ -1,6 +1,7 @@
-package shardlimit_test
+package examples
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -11,7 +12,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 	"time"
 
@@ -176,70 +177,42 @@ func TestHandlersBehindOneAnother(t *testing.T) {
 	}
 }
 
-// TestMigratingFromNginx checks that nginx with the old config and Caddy with the new one admit the
-// same.
+// TestMigratingFromNginx checks how many requests Caddy with the new config serves at once, keeps waiting, and
+// refuses, with windows in which nothing comes back meanwhile. TestNginxBeforeMigrating compares it with nginx.
 func TestMigratingFromNginx(t *testing.T) {
-	for name, start := range map[string]func(t *testing.T) (url string){
-		"before": func(t *testing.T) string {
-			t.Helper()
-			site := caddytest.FreeAddr(t)
-			return startNginx(t, "examples/migrating/nginx_before.conf", site, "listen 8080", "listen "+site)
-		},
-		"after": func(t *testing.T) string {
-			t.Helper()
-			return startExample(t, "migrating/nginx_after").URL
-		},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel() // it spends its time waiting
-			url := start(t)
-			get := func(path string) func() *http.Response {
-				return func() *http.Response { return send(t, caddytest.Client, http.MethodGet, url+path) }
-			}
-			must(t, "plain", want("statuses", repeated(3, get("/plain")), "200 429 429"))
-			must(t, "burst", want("statuses", repeated(7, get("/burst")), many(5, 200)+" 429 429"))
-			must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, url+"/burst").StatusCode, 200))
-			// The last one waits for a second and a half in both.
-			for path, served := range map[string]int{"/queue": 4, "/both": 6} {
-				queued(t, url+path, served)
-			}
-		})
-	}
-}
-
-// queued sends three requests more than are served at two a second, all at once. If a slow machine
-// delivers them so late that another one fits, or wakes one so late that the last one of the queue
-// does not, it tries again from another address.
-func queued(t *testing.T, url string, served int) {
-	t.Helper()
-	for try := 1; ; try++ {
-		from := clientAt(fmt.Sprint("127.0.1.", try))
-		var passed, refused atomic.Int64
-		begun := time.Now()
-		caddytest.Together(t, served+3, func(int) error {
-			resp, err := from.Get(url)
-			if err != nil {
-				return err
-			}
-			switch resp.StatusCode {
-			case http.StatusOK:
-				passed.Add(1)
-			case http.StatusTooManyRequests:
-				refused.Add(1)
-			}
-			return resp.Body.Close()
-		})
-		took := time.Since(begun)
-		// The last of all that are served waits for a second and a half, each before it half a
-		// second less.
-		due := 1500*time.Millisecond - time.Duration(int64(served)-passed.Load())*500*time.Millisecond
-		isLate := took > due+100*time.Millisecond
-		if (refused.Load() < 3 || refused.Load() > 3 && isLate) && try < 20 {
-			continue
+	c := startExample(t, "migrating/nginx_after", "window 1m", "window 1000h", "window 1s", "window 1000h", "max_wait 1750ms", "max_wait 1750h")
+	must(t, "plain", want("statuses", statuses(c, 3, "/plain"), "200 429 429"))
+	must(t, "burst", want("statuses", statuses(c, 7, "/burst"), many(5, 200)+" 429 429"))
+	must(t, "another address", want("status", send(t, clientAt("127.0.0.2"), http.MethodGet, c.URL+"/burst").StatusCode, 200))
+	for path, atOnce := range map[string]int{"/queue": 1, "/both": 3} {
+		ctx, leave := context.WithCancel(t.Context())
+		answers := make(chan int, atOnce+6)
+		var clients sync.WaitGroup
+		for range cap(answers) {
+			clients.Go(func() {
+				req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+path, http.NoBody)
+				if err != nil {
+					return
+				}
+				if resp, err := c.Client.Do(req); err == nil {
+					answers <- resp.StatusCode
+					_ = resp.Body.Close()
+				}
+			})
 		}
-		must(t, url, errors.Join(want("served", int(passed.Load()), served), want("refused", refused.Load(), 3),
-			want(fmt.Sprintf("%v being a second and a half", took), took > 1400*time.Millisecond, true)))
-		return
+		served, refused := 0, 0
+		for range atOnce + 3 {
+			switch status := <-answers; status {
+			case http.StatusOK:
+				served++
+			case http.StatusTooManyRequests:
+				refused++
+			}
+		}
+		must(t, path, errors.Join(want("served at once", served, atOnce), want("refused", refused, 3)))
+		eventually(t, "the others wait", func() error { return want("requests that wait", inLimiter(c), 3) })
+		leave()
+		clients.Wait()
 	}
 }
 
@@ -274,23 +247,16 @@ func TestMigratingFromEnvoy(t *testing.T) {
 
 func TestMigratingFromTraefik(t *testing.T) {
 	from := func(n int) string { return fmt.Sprint("X-Forwarded-For: 192.0.2.", n) }
-	// An event of a user comes back every six seconds.
-	eventually(t, "all requests are sent within that time", func() error {
-		c, began := startExample(t, "migrating/traefik_after"), time.Now()
-		err := errors.Join(
-			want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
-			want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
-			want("no user", statuses(c, 3, "/", from(2)), "200 200 429"),
-			want("no user from elsewhere", statuses(c, 1, "/", from(3)), "429"),
-			want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
-			want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
-		)
-		if took := time.Since(began); took >= 6*time.Second {
-			return fmt.Errorf("they took %v", took)
-		}
-		must(t, "", err)
-		return nil
-	})
+	// Nothing comes back meanwhile.
+	c := startExample(t, "migrating/traefik_after", "window 1m", "window 1000h")
+	must(t, "all", errors.Join(
+		want("alice", statuses(c, 3, "/", "X-User: alice", from(1)), "200 200 429"),
+		want("bob", statuses(c, 3, "/", "X-User: bob", from(1)), "200 200 429"),
+		want("no user", statuses(c, 3, "/", from(2)), "200 200 429"),
+		want("no user from elsewhere", statuses(c, 1, "/", from(3)), "429"),
+		want("carol, the fifth from there", statuses(c, 2, "/", "X-User: carol", from(1)), "200 429"),
+		want("carol from elsewhere", statuses(c, 1, "/", "X-User: carol", from(3)), "200"),
+	))
 }
 
 // TestDocumentedMigrationsAreTheExamples: what docs/migrating.md shows is what

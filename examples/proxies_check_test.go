@@ -1,7 +1,10 @@
-package shardlimit_test
+//go:build check
+
+package examples
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/http"
 	"net/http/httptest"
@@ -12,81 +15,82 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 )
 
-// showsLimits returns how a proxy's response differs from the limiter's.
-func showsLimits(resp *http.Response, status int, left string) error {
-	return errors.Join(
-		want("status", resp.StatusCode, status),
-		want("limit", resp.Header.Get("X-RateLimit-Limit"), "5"),
-		want("remaining", caddytest.Remaining(resp), left),
-		want("having a reset", resp.Header.Get("X-RateLimit-Reset") != "", true),
-		want("having Retry-After", resp.Header.Get("Retry-After") != "", status == http.StatusTooManyRequests),
-	)
+// TestNginxBeforeMigrating checks that nginx with the old config and Caddy with the new one admit the same.
+func TestNginxBeforeMigrating(t *testing.T) {
+	for name, start := range map[string]func(t *testing.T) (url string){
+		"before": func(t *testing.T) string {
+			t.Helper()
+			site := caddytest.FreeAddr(t)
+			return startNginx(t, "examples/migrating/nginx_before.conf", site, "listen 8080", "listen "+site)
+		},
+		"after": func(t *testing.T) string {
+			t.Helper()
+			return startExample(t, "migrating/nginx_after").URL
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			url := start(t)
+			// An event comes back every ten seconds: a slow machine begins anew from another address.
+			for path, statuses := range map[string]string{"/plain": "200 429 429", "/burst": many(5, 200) + " 429 429"} {
+				for try := 1; ; try++ {
+					from, begun := clientAt(fmt.Sprint("127.0.2.", try)), time.Now()
+					got := repeated(strings.Count(statuses, " ")+1, func() *http.Response { return send(t, from, http.MethodGet, url+path) })
+					if got == statuses || time.Since(begun) < 10*time.Second || try == 20 {
+						must(t, path, want("statuses", got, statuses))
+						break
+					}
+				}
+			}
+			// The last one waits for a second and a half in both.
+			for path, served := range map[string]int{"/queue": 4, "/both": 6} {
+				queued(t, url+path, served)
+			}
+		})
+	}
 }
 
-// drivesLimiterService sends requests to a proxy that asks the limiter.
-func drivesLimiterService(t *testing.T, url string) {
+// queued sends three requests more than are served at two a second, all at once. If a slow machine
+// delivers them so late that another one fits, or wakes one so late that the last one of the queue
+// does not, it tries again from another address.
+func queued(t *testing.T, url string, served int) {
 	t.Helper()
-	for _, left := range []string{"4", "3", "2", "1", "0"} {
-		must(t, "request that fits", showsLimits(send(t, caddytest.Client, http.MethodPost, url+"/some/path?x=1"), http.StatusOK, left))
+	for try := 1; ; try++ {
+		from := clientAt(fmt.Sprint("127.0.1.", try))
+		var passed, refused atomic.Int64
+		begun := time.Now()
+		caddytest.Together(t, served+3, func(int) error {
+			resp, err := from.Get(url)
+			if err != nil {
+				return err
+			}
+			switch resp.StatusCode {
+			case http.StatusOK:
+				passed.Add(1)
+			case http.StatusTooManyRequests:
+				refused.Add(1)
+			}
+			return resp.Body.Close()
+		})
+		took := time.Since(begun)
+		// The last of all that are served waits for a second and a half, each before it half a
+		// second less.
+		due := 1500*time.Millisecond - time.Duration(int64(served)-passed.Load())*500*time.Millisecond
+		isLate := took > due+100*time.Millisecond
+		if (refused.Load() < 3 || refused.Load() > 3 && isLate) && try < 20 {
+			continue
+		}
+		must(t, url, errors.Join(want("served", int(passed.Load()), served), want("refused", refused.Load(), 3),
+			want(fmt.Sprintf("%v being a second and a half", took), took > 1400*time.Millisecond, true)))
+		return
 	}
-	must(t, "sixth request", showsLimits(send(t, caddytest.Client, http.MethodGet, url), http.StatusTooManyRequests, "0"))
-	must(t, "another address", showsLimits(send(t, clientAt("127.0.0.2"), http.MethodGet, url), http.StatusOK, "4"))
-	must(t, "a made-up key", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Api-Key: k"), http.StatusTooManyRequests, "0"))
-	must(t, "a made-up address", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Forwarded-For: 203.0.113.9"), http.StatusTooManyRequests, "0"))
-	must(t, "two of them", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Forwarded-For: 203.0.113.9", "x-forwarded-for: 203.0.113.8"), http.StatusTooManyRequests, "0"))
-}
-
-func TestExampleLimiterService(t *testing.T) {
-	c := startExample(t, "limiter_service")
-	address := "X-Forwarded-For: 192.0.2.7"
-	must(t, "questions", want("statuses", statuses(c, 6, "/", address), many(5, 200)+" 429"))
-	must(t, "another address", want("status", c.Get("/", "X-Forwarded-For: 192.0.2.8").StatusCode, 200))
-}
-
-// TestLimiterServiceByKey counts by the header that its comment names.
-func TestLimiterServiceByKey(t *testing.T) {
-	c := startExample(t, "limiter_service", "key {client_ip}", "key {header.X-Api-Key} {client_ip}")
-	address := "X-Forwarded-For: 192.0.2.7"
-	must(t, "a key", want("statuses", statuses(c, 6, "/", address, "X-Api-Key: a"), many(5, 200)+" 429"))
-	must(t, "another key", want("status", c.Get("/", address, "X-Api-Key: b").StatusCode, 200))
-	must(t, "none", want("status", c.Get("/", address).StatusCode, 200))
-	must(t, "two", want("status", c.Get("/", address, "X-Api-Key: a", "X-Api-Key: b").StatusCode, 400))
-}
-
-// TestExternalAuthorizationOfEnvoy asks as Envoy's ext_authz does over HTTP: with the method, path and host of
-// the client's request, without its body, and with its address behind those that the client made up and
-// before Envoy's own.
-func TestExternalAuthorizationOfEnvoy(t *testing.T) {
-	const envoy = "10.0.0.5"
-	c := startExample(t, "limiter_service", "trusted_proxies static private_ranges", "trusted_proxies static 127.0.0.1 "+envoy+"\n\t\ttrusted_proxies_strict",
-		"\tcharge before", "\tcharge before\n\t\t\tmatch {\n\t\t\t\tmethod POST\n\t\t\t\tpath /orders/*\n\t\t\t}")
-	ask := func(method, path, addresses string) *http.Response {
-		t.Helper()
-		return send(t, c.Client, method, c.URL+path, "X-Forwarded-For: "+addresses+","+envoy, "X-Envoy-Internal: true", "X-Envoy-Expected-Rq-Timeout-Ms: 200")
-	}
-	for _, left := range []string{"4", "3", "2", "1", "0"} {
-		must(t, "request that fits", showsLimits(ask(http.MethodPost, "/orders/1?from=shop", "192.0.2.7"), http.StatusOK, left))
-	}
-	must(t, "sixth request", showsLimits(ask(http.MethodPost, "/orders/2", "192.0.2.7"), http.StatusTooManyRequests, "0"))
-	must(t, "a made-up address", showsLimits(ask(http.MethodPost, "/orders/2", "203.0.113.9,192.0.2.7"), http.StatusTooManyRequests, "0"))
-	must(t, "one that is trusted", showsLimits(ask(http.MethodPost, "/orders/2", envoy+",192.0.2.7"), http.StatusTooManyRequests, "0"))
-	must(t, "another address", showsLimits(ask(http.MethodPost, "/orders/2", "192.0.2.8"), http.StatusOK, "4"))
-	must(t, "another method", want("status", ask(http.MethodGet, "/orders/2", "192.0.2.7").StatusCode, 200))
-	must(t, "another path", want("status", ask(http.MethodPost, "/health", "192.0.2.7").StatusCode, 200))
-}
-
-func TestExampleForwardAuth(t *testing.T) {
-	limiter := startExample(t, "limiter_service")
-	c := startExample(t, "forward_auth", "localhost:8080", limiter.Addr)
-	drivesLimiterService(t, c.URL)
-	limiter.Stop()
-	must(t, "without the limiter", want("status", c.Get("/").StatusCode, http.StatusBadGateway))
 }
 
 func TestExampleAuthRequest(t *testing.T) {

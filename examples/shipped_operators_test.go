@@ -1,8 +1,9 @@
-package shardlimit_test
+package examples
 
 import (
 	"crypto/rand"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"regexp"
@@ -86,31 +87,22 @@ var respondLine = regexp.MustCompile(`(?m)^\trespond ".*"$`)
 // beginning or, as for who leaves out that line, at their end. No window ends meanwhile.
 func TestShippedLogs(t *testing.T) {
 	t.Parallel()
-	found, shards := 0, caddytest.StartShards(t, 1, 0)
-	for key, text := range shippedConfigs(t) {
-		zones := slices.Concat(zonesOf(t, key, text)...)
-		name := shippedName(key, zones)
-		for _, z := range zones {
-			if z.Algorithm != "sliding_log" {
-				continue
-			}
-			found++
-			a, ok := shippedAsks[name][z.Name]
-			if !ok {
-				a = shippedAsks[name][""]
-			}
-			for store, inStore := range operatedStores(shards) {
-				for _, charge := range []string{"before", "after"} {
-					t.Run(strings.ReplaceAll(fmt.Sprintf("%s %s %s %s", name, z.Name, store, charge), "/", "."), func(t *testing.T) {
-						t.Parallel()
-						remembers(t, text, z, a, charge, inStore)
-					})
-				}
+	shards := caddytest.StartShards(t, 1, 0)
+	zones, texts := shippedZones(t, func(z shippedZone) bool { return z.Algorithm == "sliding_log" })
+	for _, name := range swept(t, maps.Keys(zones), "examples/migrating/caddy_ratelimit_after.caddyfile each") {
+		z := zones[name]
+		a, ok := shippedAsks[strings.TrimSuffix(name, " "+z.Name)][z.Name]
+		if !ok {
+			a = shippedAsks[strings.TrimSuffix(name, " "+z.Name)][""]
+		}
+		for store, inStore := range operatedStores(shards) {
+			for _, charge := range []string{"before", "after"} {
+				t.Run(strings.ReplaceAll(fmt.Sprintf("%s %s %s", name, store, charge), "/", "."), func(t *testing.T) {
+					t.Parallel()
+					remembers(t, texts[name], z, a, charge, inStore)
+				})
 			}
 		}
-	}
-	if found == 0 {
-		t.Error("no shipped config has a zone of sliding_log")
 	}
 }
 
@@ -186,10 +178,8 @@ func TestShippedLinesAreWoken(t *testing.T) {
 	t.Parallel()
 	shards := caddytest.StartShards(t, 1, 0)
 	zones, texts := shippedZones(t, func(z shippedZone) bool { return z.MaxWait > 0 })
-	if len(zones) == 0 {
-		t.Error("in no shipped config requests wait")
-	}
-	for name, z := range zones {
+	for _, name := range swept(t, maps.Keys(zones), "examples/outgoing.caddyfile partner") {
+		z := zones[name]
 		for store, inStore := range operatedStores(shards) {
 			t.Run(strings.ReplaceAll(name+" "+store, "/", "."), func(t *testing.T) {
 				t.Parallel()

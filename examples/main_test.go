@@ -1,0 +1,17 @@
+// Package examples tests the configs that are shipped: the examples, those in documents, and those of contrib.
+package examples
+
+import (
+	"testing"
+
+	_ "github.com/shardlimit/caddy-shardlimit"
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+)
+
+// TestMain runs the tests at the root of the repository, so that they name files as the documents do.
+func TestMain(m *testing.M) { caddytest.MainIn("..", m) }
+
+// These names are short, as nearly every line of a test has one.
+var must, eventually, adapt = caddytest.Must, caddytest.Eventually, caddytest.Adapt
+
+func want[T comparable](what string, got, want T) error { return caddytest.Want(what, got, want) }

@@ -1,0 +1,5 @@
+//go:build check
+
+package examples
+
+func init() { sweepsAll = true }

@@ -1,0 +1,5 @@
+//go:build check
+
+package ledger
+
+func init() { interleavings = 2000 }
