@@ -22,6 +22,7 @@ import (
 func TestDocumentedACLSuffices(t *testing.T) {
 	sh := redistest.StartShard(t, 1)
 	for _, server := range append(sh.Replicas, sh.Primary) {
+		undone(t, server)
 		args := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret"}
 		for _, word := range documentedRule(t) {
 			args = append(args, word)
@@ -111,7 +112,7 @@ func denials(commands []string) (all []denial) {
 func TestDeniedCommandsLeaveNoPartialBucket(t *testing.T) {
 	t.Parallel()
 	commands := deniable(t)
-	server := redistest.Start(t)
+	server := undone(t, redistest.Start(t))
 	allow := []any{"ACL", "SETUSER", "limiter", "reset", "on", ">secret", "~*", "+@all"}
 	must(t, server.Client().Do(t.Context(), allow...).Err())
 	now := time.UnixMicro(1_795_258_977_534_988)

@@ -63,7 +63,7 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 var freeOfCharge = &store.Limit{Zone: "free", Algorithm: store.GCRA, Window: time.Hour}
 
 func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
-	server := redistest.Start(t)
+	server := undone(t, redistest.Start(t))
 	shard := newShard(t, ShardOptions{Primary: server.Addr()})
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 	waitUntilUp(t, s)
@@ -87,7 +87,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 // TestFullServerRefusesWritesThatAdd under every algorithm except concurrency: leases are
 // few and have to be renewed.
 func TestFullServerRefusesWritesThatAdd(t *testing.T) {
-	server := redistest.Start(t)
+	server := undone(t, redistest.Start(t))
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	s.Warm(t.Context())
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())

@@ -54,6 +54,19 @@ func newShard(t testing.TB, opts ShardOptions) *Shard {
 	return s
 }
 
+// undone makes the server pass to other tests although this one changes users or maxmemory.
+func undone(t testing.TB, server *redistest.Server) *redistest.Server {
+	t.Helper()
+	t.Cleanup(func() {
+		for _, words := range [][]any{
+			{"ACL", "DELUSER", "limiter"}, {"ACL", "SETUSER", "default", "+@all"}, {"CONFIG", "SET", "maxmemory", "0"},
+		} {
+			must(t, server.Client().Do(context.Background(), words...).Err())
+		}
+	})
+	return server
+}
+
 // These are those of package wire: the most calls in a pipeline, and buckets in a bundle.
 const (
 	maxBatch  = 300

@@ -191,7 +191,7 @@ func TestPenaltyOfABucketWithoutWindow(t *testing.T) {
 func TestRefusedOpeningIsLeftToTheScript(t *testing.T) {
 	t.Parallel()
 	o := newOpenings(t)
-	must(t, o.server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-hsetnx").Err())
+	must(t, undone(t, o.server).Client().Do(t.Context(), "ACL", "SETUSER", "default", "-hsetnx").Err())
 	for range 2 {
 		got := o.check(t, func(string, time.Time) {})
 		if got.st.Err != nil || got.scripts != 1 {

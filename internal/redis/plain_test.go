@@ -216,7 +216,7 @@ func TestScriptReplacesRefusedCommands(t *testing.T) {
 // the right that they, and the script as well, had lacked.
 func TestMissingRightIsNotRemembered(t *testing.T) {
 	t.Parallel()
-	server := redistest.Start(t)
+	server := undone(t, redistest.Start(t))
 	user := func(rules ...any) {
 		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
 	}
@@ -274,6 +274,7 @@ func TestOrphanIsMended(t *testing.T) {
 // bucket, once that may, gives the orphan a window and keeps both.
 func TestRefusedMendIsUncertain(t *testing.T) {
 	sh := redistest.StartShard(t, 0)
+	undone(t, sh.Primary)
 	user := func(rules ...any) {
 		must(t, sh.Primary.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
 	}
@@ -497,7 +498,7 @@ func TestOrphanUnderAFalsePenaltyIsAdopted(t *testing.T) {
 // as a whole, and one that may not add to the count did not run, although the penalty that is not
 // believed is gone.
 func TestRefusedRepairIsNotExecuted(t *testing.T) {
-	server := redistest.Start(t)
+	server := undone(t, redistest.Start(t))
 	user := func(rules ...any) {
 		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
 	}

@@ -334,7 +334,7 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	}
 	must(t, was.Resume())
 	for _, server := range r.servers {
-		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-pexpiretime").Err())
+		must(t, undone(t, server).Client().Do(t.Context(), "ACL", "SETUSER", "default", "-pexpiretime").Err())
 	}
 	eventually(t, "the missing right is final", func() error {
 		if err := charge(clients[1], time.Second); !errors.Is(err, store.ErrFinal) {

@@ -233,7 +233,7 @@ func sometime(first, then time.Time) func() time.Time {
 
 // TestRightsForRecords are the documented ones. Without the further one a record stays as it is.
 func TestRightsForRecords(t *testing.T) {
-	server := redistest.Start(t)
+	server := undone(t, redistest.Start(t))
 	set := func(words ...any) {
 		t.Helper()
 		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, words...)...).Err())

@@ -249,7 +249,7 @@ func TestOperatorsSeeForeignDataAsRequestsDo(t *testing.T) {
 			r := store.Request{Limit: &limit, ClientKey: name, Events: 10}
 			must(t, put(t.Context(), sh.Primary.Client(), s.asker.Keys.Key(&limit, name)))
 			must(t, sh.WaitReplicated(t.Context()))
-			for _, copied := range s.Inspect(t.Context(), r).Copies {
+			for _, copied := range inspected(t, s, r).Copies {
 				if store.KindOf(copied.State.Err) != store.KindForeignData || copied.Exists {
 					t.Errorf("%s under %v: %+v", name, limit, copied)
 				}
