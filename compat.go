@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // NamedZone is a zone in the form of the caddy-ratelimit plugin, where its
@@ -100,8 +100,8 @@ func (h *Handler) adoptNamedZones() error {
 		if n.MaxConcurrent != 0 {
 			return fmt.Errorf("rate_limits.%s.max_concurrent %d: %s", name, n.MaxConcurrent, option.InsteadInJSON("max_concurrent"))
 		}
-		if n.MaxEvents < 1 || n.MaxEvents > store.MaxEvents {
-			return fmt.Errorf("rate_limits.%s.max_events is missing or %d: it must be from 1 to 2^52", name, n.MaxEvents)
+		if err := algorithm.CheckEvents(z.algorithm(), n.MaxEvents); err != nil {
+			return fmt.Errorf("rate_limits.%s.max_events is missing or %w", name, err)
 		}
 		z.Events = Amount(strconv.FormatInt(n.MaxEvents, 10))
 		h.Zones = append(h.Zones, z)

@@ -37,8 +37,8 @@ import (
 // `{http.rate_limit.reset}` | When the window ends, in seconds since the epoch
 // `{http.rate_limit.wait}` | The seconds until a refused request fits
 // `{http.rate_limit.cost}` | What the request costs
-// `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (see `enforce`), `error_allowed` or `error_refused` (see `on_error`), or `blocked` by an operator
-// `{http.rate_limit.reason}` | Why it was not allowed: `over_limit`, `in_flight`, `penalty`, `reserved` or `store_error`
+// `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (`enforce` only observes the client), `error_allowed` (the store cannot answer, and `on_error` lets pass), `error_refused` (the store cannot answer, and `on_error` refuses) or `blocked` (an operator has blocked the client)
+// `{http.rate_limit.reason}` | Why it was not allowed: `over_limit`, `in_flight` (only running requests are in the way), `penalty`, `reserved` (room is kept for others), `store_error` or `blocked`
 // `{http.rate_limit.<zone>.…}` | The same, for the zone of that name
 // `{http.rate_limit.exceeded.name}` | The zone that refused the request
 //
@@ -97,48 +97,44 @@ var (
 
 // Limits are the options that the handlers `rate_limit` and `rate_limit_service` share.
 type Limits struct {
-	// The store in which the zones count: the name of a store in the
-	// `rate_limit` app, or a store of this handler's own. The counts in memory of
-	// such a store survive a reload only if its definition does not change.
-	// Default: the store named `default`.
+	// The store in which the zones count: the name of a store in the `rate_limit`
+	// app, or a store of this handler's own. The counts in memory of such a store
+	// survive a reload only if its definition does not change. Default: `default`.
 	StoreRaw json.RawMessage `json:"store,omitempty" caddy:"namespace=rate_limit.stores inline_key=module"`
 
-	// The share of the clients that is counted in another store. Default: none.
+	// Another store, and the percentage of clients, 0 to 100, that are [counted
+	// there
+	// instead](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#another-store-for-some-clients).
+	// Default: 0.
 	Rollout *Rollout `json:"rollout,omitempty"`
 
-	// The zones. A request has to fit into all zones that match it; if one
-	// refuses it, none charges it. Required, unless `rate_limits` has zones.
+	// The zones. A request has to fit into all zones that match it; if one refuses
+	// it, none charges it. Required, unless `rate_limits` has zones. In a
+	// Caddyfile: `zone <name>`.
 	Zones []*Zone `json:"zones,omitempty"`
 
-	// The response headers that show the limit. `github`: `X-RateLimit-*`, for
-	// one zone. `ietf`: `RateLimit-Policy` and `RateLimit` of
-	// draft-ietf-httpapi-ratelimit-headers-10, for all zones in their order.
-	// `both`, or `none`. Refusals have `Retry-After` with each of them. Default:
-	// `github`.
+	// The response headers that show the limit: `github` (`X-RateLimit-*`), `ietf`
+	// (`RateLimit-Policy`, `RateLimit`), `both` or `none`. Refusals have
+	// `Retry-After` with each:
+	// [Headers](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#headers).
+	// Default: `github`.
 	Headers string `json:"headers,omitempty"`
 
-	// The fraction by up to which `Retry-After`, and the reset with it, is lengthened at random, so that
-	// refused clients do not all return at the same moment: a number from 0 to 1;
-	// 0.2 is up to 20 percent. Default: 0.
+	// Lengthens `Retry-After`, and moves the reset with it, at random by up to
+	// this fraction, 0 to 1. Default: 0.
 	Jitter float64 `json:"jitter,omitempty"`
 
-	// Whether refused requests get a body of type `application/problem+json`
-	// (RFC 9457). Its problem type is `quota-exceeded`, with the zones that were
-	// exceeded, or `temporary-reduced-capacity` if what is left is reserved for
-	// more important requests or the store cannot answer. A matching error route
-	// of the server (`handle_errors`) makes the response instead. Default: false.
+	// Gives refused requests [a
+	// body](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#headers)
+	// of type `application/problem+json`. Default: off.
 	Problem bool `json:"problem,omitempty"`
 
-	// The refusals to log, at level INFO. `first`: the first one of each client
-	// and zone in a window; 100000 clients are remembered. `all`, or `none`.
-	// Default: `first`.
+	// Which refusals are logged: the `first` of each client and zone in a window,
+	// `all`, or `none`. Default: `first`.
 	LogRefusals string `json:"log_refusals,omitempty"`
 
-	// Whether the log entries about refusals, the access log and the
-	// placeholders show client keys, which may be addresses or secrets. If not,
-	// they show the beginning of the key's SHA-256, by which entries about one
-	// client can be found, and entries about refusals leave out the client's
-	// address if the key shows it or a network of it. Default: false.
+	// Shows client keys in log entries and placeholders, which otherwise show the
+	// beginning of their SHA-256. Default: off.
 	LogKey bool `json:"log_key,omitempty"`
 
 	limiter *limiter.Limiter

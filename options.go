@@ -31,11 +31,17 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 			Name: "zone", JSON: []string{"zones"}, Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: l.validateZones, Repeats: true,
 			Section: aboutClients,
 			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers and `enforce`.",
+			Parts: map[string]string{
+				"zones": "The zones. A request has to fit into all zones that match it; if one refuses it, none charges it. Required, unless `rate_limits` has zones.",
+			},
 		},
 		{
 			Name: "store", Args: "<name>", Field: option.Field{Set: l.parseStore}, Check: l.validateStore,
 			Section: aboutClients, Default: "`default`",
 			Doc: "The store in which the zones of this handler count.",
+			Parts: map[string]string{
+				"store": "The store in which the zones count: the name of a store in the `rate_limit` app, or a store of this handler's own. The counts in memory of such a store survive a reload only if its definition does not change.",
+			},
 		},
 		{
 			Name: "rollout", Args: "<store> <percent>", Field: option.Field{Set: l.parseRollout}, Check: l.validateRollout,
@@ -97,12 +103,21 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Check:   z.validateEvents,
 			Section: aboutLimits, Default: "required",
 			Doc: "How many events fit into a window or, with `concurrency`, how many requests run at the same time: 1 to 2^52; at most 2^32-1 with `sliding_window`, and at most 100000 with `sliding_log` and `concurrency`. It may be [a placeholder](#numbers-from-placeholders). Changing it keeps the counts.",
+			Parts: map[string]string{
+				"events_fallback": "The number of events if the placeholder of `events` yields neither a whole number from 0 on nor `unlimited`. Required with a placeholder, and not allowed without.",
+			},
 		},
 		{
 			Name: "window", JSON: []string{"window", "align", "calendar", "time_zone", "week_starts"}, Args: "<duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]",
 			Field: option.Field{Set: z.parseWindow, Text: z.windowText}, Check: z.validateWindow,
 			Section: aboutLimits, Default: "required; `concurrency`: 1m",
 			Doc: "The length of the window, from 1ms to 100 years. Changing it starts new counts. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. With `fixed_window`, a window begins with a client's first request. `aligned` windows begin at multiples of their length since 1970, in UTC, for all clients at the same moment. `day`, `week`, `month` and `year` are calendar windows, which begin at midnight, in UTC or the time zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the day after `from`. Time zones have the rules of the machine or, without any there, those in the binary; all Caddys need the same.",
+			Parts: map[string]string{
+				"align":       "With `fixed_window`: whether windows begin for all clients at once, at multiples of their length since 1970 in UTC, and not with a client's first request. A change starts new counts. Default: false.",
+				"calendar":    "With `fixed_window`, instead of `window`: `day`, `week`, `month` or `year`. A window begins for all clients at once, at midnight in `time_zone`. A change starts new counts. Default: none.",
+				"time_zone":   "With `calendar`: the IANA name of the time zone, such as `Europe/Berlin`. Days on which its clocks are changed are longer or shorter. A change starts new counts. Default: `UTC`.",
+				"week_starts": "With `calendar` `week`: `monday` or `sunday`. A change starts new counts. Default: `monday`.",
+			},
 		},
 		{
 			Name: "algorithm", Args: algorithms(), Field: option.Choice(&z.Algorithm),
@@ -118,6 +133,9 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Check:   z.validateBurst,
 			Section: aboutLimits, Default: "`events`",
 			Doc: "With `gcra`: how many events fit at once, 1 to 2^52, while `events` per `window` is the rate at which they come back. All of them must come back within 100 years. It may be [a placeholder](#numbers-from-placeholders).",
+			Parts: map[string]string{
+				"burst_fallback": "The number if the placeholder of `burst` yields neither a whole number from 0 on nor `unlimited`. Required with a placeholder, and not allowed without.",
+			},
 		},
 		{
 			Name: "cost", JSON: []string{"cost", "cost_fallback"}, Args: "<n> | <sum> [<fallback n>]",
@@ -125,6 +143,9 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Check:   z.validateCost,
 			Section: aboutCosts, Default: "1",
 			Doc: "What a request costs: 0 to 2^52, or [a placeholder, or a sum of them](#numbers-from-placeholders), also of what is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
+			Parts: map[string]string{
+				"cost_fallback": "What a request costs at least if a placeholder of `cost` yields no number. Not allowed without a placeholder. Default: 1.",
+			},
 		},
 		{
 			Name: "charge", Args: "after|before",
@@ -155,6 +176,10 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Check:   z.validateCountStatus,
 			Section: aboutCosts, Default: "`not 304`",
 			Doc: "The statuses that cost something, such as `401 403`; with `not`, those that do not, such as `not 304 5xx grpc:5`; or `all`.",
+			Parts: map[string]string{
+				"count_status":     "The response statuses that cost something: codes like `401` and classes like `4xx`, or statuses of gRPC like `grpc:16`. `[\"all\"]` charges every status.",
+				"count_status_not": "The response statuses that cost nothing. Not with `count_status`. Default: `[\"304\"]`, or none with `count_status`.",
+			},
 		},
 		{
 			Name: "reset_status", Args: "<code|class|grpc:code>...",
@@ -175,6 +200,9 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Field: option.Field{Set: z.parseMaxWait, Text: z.maxWaitText}, Check: z.validateMaxWait,
 			Section: aboutRefusals, Default: "0, none is held",
 			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds in each store, by default 1000. Requests that would wait longer are refused immediately. If too many wait, the newest request of the client with most is refused. A client that leaves is noticed, unless its request (HTTP/1) has an unread body of over 4 KiB. Write `charge before` with it.",
+			Parts: map[string]string{
+				"max_wait_queue": "How many requests of the zone this Caddy holds at the same time, in each store. Requests beyond it are refused. Default: 1000.",
+			},
 		},
 		{
 			Name: "penalty", Args: "<duration>", Field: option.Duration(&z.Penalty), Check: z.validatePenalty,
@@ -207,6 +235,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			Name: "ipv6_prefix", Args: "<bits>", Field: option.Positive(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },
 			Section: aboutClients,
+			Parts:   map[string]string{"ipv6_prefix": "Counts IPv6 addresses by their network of that many bits. One client commonly owns a /64."},
 		},
 		{
 			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: z.validateBlockStatus,

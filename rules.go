@@ -18,11 +18,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-const (
-	minWindow = time.Millisecond
-	minLease  = time.Second
-)
-
 // The days on which weeks can start.
 const (
 	weekStartsMonday = "monday"
@@ -179,7 +174,7 @@ func (z *Zone) algorithm() store.Algorithm {
 	return a
 }
 
-func isWindowed(a store.Algorithm) bool { return algorithm.Of(a).Windowed }
+func isWindowed(a store.Algorithm) bool { return algorithm.Of(a).Windowed() }
 func isBatched(a store.Algorithm) bool  { return algorithm.Of(a).Unbatched == "" }
 
 func (z *Zone) validateEvents() error {
@@ -216,67 +211,69 @@ func validateAmount(name string, a Amount, fallback int64, by store.Algorithm) e
 	case err != nil:
 		return option.Errorf(name, "%q: it must be a whole number from 1 to %s", string(a), algorithm.Of(by).MostWords)
 	}
-	if err := limiter.CheckEvents(by, n); err != nil {
+	if err := algorithm.CheckEvents(by, n); err != nil {
 		return option.Errorf(name, "%w", err).Field(field)
 	}
 	return validateKnownInTime(name, string(a))
 }
 
 func (z *Zone) validateWindow() error {
-	if err := z.validateCalendar(); err != nil || z.Calendar != "" {
+	if err := z.validateCalendar(); err != nil {
 		return err
 	}
-	window := time.Duration(z.Window)
-	switch {
-	case z.Align && !isWindowed(z.algorithm()):
-		return option.Errorf("window", "aligned goes with algorithm %s only: remove it", algorithm.Names(isWindowed)).
-			Field("align").JSONf("goes with algorithm %s only: remove it", algorithm.Names(isWindowed))
-	case window == 0 && z.isLease():
-		return nil
-	case window == 0:
+	if z.Window == 0 && z.Calendar == "" && !z.isLease() && !z.Align {
 		return option.Errorf("window", "is missing: add one, such as window 1m").JSONf(`is missing: add one, such as "1m"`)
-	case z.isLease() && (window < minLease || window > store.MaxWindow):
-		return option.Errorf("window", "%s: with %s it must be from 1s to 100 years", window, z.algorithm())
-	case window > 0 && window < minWindow:
-		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window).
-			JSONf("%s: it must be from 1ms to 100 years; numbers are nanoseconds, so write a text, such as \"60s\"", window)
-	case window < 0 || window > store.MaxWindow:
-		return option.Errorf("window", "%s: it must be from 1ms to 100 years", window)
-	case window%time.Microsecond != 0:
-		return option.Errorf("window", "%s: it must be whole microseconds", window)
+	}
+	limit := store.Limit{Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar()}
+	if z.Calendar != "" {
+		limit.Window, limit.Align = limit.Calendar.Window(), true
+	}
+	if invalid := algorithm.CheckLimit(&limit); invalid != nil {
+		return z.invalidWindow(invalid)
 	}
 	return nil
 }
 
+// invalidWindow returns what is wrong with the window in the words of the options.
+func (z *Zone) invalidWindow(invalid *algorithm.Invalid) error {
+	switch invalid.Field {
+	case "Align":
+		return option.Errorf("window", "aligned %s: remove it", invalid.Problem).Field("align").JSONf("%s: remove it", invalid.Problem)
+	case "Calendar":
+		return option.Errorf("window", "%s %s: write a length, such as window 24h", z.Calendar, invalid.Problem).
+			Field("calendar").JSONf("%s: remove it, and add window, such as \"24h\"", invalid.Problem)
+	case "Calendar.Unit":
+		return option.OneOf("calendar", z.Calendar, string(store.Day), string(store.Week), string(store.Month), string(store.Year))
+	case "Calendar.TimeZone":
+		return option.Errorf("window", "%s in %s", z.Calendar, invalid.Problem).Field("time_zone").JSONf("%s", invalid.Problem)
+	}
+	err := option.Errorf("window", "%s", invalid.Problem)
+	if z.Window > 0 && time.Duration(z.Window) < time.Millisecond {
+		// A number without a unit.
+		return err.JSONf("%s; numbers are nanoseconds, so write a text, such as \"60s\"", invalid.Problem)
+	}
+	return err
+}
+
+// validateCalendar checks which options of the window go together.
 func (z *Zone) validateCalendar() error {
-	switch {
+	switch w := z.WeekStarts; {
 	case z.Calendar == "" && z.TimeZone != "":
 		return option.Errorf("window", "in %s goes with day, week, month or year only: remove it, or write such a window", z.TimeZone).
 			Field("time_zone").JSONf("goes with calendar only: remove it, or add calendar")
-	case z.Calendar != string(store.Week) && z.WeekStarts != "":
-		return option.Errorf("window", "from %s goes with week only: remove it, or write window week", z.WeekStarts).
+	case z.Calendar != string(store.Week) && w != "":
+		return option.Errorf("window", "from %s goes with week only: remove it, or write window week", w).
 			Field("week_starts").JSONf("goes with calendar week only: remove it, or write \"calendar\": \"week\"")
 	case z.Calendar == "":
 		return nil
 	case z.Window != 0:
 		return option.Errorf("calendar", "%s and window exclude each other: remove one", z.Calendar)
-	case !isWindowed(z.algorithm()):
-		return option.Errorf("window", "%s goes with algorithm %s only: write a length, such as window 24h", z.Calendar, algorithm.Names(isWindowed)).
-			Field("calendar").JSONf("goes with algorithm %s only: remove it, and add window, such as \"24h\"", algorithm.Names(isWindowed))
-	case z.Align:
+	case z.Align && isWindowed(z.algorithm()):
 		return option.Errorf("window", "%s begins for all clients at once: remove aligned", z.Calendar).
 			Field("align").JSONf("has no effect with calendar, whose windows begin for all clients at once: remove it")
-	}
-	if err := option.OneOf("calendar", z.Calendar, string(store.Day), string(store.Week), string(store.Month), string(store.Year)); err != nil {
-		return err
-	}
-	if w := z.WeekStarts; w != "" && w != weekStartsMonday && w != weekStartsSunday {
+	case w != "" && w != weekStartsMonday && w != weekStartsSunday:
 		return option.Errorf("window", "%s from %q: it must be monday or sunday", z.Calendar, w).
 			Field("week_starts").JSONf("%q: it must be monday or sunday", w)
-	}
-	if err := z.calendar().Validate(); err != nil {
-		return option.Errorf("window", "%s in %q: it must be an IANA name, such as Europe/Berlin: %w", z.Calendar, z.TimeZone, err).
-			Field("time_zone").JSONf("%q: it must be an IANA name, such as Europe/Berlin: %w", z.TimeZone, err)
 	}
 	return nil
 }
@@ -292,7 +289,8 @@ func (z *Zone) validateBurst() error {
 		return err
 	}
 	events, burst := z.Events.quantity(z.EventsFallback).Number, z.Burst.quantity(z.BurstFallback).Number
-	if err := limiter.CheckBurst(burst, events, time.Duration(z.Window)); err != nil {
+	limit := store.Limit{Algorithm: z.algorithm(), Window: time.Duration(z.Window)}
+	if err := algorithm.CheckBurst(&limit, events, burst); err != nil {
 		return option.Errorf("burst", "%w", err)
 	}
 	return nil

@@ -27,193 +27,192 @@ type Zone struct {
 	// logs, metrics and the keys of the store. Required.
 	Name string `json:"name,omitempty"`
 
-	// The requests that the zone counts; those that match any of the sets.
-	// Default: all requests.
+	// The requests that the zone counts. May be repeated; a request counts if any
+	// of the matchers matches. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
-	// Identifies a client: the first template with a non-empty value, such as
-	// `["{http.request.header.X-Api-Key}", "{http.vars.client_ip}"]`. A template
-	// without placeholders puts all requests into one bucket. The client IP
-	// identifies a client without any value, so that a missing header does not
-	// lift the limit. Required.
+	// Identifies a client: one or more texts with placeholders. Texts are tried in
+	// order; the first whose placeholder is not empty is the client. A text
+	// without a placeholder always matches: put it last, or write it alone for one
+	// bucket that all requests share. If no placeholder has a value, the client IP
+	// is the key. To combine values, put them into one text:
+	// `"{http.request.header.X-Tenant} {http.vars.client_ip}"`.
+	// [`key_secret`](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#calls)
+	// hides the values in Redis. Required.
 	Key Texts `json:"key,omitempty"`
 
-	// How many events a client may have per window, or with `concurrency` at the
-	// same time: a number from 1 to 2^52, or a text with a placeholder that yields
-	// one for the request; that needs `events_fallback` as well. The placeholder
-	// may also yield `0`, which refuses the request, or `unlimited`, with which the
-	// zone does not count it. Some algorithms have a lower maximum; a number out of
-	// range becomes the nearest one. A change keeps the counts. Required.
+	// How many events fit into a window or, with `concurrency`, how many requests
+	// run at the same time: 1 to 2^52; at most 2^32-1 with `sliding_window`, and
+	// at most 100000 with `sliding_log` and `concurrency`. It may be [a
+	// placeholder](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#numbers-from-placeholders).
+	// Changing it keeps the counts. In a Caddyfile: `events <n> | <placeholder>
+	// <fallback n>`. Required.
 	Events Amount `json:"events,omitempty"`
 
 	// The number of events if the placeholder of `events` yields neither a whole
 	// number from 0 on nor `unlimited`. Required with a placeholder, and not
-	// allowed without.
+	// allowed without. In a Caddyfile: `events <n> | <placeholder> <fallback n>`.
 	EventsFallback int64 `json:"events_fallback,omitempty"`
 
-	// The length of the window, from 1 millisecond to 100 years. With
-	// `concurrency`: how long the slot of a process that died stays taken, at least
-	// 1 second. A change starts new counters. Required, unless there is `calendar`;
-	// with `concurrency` the default is 1 minute.
+	// The length of the window, from 1ms to 100 years. Changing it starts new
+	// counts. With `concurrency`: how long the slots of a Caddy that died stay
+	// occupied, at least 1s. With `fixed_window`, a window begins with a client's
+	// first request. `aligned` windows begin at multiples of their length since
+	// 1970, in UTC, for all clients at the same moment. `day`, `week`, `month` and
+	// `year` are calendar windows, which begin at midnight, in UTC or the time
+	// zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the
+	// day after `from`. Time zones have the rules of the machine or, without any
+	// there, those in the binary; all Caddys need the same. In a Caddyfile:
+	// `window <duration> [aligned] | day|week|month|year [from monday|sunday] [in
+	// <IANA name>]`. Required; `concurrency`: 1m.
 	Window caddy.Duration `json:"window,omitempty"`
 
-	// With `fixed_window`, instead of `window`: `day`, `week`, `month` or `year`. A
-	// window begins for all clients at once, at midnight in `time_zone`, and ends at
-	// the midnight after that day, week, month or year. A change starts new counters.
-	// Default: none.
+	// With `fixed_window`, instead of `window`: `day`, `week`, `month` or `year`.
+	// A window begins for all clients at once, at midnight in `time_zone`. A
+	// change starts new counts. Default: none. In a Caddyfile: `window <duration>
+	// [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]`.
 	Calendar string `json:"calendar,omitempty"`
 
-	// With `calendar`: the IANA name of the time zone, such as `Europe/Berlin`. Days on
-	// which its clocks are changed are longer or shorter. A change starts new counters.
-	// Default: `UTC`.
+	// With `calendar`: the IANA name of the time zone, such as `Europe/Berlin`.
+	// Days on which its clocks are changed are longer or shorter. A change starts
+	// new counts. Default: `UTC`. In a Caddyfile: `window <duration> [aligned] |
+	// day|week|month|year [from monday|sunday] [in <IANA name>]`.
 	TimeZone string `json:"time_zone,omitempty"`
 
-	// With `calendar` `week`: `monday` or `sunday`. A change starts new counters.
-	// Default: `monday`.
+	// With `calendar` `week`: `monday` or `sunday`. A change starts new counts.
+	// Default: `monday`. In a Caddyfile: `window <duration> [aligned] |
+	// day|week|month|year [from monday|sunday] [in <IANA name>]`.
 	WeekStarts string `json:"week_starts,omitempty"`
 
-	// How to count events. `fixed_window`: in windows that begin with a client's
-	// first request; at the border of two a client can get twice as much.
-	// `sliding_window`: over the last window of time, estimated from two counters;
-	// up to 2^32-1 events. `sliding_log`: over the last window of time, exactly, at
-	// the price of storing each event; up to 100000 events. `gcra`: evenly spread,
-	// with bursts. `concurrency`: requests at the same time; up to 100000 events. A
-	// change starts new counters. Default: `fixed_window`.
+	// How events are counted:
+	// [Algorithms](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/algorithms.md).
+	// Changing it starts new counts. Default: `fixed_window`.
 	Algorithm string `json:"algorithm,omitempty"`
 
 	// With `fixed_window`: whether windows begin for all clients at once, at
 	// multiples of their length since 1970 in UTC, and not with a client's first
-	// request. A change starts new counters. Default: false.
+	// request. A change starts new counts. Default: false. In a Caddyfile: `window
+	// <duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA
+	// name>]`.
 	Align bool `json:"align,omitempty"`
 
-	// With `gcra`: how many events a client may have at once, from 1 to 2^52, or a
-	// text with a placeholder, as in `events`. `events` per `window` is the rate at
-	// which they come back, all of them within 100 years. A change keeps the counts.
-	// Default: `events`.
+	// With `gcra`: how many events fit at once, 1 to 2^52, while `events` per
+	// `window` is the rate at which they come back. All of them must come back
+	// within 100 years. It may be [a
+	// placeholder](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#numbers-from-placeholders).
+	// Default: `events`. In a Caddyfile: `burst <n> | <placeholder> <fallback n>`.
 	Burst Amount `json:"burst,omitempty"`
 
-	// The number if the placeholder of `burst` yields neither a whole number from 0 on
-	// nor `unlimited`. Required with a placeholder, and not allowed without.
+	// The number if the placeholder of `burst` yields neither a whole number from
+	// 0 on nor `unlimited`. Required with a placeholder, and not allowed without.
+	// In a Caddyfile: `burst <n> | <placeholder> <fallback n>`.
 	BurstFallback int64 `json:"burst_fallback,omitempty"`
 
-	// What a request costs: a number from 0 to 2^52, or a sum of terms, each a number, a
-	// placeholder, or a placeholder times a number, such as
-	// `{header.A} + 0.25*{header.B}`. Fractions are rounded up once they are added up.
-	// Placeholders are read when the request arrives and again when its response begins;
-	// the second value counts, so `{http.response.header.X-Cost}` charges what the backend
-	// says. Where a placeholder yields no number, the cost is the fallback, or the sum of
-	// the others if that is more. A request of cost 0 is free and learns where the client
-	// stands, so do not read the cost from what clients send.
-	//
-	// A cost may also be made of what is known when the response has ended:
-	// `{http.rate_limit.response.size}` (the bytes of the body),
-	// `{http.rate_limit.response.duration_ms}`,
-	// `{http.rate_limit.response.json.<path>}` (the last number at that path, such as
-	// `usage.total_tokens`, in a body of JSON, lines of JSON or server-sent events) and
-	// `{http.response.trailer.<name>}`. Until then the request counts with the cost that
-	// it had when it arrived, which the response headers do not show. Not with
-	// `concurrency`. Default: 1.
+	// What a request costs: 0 to 2^52, or [a placeholder, or a sum of
+	// them](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#numbers-from-placeholders),
+	// also of what is known [when the response has
+	// ended](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#a-cost-that-is-known-at-the-end).
+	// Default: 1. In a Caddyfile: `cost <n> | <sum> [<fallback n>]`.
 	Cost Amount `json:"cost,omitempty"`
 
-	// What a request costs at least if a placeholder of `cost` yields no number. Not allowed
-	// without a placeholder. Default: 1.
+	// What a request costs at least if a placeholder of `cost` yields no number.
+	// Not allowed without a placeholder. Default: 1. In a Caddyfile: `cost <n> |
+	// <sum> [<fallback n>]`.
 	CostFallback *int64 `json:"cost_fallback,omitempty"`
 
-	// When to charge a request. `after`: once the status of the response is known.
-	// Until then it counts in this process, in later windows too if it is slow, so
-	// that one process never admits more than `events`; several processes together
-	// may. `before`: when it arrives, in one step with the check, so that no more
-	// than `events` are ever admitted; the price is a call of the primary, and a
-	// refund of what turns out to be free. Default: `after`; with `concurrency`
-	// always `before`.
+	// `after`: a request is charged once the status of its response is known.
+	// `before`: the check and the charge are one step when the request arrives.
+	// [Which to
+	// choose](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#charge-after-or-before).
+	// Default: `after`; `concurrency`: `before`.
 	Charge string `json:"charge,omitempty"`
 
-	// How many events this process takes from the store at once, to serve requests
-	// from them without another call. A number, but no more than `events`; `auto`:
-	// sized by traffic; `off`: one call for each request. None of them admits more
-	// than `events`, but other processes lack what one has taken: a client whose
-	// requests reach several may be refused while another process has events left. The
-	// batches of `auto` hold at most 10 percent of `events` together.
-	// Needs `charge` `before` and `fixed_window` or `sliding_window`; not with
-	// `reserves`. Default: `off`.
+	// With `charge before`: how many events this Caddy takes from the store at
+	// once, to serve requests without another call: a number up to `events`,
+	// `auto`, which follows the traffic, or `off`. Other Caddys cannot use what
+	// one has taken: they may refuse a client while that one still holds events,
+	// with `auto` at most 10 percent of `events` together. Default: `off`.
 	Batch Batch `json:"batch,omitempty"`
 
 	// The response statuses that cost something: codes like `401` and classes like
-	// `4xx`, or statuses of gRPC like `grpc:16`. `["all"]` charges every status. Default:
-	// all but those in `count_status_not`.
+	// `4xx`, or statuses of gRPC like `grpc:16`. `["all"]` charges every status.
+	// Default: `not 304`. In a Caddyfile: `count_status [not]
+	// <code|class|grpc:code>... | all`.
 	CountStatus StatusList `json:"count_status,omitempty"`
 
 	// The response statuses that cost nothing. Not with `count_status`. Default:
-	// `["304"]`, or none with `count_status`.
+	// `["304"]`, or none with `count_status`. In a Caddyfile: `count_status [not]
+	// <code|class|grpc:code>... | all`.
 	CountStatusNot StatusList `json:"count_status_not,omitempty"`
 
-	// The response statuses that empty the client's bucket, such as those of a login
-	// that succeeds: what was counted before is forgiven, and the response costs
-	// nothing. Requests of the client that are still running count when
-	// they end. Not with `concurrency`. Default: none.
+	// Statuses that empty the client's bucket, such as `2xx` of a login:
+	// [Forgiving](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#forgiving).
+	// Default: none.
 	ResetStatus StatusList `json:"reset_status,omitempty"`
 
-	// The percentage of the limit from which a client is near it, from 1 to 100. The
-	// first request of a client with which so much is used up in a window is logged,
-	// counted in a metric, and emits the event `rate_limit_near`. Not with
-	// `concurrency`. Default: none.
+	// The percentage of the limit from which a client is near it, 1 to 100. The
+	// first request of a window that reaches it is logged, counted in a
+	// [metric](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#zones),
+	// and emits [an
+	// event](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#events).
+	// Default: none.
 	Warn int `json:"warn,omitempty"`
 
-	// How long to hold a request that does not fit until it does, in the order of
-	// arrival at this process. A request that would have to wait longer is refused
-	// at once. Use it with `charge` `before`: otherwise a slow request delays those
-	// behind it until its response begins, even after its window, and requests held
-	// by several processes can pass together. Not with `concurrency`. Default: 0,
-	// which holds none.
+	// How long a request that does not fit is held until it does, in order of
+	// arrival at this Caddy, and how many requests of the zone this Caddy holds in
+	// each store, by default 1000. Requests that would wait longer are refused
+	// immediately. If too many wait, the newest request of the client with most is
+	// refused. A client that leaves is noticed, unless its request (HTTP/1) has an
+	// unread body of over 4 KiB. Write `charge before` with it. Default: 0, none
+	// is held. In a Caddyfile: `max_wait <duration> [<n>]`.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
-	// How many requests each process holds at the same time, for each store. It
-	// refuses those beyond. Default: 1000.
+	// How many requests of the zone this Caddy holds at the same time, in each
+	// store. Requests beyond it are refused. Default: 1000. In a Caddyfile:
+	// `max_wait <duration> [<n>]`.
 	MaxWaitQueue int `json:"max_wait_queue,omitempty"`
 
-	// How long a refused client stays refused, even if there is room again.
-	// Refusals in that time do not extend it, and a request that costs more than
-	// could ever fit does not begin it. Not with `sliding_log`, `concurrency` and
-	// `reserve`. Default: 0, no longer than needed.
+	// How long a client stays refused after a refusal, even if there is room
+	// again. Refusals do not prolong it. Default: 0.
 	Penalty caddy.Duration `json:"penalty,omitempty"`
 
-	// Whether a response with status 429 or 503 of the handlers behind, such as
-	// `reverse_proxy`, keeps its client refused until it says: in `Retry-After`, or, if
-	// nothing remains, `RateLimit`, `RateLimit-Reset` or `X-RateLimit-Reset`. At most an
-	// hour. Such a time is a penalty: another response does not extend it. Not with
-	// `sliding_log`, `concurrency` and a `reset_status` of 429 or 503. Default: false.
+	// A 429 or 503 of the handlers behind, such as `reverse_proxy`, that says when
+	// to come again (`Retry-After`, `RateLimit`, `RateLimit-Reset` or
+	// `X-RateLimit-Reset`) is a penalty for its client until then, at most an
+	// hour: no Caddy passes its requests on. For a provider's limit, write a
+	// constant `key`. Default: off.
 	ObeyUpstream bool `json:"obey_upstream,omitempty"`
 
-	// The shares that are kept for more important requests, the most important ones
-	// first. Requests that match none can use only what is not reserved. Default:
-	// none.
+	// A percentage of `events`, or of `burst`, that is kept for matching requests,
+	// rounded up: 1 to 100 each, and at most 100 together. Repeat it with the most
+	// important first: each may also use what is kept for those after it. Requests
+	// that match none get the rest, which is nothing where `events` are few.
+	// Default: none. In a Caddyfile: `reserve <percent> @<matcher> | <percent> {
+	// <matchers> }`.
 	Reserves []*Reserve `json:"reserves,omitempty"`
 
-	// The number of bits by which an IPv4 address in the key identifies a client:
-	// its network counts. Default: 0, the whole address.
+	// Counts addresses by their network of that many bits. One client commonly
+	// owns an IPv6 /64. An IPv4 address in an IPv6 one (`::ffff:`, `64:ff9b::`)
+	// counts as IPv4. Default: whole address.
 	IPv4Prefix int `json:"ipv4_prefix,omitempty"`
 
-	// The number of bits by which an IPv6 address in the key identifies a client:
-	// its network counts. One client commonly owns a network of 64 bits. Default:
-	// 0, the whole address.
+	// Counts IPv6 addresses by their network of that many bits. One client
+	// commonly owns a /64. Default: whole address.
 	IPv6Prefix int `json:"ipv6_prefix,omitempty"`
 
-	// What happens to requests while the store cannot answer. `local`: this process
-	// counts on alone, in memory, from what it knows. `deny`: they get the status 503.
-	// `allow`: they pass without a limit. Default: the `on_error` of the store, which is
-	// `local` by default.
+	// What happens while the store cannot answer: `local` counts on in this
+	// process alone, `deny` answers 503, `allow` admits without a limit. Default:
+	// the store's, `local`.
 	OnError string `json:"on_error,omitempty"`
 
-	// The response status of clients that an operator has blocked: 429, or another one
-	// from 400 to 499, such as 403. Default: 429.
+	// The status for clients that an operator has
+	// [blocked](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#block-or-grant):
+	// 400 to 499, such as `403`. Default: 429.
 	BlockStatus int `json:"block_status,omitempty"`
 
-	// The percentage of the clients for which the limit is enforced, from 0 to 100;
-	// fractions are allowed. The others are only observed: they pass, and metrics,
-	// logs, placeholders and response headers show what would have been refused. A
-	// hash of the client key, the same in every process, chooses the clients: a
-	// higher percentage enforces the limit for more of them, and lifts it for none.
-	// To change it while Caddy runs, replace this value through the admin API.
+	// The percentage of clients, 0 to 100, for which the limit is enforced. The
+	// others are only
+	// [observed](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#trying-a-limit-out).
 	// Default: 100.
 	Enforce *float64 `json:"enforce,omitempty"`
 

@@ -63,7 +63,7 @@ func TestSequentialRequestsOfOneSlot(t *testing.T) {
 	forStores(t, bothStores(servers, "check_timeout 1m"), func(t *testing.T, store string) {
 		c := startWith(t, store, zones, "respond ok")
 		for _, path := range []string{"/slot", "/free", "/login"} {
-			for n := range 50 {
+			for n := range 20 {
 				must(t, fmt.Sprint(path, ", request ", n), want("status", c.Probe(path, "X-Key: alice").Status, http.StatusOK))
 			}
 		}

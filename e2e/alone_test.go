@@ -20,7 +20,7 @@ import (
 // turns out that some were never made.
 func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 	t.Parallel()
-	const limit, workers, requests = 100, 16, 24
+	const limit, workers, requests = 30, 8, 20
 	for algorithm, charge := range ways {
 		t.Run(charge+"/"+algorithm, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
@@ -32,7 +32,7 @@ func TestSlowShardAdmitsNoMoreThanTheLimit(t *testing.T) {
 			pauses.Go(func() {
 				for {
 					paused := servers[0].Primary.Pause()
-					time.Sleep(40 * time.Millisecond)
+					time.Sleep(40 * time.Millisecond) // longer than check_timeout
 					if err := errors.Join(paused, servers[0].Primary.Resume()); err != nil {
 						t.Error(err)
 						return

@@ -131,7 +131,9 @@ func TestCheckFindsFaults(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			file := configOf(t, caddytest.RedisStore(c.lines...))
 			checks(t, c.code, c.words, file)
-			checks(t, c.strict, c.words, file, "--strict")
+			if c.strict != c.code {
+				checks(t, c.strict, c.words, file, "--strict")
+			}
 		})
 	}
 }

@@ -172,7 +172,7 @@ func heapOf(c *caddytest.Caddy) int64 {
 // refusals, batches, and pending charges while the shard is down.
 func TestLongKeysTakeLittleMemory(t *testing.T) {
 	t.Parallel()
-	const clients, mostEach = 1000, 8 << 10
+	const clients, mostEach = 250, 8 << 10
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	zones := zoneWith("full", "events 1", "charge before") + zoneWith("after", "events 100", "charge after") +
 		zoneWith("batched", "events 100", "charge before", "batch 10", "penalty 1h")
@@ -395,15 +395,15 @@ func TestLoggedAddress(t *testing.T) {
 	}
 }
 
-var floodKeys = flag.Int64("flood.keys", int64(sweep.Size(4_000, 20_000)), "how many made-up client keys TestFloodOfNewClients sends")
+var floodKeys = flag.Int64("flood.keys", int64(sweep.Size(600, 20_000)), "how many made-up client keys TestFloodOfNewClients sends")
 
 // TestFloodOfNewClients checks that made-up client keys do not fill Redis, that clients with a
 // bucket keep their limit, and that lack of memory admits no request.
 func TestFloodOfNewClients(t *testing.T) {
 	t.Parallel()
 	const (
-		most   = 100
-		events = 50
+		most   = 10
+		events = 20
 	)
 	made := *floodKeys
 	for _, charge := range []string{"after", "before"} {
@@ -475,7 +475,7 @@ func TestFloodOfNewClients(t *testing.T) {
 // opened no more buckets than the bound allows, and refuse nobody.
 func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 	t.Parallel()
-	const made = 300
+	const made = 100
 	type outage struct {
 		replicas   int
 		begin, end func(*redistest.Server) error
@@ -503,7 +503,7 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 			}
 		}
 		slices.SortFunc(cases, func(a, b floodCase) int { return strings.Compare(a.options, b.options) })
-		chosen = append(chosen, sweep.Of(t, cases, 3)...)
+		chosen = append(chosen, sweep.Of(t, cases, 2)...)
 	}
 	for _, c := range chosen {
 		outage, options, status := outages[c.outage], c.options, c.status
@@ -584,7 +584,7 @@ func TestLocalRefusalNamesTheClient(t *testing.T) {
 // bound admits between the two handlers.
 func TestNewClientsInTwoHandlersAreChargedOnce(t *testing.T) {
 	t.Parallel()
-	const clients = 200
+	const clients = 60
 	servers := caddytest.StartShards(t, 2, 1)
 	for _, charge := range []string{"after", "before"} {
 		t.Run(charge, func(t *testing.T) {

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
@@ -128,6 +129,7 @@ func TestUnreachableServerIsLogged(t *testing.T) {
 	// Checks of new clients go to the replica.
 	stop := caddytest.StartTraffic(t, 2, func(worker, i int) error {
 		a, err := c.TryAsk("/", fmt.Sprintf("X-Key: client-%d-%d", worker, i))
+		time.Sleep(10 * time.Millisecond) // the replica has to be asked now and then, not often
 		if err == nil && (a.Status != http.StatusOK || !a.IsLimited()) {
 			err = fmt.Errorf("status %d, headers %v", a.Status, a.Header)
 		}

@@ -8,6 +8,7 @@ import (
 
 	_ "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	_ "github.com/shardlimit/caddy-shardlimit/service" // which configs of tests have as well
 )
 
 func TestMain(m *testing.M) { caddytest.Main(m) }

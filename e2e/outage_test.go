@@ -2,7 +2,6 @@ package e2e
 
 import (
 	"errors"
-	"flag"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -13,9 +12,6 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
-	"github.com/shardlimit/caddy-shardlimit/internal/loadgen"
-	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
-	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // outageSite has a zone that fails open, and a charge_timeout shorter than an outage.
@@ -31,16 +27,16 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 	const clients, workers = 20, 4
 	for name, test := range map[string]struct {
 		// during is done while the shard is down.
-		during func(c *caddytest.Caddy, servers caddytest.Shards)
+		during func(c *caddytest.Caddy, servers caddytest.Shards, unchecked *caddytest.Tally)
 		reload bool
 	}{
 		"nothing else happens": {},
-		"the config is replaced by one that connects anew": {func(c *caddytest.Caddy, servers caddytest.Shards) {
+		"the config is replaced by one that connects anew": {func(c *caddytest.Caddy, servers caddytest.Shards, _ *caddytest.Tally) {
 			c.MustLoad(outageSite(servers, "pool_size 2", "ledger_trust 500ms"))
 		}, true},
-		"the config is replaced twice": {func(c *caddytest.Caddy, servers caddytest.Shards) {
+		"the config is replaced twice": {func(c *caddytest.Caddy, servers caddytest.Shards, unchecked *caddytest.Tally) {
 			c.MustLoad(outageSite(servers, "pipelining off"))
-			time.Sleep(time.Second)
+			unchecked.AwaitGrowth(t, 20)
 			c.MustLoad(outageSite(servers))
 		}, true},
 	} {
@@ -53,6 +49,7 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 			stop := caddytest.StartTraffic(t, workers, func(worker, i int) error {
 				key := fmt.Sprintf("client-%d", (i+worker)%clients)
 				a, err := c.TryProbe(t.Context(), "/", "X-Key: "+key)
+				time.Sleep(15 * time.Millisecond) // an outage has to last, not to be a flood
 				var failed *url.Error
 				switch {
 				case test.reload && errors.As(err, &failed):
@@ -69,22 +66,24 @@ func TestCountsEqualWhatWasServedAfterAnOutage(t *testing.T) {
 				}
 				return nil
 			})
-			served.AwaitGrowth(t, 200)
+			served.AwaitGrowth(t, 60)
 			down := servers[1:]
 			down.Kill(t)
 			start := time.Now()
 			unchecked.AwaitGrowth(t, 20)
+			// A charge is unsent once charge_timeout has passed.
+			awaitUnsentAtLeast(c, 20)
 			if test.during != nil {
-				time.Sleep(2 * time.Second)
-				test.during(c, servers)
+				test.during(c, servers, &unchecked)
+				unchecked.AwaitGrowth(t, 20)
+				awaitUnsentAtLeast(c, 60)
 			}
-			time.Sleep(time.Until(start.Add(10 * time.Second)))
 			down.Restart(t)
 			outage := time.Since(start)
-			served.AwaitGrowth(t, 200)
+			served.AwaitGrowth(t, 60)
 			eventually(t, "the shard is asked again", func() error {
 				before := unchecked.Total()
-				served.AwaitGrowth(t, 100)
+				served.AwaitGrowth(t, 40)
 				return want("requests that passed without a check", unchecked.Total(), before)
 			})
 			stop()
@@ -145,7 +144,7 @@ func outOfReach(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy) (ser
 			return want("being checked", a.IsLimited(), false)
 		})
 	}
-	for i := range 100 {
+	for i := range 40 {
 		key := fmt.Sprintf("client-%d", i%20)
 		a := c.Ask("/", "X-Key: "+key)
 		must(t, key, errors.Join(want("status", a.Status, http.StatusOK), want("being checked", a.IsLimited(), false)))
@@ -161,6 +160,7 @@ func TestChargesOfAnOutageOutliveTheStore(t *testing.T) {
 	c := caddytest.Start(t, outageSite(servers))
 	served, _ := outOfReach(t, servers, c)
 	c.MustLoad(unlimitedSite)
+	// The charges outlive their charge_timeout of 2 s too.
 	time.Sleep(2500 * time.Millisecond)
 	servers.Restart(t)
 	servers.AwaitCounts(t, "api", served)
@@ -176,7 +176,7 @@ func TestChargesOfAnOutageAreDeliveredAtExit(t *testing.T) {
 	c := caddytest.Start(t, outageSite(servers))
 	served, _ := outOfReach(t, servers, c)
 	c.Terminate()
-	time.Sleep(500 * time.Millisecond)
+	c.AwaitLog("shutting down apps")
 	servers.Restart(t)
 	c.AwaitEnd()
 	lost := lostAtExit(t, c)
@@ -282,12 +282,11 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 		pipelining, timeout string
 		hangs               time.Duration // 0: until charges are given up
 	}{
-		{"on", "1h", time.Nanosecond},
 		{"off", "1h", time.Nanosecond},
 		// Longer than a client of Redis commonly waits for a reply.
 		{"on", "1h", 6 * time.Second},
-		{"on", "10s", 0},
-		{"off", "10s", 0},
+		{"on", "2s", 0},
+		{"off", "2s", 0},
 	} {
 		t.Run(fmt.Sprintf("pipelining %s, charge_timeout %s, hangs %v", test.pipelining, test.timeout, test.hangs), func(t *testing.T) {
 			// They spend their time waiting.
@@ -312,7 +311,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			givenUp := func() int64 { return undelivered(c, "a", "lost") + undelivered(c, "a", "expired") }
 
 			if test.hangs > 0 {
-				time.Sleep(test.hangs)
+				time.Sleep(test.hangs) // the case is how long it hangs
 				must(t, "resume", primary.Resume())
 				for _, key := range clients {
 					wanted[key] += each
@@ -326,7 +325,7 @@ func TestHungPrimaryDelaysNoResponse(t *testing.T) {
 			})
 			// The others stay pending in the ledger, beyond charge_timeout and the replies to
 			// charges sent by then.
-			time.Sleep(13 * time.Second)
+			time.Sleep(3 * time.Second)
 			must(t, "pending charges", want("number given up that did not run", givenUp(), 0))
 			must(t, "resume", primary.Resume())
 			// Charges that did not run before all count now. Those in flight may count, but never
@@ -497,51 +496,6 @@ func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, u
 	}
 }
 
-var deadDuration = flag.Duration("dead.duration", time.Duration(sweep.Size(1500, 6000))*time.Millisecond, "how long TestDeadShardCostsNoMemory sends requests to a dead shard")
-
-// TestDeadShardCostsNoMemory checks that neither memory nor goroutines grow with the requests while
-// a shard refuses connections, or accepts them and never answers.
-func TestDeadShardCostsNoMemory(t *testing.T) {
-	t.Parallel()
-	for name, kill := range map[string]func(*redistest.Server) error{
-		"silent": (*redistest.Server).Pause,
-		"gone":   (*redistest.Server).Kill,
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			shard := redistest.StartShard(t, 0)
-			c := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "check_timeout 50ms", "charge_timeout 250ms"),
-				zoneWith("api", "events 1000000", "on_error allow"), "respond ok"))
-			must(t, "a request", want("status", c.Ask("/", "X-Key: client-0").Status, http.StatusOK))
-			must(t, "end the shard", kill(shard.Primary))
-			t.Cleanup(func() { _ = shard.Primary.Resume() })
-			load := func(d time.Duration) int64 {
-				result, err := loadgen.Run(t.Context(), loadgen.Options{
-					Addr: c.Addr, Header: "X-Key", Connections: 64, Rate: 2000, Duration: d,
-					Key: func(n int64) string { return "client-" + strconv.FormatInt(n%500, 10) },
-				})
-				must(t, "load", err)
-				if ok := result.Status[http.StatusOK]; ok != result.Requests {
-					t.Errorf("statuses are %v", result.Status)
-				}
-				return result.Requests
-			}
-			load(*deadDuration / 2)
-			memory, goroutines := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
-			n := load(*deadDuration)
-			memoryAfter, goroutinesAfter := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
-			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
-			// The collector lets a heap double before it collects.
-			if memoryAfter > 2.5*memory+8e6 {
-				t.Errorf("the heap grew from %.1f to %.1f MB", memory/1e6, memoryAfter/1e6)
-			}
-			if goroutinesAfter > 1.5*goroutines+100 {
-				t.Errorf("goroutines grew from %.0f to %.0f", goroutines, goroutinesAfter)
-			}
-		})
-	}
-}
-
 // gaugeOf is the value of a metric.
 func gaugeOf(t *testing.T, c *caddytest.Caddy, name string) float64 {
 	t.Helper()
@@ -589,7 +543,7 @@ func TestReplicasServeANewCaddy(t *testing.T) {
 
 func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 	t.Parallel()
-	const workers, flushes = 4, 12
+	const workers, flushes = 4, 5
 	for _, pipelining := range []string{"pipelining on", "pipelining off"} {
 		t.Run(pipelining, func(t *testing.T) {
 			servers := caddytest.StartShards(t, 2, 1)
@@ -603,12 +557,12 @@ func TestClientsDoNotNoticeScriptFlush(t *testing.T) {
 				return admits(c, fmt.Sprintf("client-%d", i%10), 1_000_000, &admitted, nil)
 			})
 			for range flushes {
-				admitted.AwaitGrowth(t, 40)
+				admitted.AwaitGrowth(t, 20)
 				for _, node := range nodes {
 					must(t, "flush scripts", node.Client().ScriptFlush(t.Context()).Err())
 				}
 			}
-			admitted.AwaitGrowth(t, 40)
+			admitted.AwaitGrowth(t, 20)
 			stop()
 			servers.AwaitCounts(t, "api", admitted.N)
 			for _, shard := range []string{"a", "b"} {
@@ -639,11 +593,11 @@ func TestScriptFlushStormLosesNoCharge(t *testing.T) {
 				flushes.Add("")
 				return primary.ScriptFlush(t.Context()).Err()
 			})
-			flushes.AwaitGrowth(t, 100)
+			flushes.AwaitGrowth(t, 50)
 			for _, a := range backend.Finish(t, all...) {
 				must(t, "request", want("status", a.Status, http.StatusOK))
 			}
-			flushes.AwaitGrowth(t, 1000)
+			flushes.AwaitGrowth(t, 300)
 			stop()
 			servers.AwaitCount(t, "api", "alice", requests)
 			must(t, "metric", errors.Join(

@@ -1,3 +1,5 @@
+//go:build check
+
 package e2e
 
 import (
@@ -9,8 +11,6 @@ import (
 	"strconv"
 	"strings"
 	"unicode/utf8"
-
-	_ "github.com/shardlimit/caddy-shardlimit/service" // the feature service
 )
 
 // This file has the calls of the feature service: a rate_limit_service in the same site, with the zones of

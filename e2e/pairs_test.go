@@ -1,3 +1,5 @@
+//go:build check
+
 package e2e
 
 import (
@@ -139,7 +141,7 @@ func tryPair(t *testing.T, which pair, seed uint64) {
 	began := time.Now()
 	defer func() {
 		if t.Failed() {
-			t.Logf("to try this pair alone: go test -run 'TestPairs$' ./e2e -pairs.only '%s' -pairs.seed %d", which, seed)
+			t.Logf("to try this pair alone: go test -tags check -run 'TestPairs$' ./e2e -pairs.only '%s' -pairs.seed %d", which, seed)
 		}
 	}()
 	name := fnv.New64a()

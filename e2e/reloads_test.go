@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // memoryStore is the global option for a store in memory.
@@ -82,7 +83,7 @@ func TestReloadAppliesMaxBuckets(t *testing.T) {
 
 func TestReloadAddingAShardMovesOnlyItsClients(t *testing.T) {
 	t.Parallel()
-	const clients = 60
+	const clients = 30
 	servers := caddytest.StartShards(t, 3, 1)
 	c := caddytest.Start(t, apiSite(servers[:2].Store(), 5, "1h"))
 	charged := map[string]int64{}
@@ -150,7 +151,7 @@ func admits(c *caddytest.Caddy, key string, limit int64, admitted *caddytest.Tal
 
 func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 	t.Parallel()
-	const events, workers, reloads = 1_000_000, 4, 8
+	const events, workers, reloads = 1_000_000, 4, 6
 	servers := caddytest.StartShards(t, 2, 1)
 	configs := []string{
 		apiSite(servers.Store(), events, "1h"),
@@ -165,7 +166,7 @@ func TestReloadsAmidTrafficLoseNothing(t *testing.T) {
 	})
 	for i := range reloads {
 		c.MustLoad(configs[(i+1)%len(configs)])
-		admitted.AwaitGrowth(t, 50)
+		admitted.AwaitGrowth(t, 25)
 	}
 	stop()
 	servers.AwaitCounts(t, "api", admitted.N)
@@ -271,7 +272,7 @@ func TestLastChargesAreDeliveredAtExit(t *testing.T) {
 	c := caddytest.Start(t, apiSite(servers.Store(), 1000, "1h"))
 	var admitted caddytest.Tally
 	caddytest.Together(t, 8, func(worker int) error {
-		for i := range 40 {
+		for i := range 15 {
 			if err := admits(c, fmt.Sprintf("client-%d", (i+worker)%10), 1000, &admitted, nil); err != nil {
 				return err
 			}
@@ -338,7 +339,8 @@ func TestPendingChargesAreDeliveredAtExit(t *testing.T) {
 				}
 				told := time.Now()
 				c.Terminate()
-				time.Sleep(700 * time.Millisecond)
+				c.AwaitLog("shutting down apps")
+				time.Sleep(200 * time.Millisecond) // a Caddy that leaves charges behind would end meanwhile
 				var hasEnded bool
 				select {
 				case <-c.Ended:
@@ -397,14 +399,14 @@ func TestExitDoesNotWaitForAHungRedis(t *testing.T) {
 // TestReloadsLeaveNothingBehind of zones that no config has any more.
 func TestReloadsLeaveNothingBehind(t *testing.T) {
 	t.Parallel()
-	const reloads = 60
+	reloads := int64(sweep.Size(20, 80))
 	cannotListen := occupiedSite(t)
 	site := func(zone string) string {
 		return zonesSite("", zoneWith(zone, "events 1", "max_wait 1ms"), "respond ok")
 	}
 	c := caddytest.Start(t, site("first"))
 	n := 0
-	reload := func(times int) {
+	reload := func(times int64) {
 		for range times {
 			n++
 			if status, body := c.Load(site(fmt.Sprint("rejected-", n)) + cannotListen); status == http.StatusOK {
@@ -416,7 +418,7 @@ func TestReloadsLeaveNothingBehind(t *testing.T) {
 			}
 		}
 	}
-	reload(20) // what Caddy itself keeps
+	reload(8) // what Caddy itself keeps
 	goroutines, heap := footprint(c)
 	reload(reloads)
 	const most = 16 << 10 // bytes per zone, less than a cache or a sketch takes
@@ -454,19 +456,23 @@ func footprint(c *caddytest.Caddy) (goroutines, heap int64) {
 // although the store of that name is in memory for a while.
 func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 	t.Parallel()
-	const clients, before, during, after = 20, 50, 100, 50
+	const clients, before, during, after = 20, 20, 40, 20
 	memory := zonesSite(memoryStore(1000), zoneWith("api", "events 1000000"), "respond ok")
 	implicit := zonesSite("", zoneWith("api", "events 1000000"), "respond ok")
 	cannotListen := occupiedSite(t)
-	for name, configs := range map[string][]string{
-		"memory":                {memory},
-		"no block":              {implicit},
-		"two other configs":     {memory, implicit},
-		"no limiter, then both": {unlimitedSite, memory, implicit},
-		"back and forth":        {memory, "redis", implicit, "redis", memory, "redis", unlimitedSite},
-		"rejected configs":      {memory, memory + cannotListen, "redis" + cannotListen, implicit, "redis" + cannotListen},
-	} {
-		t.Run(name, func(t *testing.T) {
+	type change struct {
+		name    string
+		configs []string
+	}
+	for _, change := range sweep.Of(t, []change{
+		{"memory", []string{memory}},
+		{"no block", []string{implicit}},
+		{"two other configs", []string{memory, implicit}},
+		{"no limiter, then both", []string{unlimitedSite, memory, implicit}},
+		{"back and forth", []string{memory, "redis", implicit, "redis", memory, "redis", unlimitedSite}},
+		{"rejected configs", []string{memory, memory + cannotListen, "redis" + cannotListen, implicit, "redis" + cannotListen}},
+	}, 2) {
+		t.Run(change.name, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers := caddytest.StartLastingShards(t, 1, 0)
 			redis := outageSite(servers)
@@ -484,7 +490,7 @@ func TestChargesOutliveAChangeOfTheStoresKind(t *testing.T) {
 			servers.AwaitCounts(t, "api", served)
 			servers.Kill(t)
 			serve(during)
-			for _, config := range configs {
+			for _, config := range change.configs {
 				config = strings.Replace(config, "redis", redis, 1)
 				if !strings.HasSuffix(config, cannotListen) {
 					c.MustLoad(config)
@@ -512,6 +518,15 @@ func awaitUnsent(c *caddytest.Caddy, n int64) {
 	})
 }
 
+// awaitUnsentAtLeast waits until that many charges are unsent at the same time.
+func awaitUnsentAtLeast(c *caddytest.Caddy, n float64) {
+	c.T.Helper()
+	eventually(c.T, "charges are pending", func() error {
+		unsent := gaugeOf(c.T, c, `caddy_rate_limit_ledger_unsent{store="default"}`)
+		return want(fmt.Sprintf("%v being at least %v", unsent, n), unsent >= n, true)
+	})
+}
+
 // TestChargesAreDeliveredAfterTheStoreIsReplaced by one in memory.
 func TestChargesAreDeliveredAfterTheStoreIsReplaced(t *testing.T) {
 	t.Parallel() // it spends its time waiting
@@ -535,6 +550,7 @@ func TestRequestOutlivesItsStoresKind(t *testing.T) {
 	servers.Kill(t)
 	c.MustLoad(apiSite("", 5, "1h"))
 	must(t, "the running request", want("status", backend.Finish(t, running)[0].Status, http.StatusOK))
+	// Caddy retries the charge once a second, whichever config runs.
 	time.Sleep(1200 * time.Millisecond)
 	c.MustLoad(redis)
 	awaitUnsent(c, 1)

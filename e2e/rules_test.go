@@ -6,12 +6,14 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // limitIs waits until a response shows a client that limit.
@@ -62,6 +64,16 @@ func TestRulesReachEveryCaddy(t *testing.T) {
 	holds("one has another shard", caddys...)
 	caddys[0].MustLoad(site(caddytest.ShardOf("a", servers[0], "weight 0 was 1"), b, caddytest.ShardOf("c", servers[2])))
 	holds("one gives a shard up", caddys[0])
+	// What a Caddy remembers says nothing about the servers that will be asked.
+	eventually(t, "the shards that stay have the rules", func() error {
+		kept := append(rulesOn(t, servers[1]), rulesOn(t, servers[2])...)
+		for _, rule := range rulesOn(t, servers[0]) {
+			if !slices.Contains(kept, rule) {
+				return fmt.Errorf("they have %q, and not %q", kept, rule)
+			}
+		}
+		return nil
+	})
 	caddys[0].MustLoad(site(b, caddytest.ShardOf("c", servers[2])))
 	holds("without that shard", caddys[0])
 	for _, server := range servers[1:] {
@@ -77,6 +89,20 @@ func TestRulesReachEveryCaddy(t *testing.T) {
 		return errors.Join(caddytest.Want(out+errOut, code, 0))
 	})
 	limitIs(t, caddys[0], "alice", 9000)
+}
+
+// rulesOn returns the names under which a shard's primary keeps what operators have set.
+func rulesOn(t *testing.T, shard *redistest.Shard) (names []string) {
+	t.Helper()
+	client := shard.Primary.Client()
+	keys, err := client.Keys(t.Context(), "*:#overrides").Result()
+	must(t, "find the rules", err)
+	for _, key := range keys {
+		found, err := client.HKeys(t.Context(), key).Result()
+		must(t, "read the rules", err)
+		names = append(names, found...)
+	}
+	return names
 }
 
 func btoi(is bool) int {

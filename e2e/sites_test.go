@@ -28,6 +28,17 @@ func ways(yield func(algorithm, mode string) bool) {
 // usual are the default options of zones. Their window is longer than any test.
 var usual = []string{"key {header.X-Key}", "events 100", "window 10000h"}
 
+// way is one of [ways].
+type way struct{ algorithm, mode string }
+
+// allWays returns all of them, for samples.
+func allWays() (all []way) {
+	for algorithm, mode := range ways {
+		all = append(all, way{algorithm, mode})
+	}
+	return all
+}
+
 // zoneWith returns a zone whose options are lines.
 func zoneWith(name string, options ...string) string {
 	text := "zone " + name + " {\n"

@@ -5,8 +5,10 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -15,6 +17,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // scriptsRun returns how many scripts the primaries have run: one for each bucket, or for several
@@ -68,36 +71,45 @@ const (
 
 func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
 	t.Parallel()
+	type place struct {
+		algorithm string
+		shards    int
+		group     string // what the second zone counts by
+		both      int    // how many scripts ask both zones the same
+	}
+	type refusal struct {
+		first, second, trust string
+		place
+	}
+	var all []refusal
 	for _, first := range modes {
 		for _, second := range modes {
-			for _, place := range []struct {
-				algorithm string
-				shards    int
-				group     string // what the second zone counts by
-				both      int    // how many scripts ask both zones the same
-			}{
+			for _, p := range []place{
 				{"fixed_window", 1, "X-Key", 1},
 				{"gcra", 1, "X-Key", 2},
 				{"sliding_log", 2, "X-Group", 2},
 			} {
-				for trust, options := range trusts {
-					t.Run(fmt.Sprintf("%s, %s, %s on %d shards, %s", first, second, place.algorithm, place.shards, trust), func(t *testing.T) {
-						t.Parallel()
-						servers := caddytest.StartShards(t, place.shards, 0)
-						c := startWith(t, trusting(t, servers, servers.Store(options...), trust), zoneWith("first", "algorithm "+place.algorithm, "charge "+first)+
-							zoneWith("second", "key {header."+place.group+"}", "events 2", "charge "+second), "respond ok")
-						secondZoneRefuses(t, c, servers, first, second, place.group, 0, place.both, trust)
-					})
+				for _, trust := range slices.Sorted(maps.Keys(trusts)) {
+					all = append(all, refusal{first, second, trust, p})
 				}
 			}
 		}
+	}
+	for _, r := range sweep.Of(t, all, 9) {
+		t.Run(fmt.Sprint(r), func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartShards(t, r.shards, 0)
+			c := startWith(t, trusting(t, servers, servers.Store(trusts[r.trust]...), r.trust), zoneWith("first", "algorithm "+r.algorithm, "charge "+r.first)+
+				zoneWith("second", "key {header."+r.group+"}", "events 2", "charge "+r.second), "respond ok")
+			secondZoneRefuses(t, c, servers, r.first, r.second, r.group, 0, r.both, r.trust)
+		})
 	}
 }
 
 // secondZoneRefuses uses up the second zone and checks its refusals. The first zone's bucket is on
 // the shard at, both is how many scripts ask both zones the same, and trust is one of trusts.
 func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shards, first, second, group string, at, both int, trust string) {
-	const refusals = 10
+	const refusals = 5
 	if first != second {
 		both = 2
 	}
@@ -390,7 +402,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 		refusals = 10
 		trust    = 3 * time.Second
 	)
-	for _, algorithm := range counting {
+	for _, algorithm := range sweep.Of(t, counting, 2) {
 		t.Run(algorithm, func(t *testing.T) {
 			t.Parallel() // it spends its time waiting
 			servers, primary, replica, store := tappedShard(t, 1, fmt.Sprint("ledger_trust ", trust))
@@ -434,7 +446,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 				refused("first request too many", 1, once, nothing)
 				refused("second request too many", 1, nothing, once)
 				refused("request of a client that is known to be full", refusals, nothing, nothing)
-				time.Sleep(trust)
+				time.Sleep(trust) // until what is known is too old
 				refused("first request when trust has run out", 1, nothing, once)
 				refused("request of a client that is still full", refusals, nothing, nothing)
 			}

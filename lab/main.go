@@ -1,6 +1,6 @@
 // Command lab is the laboratory: it measures the limiter, breaks its stores, and writes
 // the results to dist/evidence. Each of its programs is a package with a function Run,
-// which parses its flags, and starts and stops its servers on the loopback interface. It imports the product; nothing of the product imports it.
+// which parses its flags, and starts and stops its servers on the loopback interface.
 package main
 
 import (

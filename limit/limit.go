@@ -119,17 +119,15 @@ func (s *Store) Limit(c Config) (*Limit, error) {
 	if err := c.complete(); err != nil {
 		return nil, fmt.Errorf("limit: limit %q: %w", c.Name, err)
 	}
-	l := &Limit{store: s, config: c, limit: store.Limit{
-		Zone: c.Name, Algorithm: c.Algorithm, Window: c.Window, Align: c.Align, Calendar: c.Calendar,
-	}}
+	l := &Limit{store: s, config: c, limit: c.limit()}
 	l.key, _ = clientkey.ParseTemplate(c.Key) // checked
 	return l, nil
 }
 
 const (
-	minWindow, minLease, defaultLease = time.Millisecond, time.Second, time.Minute
-	defaultReserveFor, maxReserveFor  = 10 * time.Minute, 24 * time.Hour
-	defaultKey                        = "{key}"
+	defaultLease                     = time.Minute
+	defaultReserveFor, maxReserveFor = 10 * time.Minute, 24 * time.Hour
+	defaultKey                       = "{key}"
 )
 
 // complete sets defaults, and returns what is wrong.
@@ -146,15 +144,18 @@ func (c *Config) complete() error {
 	if _, err := clientkey.ParseTemplate(c.Key); err != nil {
 		return fmt.Errorf("field Key %q: %w", c.Key, err)
 	}
-	traits := algorithm.Of(c.Algorithm)
-	if c.Events < 1 || c.Events > traits.MostEvents {
-		return fmt.Errorf("field Events %d: it must be from 1 to %s", c.Events, traits.MostWords)
-	}
-	if err := c.completeWindow(traits); err != nil {
+	if err := c.completeWindow(); err != nil {
 		return err
 	}
-	if err := c.validateBurst(); err != nil {
-		return err
+	l := c.limit()
+	if invalid := algorithm.CheckLimit(&l); invalid != nil {
+		return fmt.Errorf("field %w", invalid)
+	}
+	if err := algorithm.CheckEvents(c.Algorithm, c.Events); err != nil {
+		return fmt.Errorf("field Events %w", err)
+	}
+	if err := algorithm.CheckBurst(&l, c.Events, c.Burst); err != nil {
+		return fmt.Errorf("field Burst %w", err)
 	}
 	if c.ReserveFor < 0 || c.ReserveFor > maxReserveFor {
 		return fmt.Errorf("field ReserveFor %s: it must be up to 24h", c.ReserveFor)
@@ -162,61 +163,32 @@ func (c *Config) complete() error {
 	if c.ReserveFor == 0 {
 		c.ReserveFor = defaultReserveFor
 	}
-	if traits.Lease {
+	if algorithm.Of(c.Algorithm).Lease {
 		c.ReserveFor = min(c.ReserveFor, c.Window)
 	}
 	return nil
 }
 
-func (c *Config) completeWindow(traits *algorithm.Traits) error {
+// completeWindow sets the defaults of the window.
+func (c *Config) completeWindow() error {
 	hasCalendar := c.Calendar != Calendar{}
 	switch {
-	case (c.Align || hasCalendar) && c.Algorithm != FixedWindow:
-		return fmt.Errorf("fields Align and Calendar go with FixedWindow only, and not with %s: remove them", c.Algorithm)
 	case hasCalendar && c.Window != 0:
 		return errors.New("field Window does not go with Calendar: set one")
 	case hasCalendar:
-		if c.Calendar.Unit.Length() == 0 {
-			return fmt.Errorf("field Calendar.Unit %q: it must be day, week, month or year", c.Calendar.Unit)
-		}
-		if err := c.Calendar.Validate(); err != nil {
-			return fmt.Errorf("field Calendar.TimeZone %q: %w", c.Calendar.TimeZone, err)
-		}
 		if c.Calendar.TimeZone == "UTC" {
 			c.Calendar.TimeZone = ""
 		}
 		c.Window, c.Align = c.Calendar.Window(), true
-		return nil
-	case traits.Lease && c.Window == 0:
+	case algorithm.Of(c.Algorithm).Lease && c.Window == 0:
 		c.Window = defaultLease
-	}
-	least := minWindow
-	if traits.Lease {
-		least = minLease
-	}
-	switch {
-	case c.Window < least || c.Window > store.MaxWindow:
-		return fmt.Errorf("field Window %s: with %s it must be from %s to 100 years", c.Window, c.Algorithm, least)
-	case c.Window%time.Microsecond != 0:
-		return fmt.Errorf("field Window %s: it must be whole microseconds", c.Window)
 	}
 	return nil
 }
 
-func (c *Config) validateBurst() error {
-	switch {
-	case c.Burst == 0:
-		return nil
-	case !c.Algorithm.HasBurst():
-		return fmt.Errorf("field Burst goes with GCRA only, and not with %s: remove it", c.Algorithm)
-	case c.Burst < 0 || c.Burst > store.MaxEvents:
-		return fmt.Errorf("field Burst %d: it must be from 1 to 2^52", c.Burst)
-	}
-	r := store.Request{Limit: &store.Limit{Algorithm: c.Algorithm, Window: c.Window}, Events: c.Events}
-	if drain, _ := algorithm.DrainTime(&r, c.Burst); drain < 0 || drain > store.MaxWindow.Microseconds() {
-		return fmt.Errorf("field Burst %d: it would take more than 100 years to come back: lower it, or raise Events", c.Burst)
-	}
-	return nil
+// limit returns the limit as the stores know it.
+func (c *Config) limit() store.Limit {
+	return store.Limit{Zone: c.Name, Algorithm: c.Algorithm, Window: c.Window, Align: c.Align, Calendar: c.Calendar}
 }
 
 // request returns what the bucket of a key is asked.

@@ -1,7 +1,7 @@
 // Package luascripts embeds the Lua scripts of the Redis store: one for each
 // algorithm, bundles of them for several buckets, those that migrate a bucket to
 // another server, and those that keep overrides and records. A script concerns the bucket in KEYS[1]; the head of its file
-// describes its arguments and its reply. The package imports nothing of the project.
+// describes its arguments and its reply.
 package luascripts
 
 import "embed"

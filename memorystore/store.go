@@ -1,8 +1,6 @@
 // Package memorystore is the Caddy module rate_limit.stores.memory: the
 // configuration of a [Store] in this process's memory, in JSON and as a Caddyfile.
 // The buckets outlive the config in the pool of internal/stores.
-//
-// It imports Caddy, internal/{option,stores} and store/memory.
 package memorystore
 
 import (
@@ -20,15 +18,14 @@ import (
 // with other Caddy instances. Counts outlive a reload of the config, but not a
 // restart of Caddy.
 type Store struct {
-	// The largest number of buckets (a zone's count for one client) that are kept,
-	// at less than 300 bytes each. Beyond it buckets whose window is over are dropped
-	// first; if there are none, the one of a few taken at random that has spent the
-	// least share of its limit.
+	// How many buckets are kept, at less than 300 bytes each, and more for every
+	// event of `sliding_log` and `concurrency`. Beyond it, those go first that
+	// have spent the least share of their limit; that is logged and counted.
 	// Default: 1000000.
 	MaxBuckets int `json:"max_buckets,omitempty"`
 
-	// How many new clients a second may have a bucket of their own in each zone. Further
-	// ones share one bucket. Default: 0, for no limit.
+	// How many new clients a second get a bucket in each zone; further ones share
+	// one, as with Redis. Default: 0, any number.
 	MaxNewBuckets int `json:"max_new_buckets,omitempty"`
 
 	name   string

@@ -23,48 +23,47 @@ import (
 // inherits each setting from its store unless it has its own. Connections with equal
 // settings are shared, and kept when the config is replaced.
 type Connection struct {
-	// The ACL user, which needs a password. Placeholders such as
-	// `{env.REDIS_USERNAME}` and `{file./run/secrets/user}` are resolved for
-	// each new connection. Default: Redis's default user.
+	// The ACL user and its password; a user without a password is an error.
+	// `{env.*}` and `{file.*}` are resolved for each new connection: [rotating a
+	// password](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/redis.md#passwords).
+	// The admin API shows what is written here, so write a placeholder. Default:
+	// none.
 	Username string `json:"username,omitempty"`
 
 	// The password. Placeholders such as `{env.REDIS_PASSWORD}` and
-	// `{file./run/secrets/redis}` are resolved for each new connection, so that
-	// a file may change while Caddy runs; a line end at the end of the file does
-	// not count. Write a placeholder rather than the password, because Caddy's admin API
-	// shows this value. Default: none.
+	// `{file./run/secrets/redis}` are resolved for each new connection; a line end
+	// at the end of the file does not count. Write a placeholder, because Caddy's
+	// admin API shows this value. Default: none.
 	Password string `json:"password,omitempty"`
 
-	// A command that prints the password: a token that expires, as clouds give out for
-	// their users and roles. It runs in the background before the token expires, and its
-	// output is never logged. Not with `password`. Default: none.
+	// A command that prints the password, for
+	// [tokens](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/redis.md#passwords)
+	// that expire. Excludes `password`, and a `url` with a password. Default:
+	// none.
 	PasswordCommand *PasswordCommand `json:"password_command,omitempty"`
 
-	// The ACL user for the sentinels, like `username`. Default: the sentinels'
-	// default user.
+	// The ACL user of the sentinels and its password. Sentinels get neither
+	// `username` nor `password`. Default: none.
 	SentinelUsername string `json:"sentinel_username,omitempty"`
 
-	// The password for the sentinels, like `password`. Default: none, even if
-	// there is a `password`.
+	// The password for the sentinels, like `password`, which they do not get.
+	// Default: none.
 	SentinelPassword string `json:"sentinel_password,omitempty"`
 
-	// The number of the database; 0 for a Redis Cluster, which has no other.
-	// Default: 0.
+	// The number of the database; most clusters have only 0. Default: 0.
 	DB *int `json:"db,omitempty"`
 
-	// The TLS settings, for sentinels as well; `{}` trusts the authorities that the
-	// system trusts. Default: no TLS, so that passwords and client keys can be read on
-	// the network.
+	// Uses TLS, to sentinels too:
+	// [TLS](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/redis.md#tls).
+	// Without a block it trusts the authorities of the system. Default: off.
 	TLS *TLS `json:"tls,omitempty"`
 
-	// The number of connections to each server, from 1 to 1000: that many for checks,
-	// as many again for charges, and one more of each for health checks. A connection
-	// carries many requests at a time, so few are needed; on a slow network more of
-	// them shorten the wait. Default: 4, or 64 if `pipelining` is `off`.
+	// Connections to each server for checks and takes, and as many again to each
+	// primary for charges, refunds and penalties. Default: 4; 64 without
+	// pipelining.
 	PoolSize int `json:"pool_size,omitempty"`
 
-	// The largest lag behind its primary with which a replica answers checks.
-	// Default: 5s.
+	// How far a replica may be behind its primary to be asked. Default: 5s.
 	MaxReplicaLag caddy.Duration `json:"max_replica_lag,omitempty"`
 }
 
@@ -75,9 +74,7 @@ type PasswordCommand struct {
 	// The command and its arguments. It runs without a shell. Required.
 	Command []string `json:"command,omitempty"`
 
-	// How long what it prints is valid, at least 10s. The password is renewed after a
-	// quarter of that, and connections are replaced when they are that old, so that none
-	// outlives it. Default: 10m.
+	// How long what it prints is valid, at least 10s. Default: 10m.
 	Lifetime caddy.Duration `json:"lifetime,omitempty"`
 }
 
@@ -143,30 +140,24 @@ func (c *Connection) provision(repl *caddy.Replacer) error {
 // TLS has the settings of encrypted connections to Redis, by TLS 1.2 or later.
 // Files are read when the config is loaded; a missing one is an error.
 type TLS struct {
-	// The file with the certificates, in PEM, of the authorities that issue the
-	// servers' certificates. Placeholders work. It is read again when the
-	// config is loaded again, which takes `caddy reload --force` where nothing
-	// else has changed. Default: the authorities that the system trusts.
+	// A file with the certificates of the authorities to trust instead, in PEM.
+	// Default: the system's.
 	CA string `json:"ca,omitempty"`
 
-	// The file with Caddy's certificate, in PEM, for servers that ask for one.
-	// Placeholders work. It is read again, with `key`, when either changes;
-	// connections that exist stay. While the files do not belong together or cannot be
-	// read, the certificate read before is used, and the log says so. Default: none.
+	// Files with the client certificate and its key, in PEM, for servers that ask
+	// for one. Caddy reads them again when they change. Default: none. In a
+	// Caddyfile: `cert <file> <key>`.
 	Cert string `json:"cert,omitempty"`
 
-	// The file with the private key to `cert`, in PEM, not encrypted. Placeholders
-	// work. Required with `cert`.
+	// The file with the private key of `cert`, in PEM. In a Caddyfile: `cert
+	// <file> <key>`.
 	Key string `json:"key,omitempty"`
 
-	// The name that the servers' certificates must have, which is also sent to the
-	// servers (SNI). Placeholders work. Set it where servers have IP addresses that
-	// their certificates do not mention, as is common with sentinels and clusters.
-	// Default: the host of each address.
+	// The name that the certificates of the servers must have. Default: the host
+	// of the address.
 	ServerName string `json:"server_name,omitempty"`
 
-	// Whether any certificate is accepted. Anyone between Caddy and Redis can then see
-	// the password and change counts, so it is for tests only. Default: false.
+	// Accepts any certificate. For tests only. Default: off.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
 
 	roots       *x509.CertPool

@@ -70,10 +70,12 @@ func TestTwinsAreReportedOnce(t *testing.T) {
 			l.add(members[i].Name, shard)
 		}
 		s.Warm(t.Context())
-		deadline := time.Now().Add(time.Minute)
-		for lines.FilterLevelExact(zapcore.ErrorLevel).Len() == 0 && time.Now().Before(deadline) {
-			time.Sleep(time.Millisecond)
-		}
+		redistest.Eventually(t, "the twins are reported", func() error {
+			if lines.FilterLevelExact(zapcore.ErrorLevel).Len() == 0 {
+				return errors.New("they are not")
+			}
+			return nil
+		})
 		l.lookForTwins()
 		logged := lines.FilterLevelExact(zapcore.ErrorLevel).All()
 		if len(logged) != 1 || logged[0].Message != "two shards are the same server: give each its own, or remove one of the shards" {

@@ -29,6 +29,9 @@ func (s *Store) rows() []option.Row {
 			Block:   append(new(Shard).ownRows(), option.Row{Args: "<an option of connections>"}),
 			Section: sectionShards, Default: "required",
 			Doc: "One independent Redis, of one of three [kinds](redis.md#kinds-of-shards): `primary` (or `url`), `sentinel` or `cluster`. Its name decides which clients it owns: keep the name when the addresses or the kind change.",
+			Parts: map[string]string{
+				"shards": "The shards over which the clients are spread: independent Redis servers, each with its replicas, or Redis Clusters. A new shard moves only the clients that it gets.",
+			},
 		},
 		{Name: "url", Args: "<url>", Field: option.Field{Set: s.addOnlyShard}},
 	}, s.Connection.rows()...)
@@ -113,8 +116,11 @@ func (s *Shard) ownRows() []option.Row {
 		{
 			Name: "primary", Args: "<addr>", Field: option.Text(&s.Primary), Section: sectionShards, Default: "port 6379",
 			Doc: "`host`, `host:port` or `unix/path`.",
+			Parts: map[string]string{
+				"primary": "The address of the primary: `host`, `host:port` or `unix/path`. Placeholders work. If the primary fails, nothing takes its place until it is back.",
+			},
 		},
-		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards},
+		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards, Parts: map[string]string{"replicas": "The addresses of the primary's replicas, in the same form. They answer checks in turn."}},
 		{
 			Name: "url", Args: "<url>", Field: option.Filled(&s.URL), Section: sectionShards, Default: "none",
 			Doc: "A primary as cloud providers give it: `redis://`, or `rediss://` for TLS, then `<user>:<password>@<host>:<port>/<db>`. It replaces `primary`, `username`, `password` and `db`, and may contain `{file.*}`. In the block of a store, it is the only shard.",
@@ -130,6 +136,9 @@ func (s *Shard) ownRows() []option.Row {
 		{
 			Name: "weight", JSON: []string{"weight", "previous_weight"}, Args: "<now> [was <before>]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
 			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
+			Parts: map[string]string{
+				"previous_weight": "While shards are added, removed or weighted anew: the weight that this one had before, 0 if it is new: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: none; the weight is the same.",
+			},
 		},
 	}
 }
@@ -144,7 +153,7 @@ func (c *Connection) rows() []option.Row {
 			Name: "username", Args: "<name>", Field: option.Text(&c.Username), Section: sectionConnections, Default: "none",
 			Doc: "The ACL user and its password; a user without a password is an error. `{env.*}` and `{file.*}` are resolved for each new connection: [rotating a password](redis.md#passwords). The admin API shows what is written here, so write a placeholder.",
 		},
-		{Name: "password", Args: "<secret>", Field: option.Text(&c.Password), Section: sectionConnections},
+		{Name: "password", Args: "<secret>", Field: option.Text(&c.Password), Section: sectionConnections, Parts: map[string]string{"password": "The password. Placeholders such as `{env.REDIS_PASSWORD}` and `{file./run/secrets/redis}` are resolved for each new connection; a line end at the end of the file does not count. Write a placeholder, because Caddy's admin API shows this value."}},
 		{
 			Name: "password_command", Args: "<command> <argument>...", Field: option.Field{Set: c.setPasswordCommand}, Section: sectionConnections, Default: "none",
 			Block: new(PasswordCommand).rows(),
@@ -160,7 +169,7 @@ func (c *Connection) rows() []option.Row {
 			Name: "sentinel_username", Args: "<name>", Field: option.Text(&c.SentinelUsername), Section: sectionConnections, Default: "none",
 			Doc: "The ACL user of the sentinels and its password. Sentinels get neither `username` nor `password`.",
 		},
-		{Name: "sentinel_password", Args: "<secret>", Field: option.Text(&c.SentinelPassword), Section: sectionConnections},
+		{Name: "sentinel_password", Args: "<secret>", Field: option.Text(&c.SentinelPassword), Section: sectionConnections, Parts: map[string]string{"sentinel_password": "The password for the sentinels, like `password`, which they do not get."}},
 		{
 			Name: "db", Args: "<n>", Field: option.Field{Set: c.setDB}, Section: sectionConnections, Default: "0",
 			Doc: "The number of the database; most clusters have only 0.",
@@ -217,6 +226,9 @@ func (t *TLS) rows() []option.Row {
 		{
 			Name: "cert", JSON: []string{"cert", "key"}, Args: "<file> <key>", Field: option.Field{Set: t.setCert}, Section: sectionConnections, Default: "none",
 			Doc: "Files with the client certificate and its key, in PEM, for servers that ask for one. Caddy reads them again when they change.",
+			Parts: map[string]string{
+				"key": "The file with the private key of `cert`, in PEM.",
+			},
 		},
 		{
 			Name: "server_name", Args: "<name>", Field: option.Filled(&t.ServerName), Section: sectionConnections, Default: "the host of the address",

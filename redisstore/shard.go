@@ -24,44 +24,40 @@ type Shard struct {
 	// clients the shard owns, whatever its addresses and kind. Required.
 	Name string `json:"name,omitempty"`
 
-	// The address of the primary: host, host:port or unix/path. Placeholders
-	// work. The default port is 6379. If the primary fails, nothing takes its
-	// place until it is back.
+	// The address of the primary: `host`, `host:port` or `unix/path`. Placeholders
+	// work. If the primary fails, nothing takes its place until it is back.
+	// Default: port 6379.
 	Primary string `json:"primary,omitempty"`
 
-	// The primary as a URL, as clouds give it out:
-	// `rediss://<user>:<password>@<host>:<port>/<db>`, or `redis://` without TLS. Only
-	// the host is required; characters with a meaning in URLs are written as %
-	// and two digits. Placeholders such as `{env.REDIS_URL}` work: the address is
-	// resolved when the config is loaded, the password for each new connection. Write a
-	// placeholder rather than a password. It takes the place of `primary`,
-	// `username`, `password` and `db`; `tls` may add settings. Default: none.
+	// A primary as cloud providers give it: `redis://`, or `rediss://` for TLS,
+	// then `<user>:<password>@<host>:<port>/<db>`. It replaces `primary`,
+	// `username`, `password` and `db`, and may contain `{file.*}`. In the block of
+	// a store, it is the only shard. Default: none.
 	URL string `json:"url,omitempty"`
 
-	// The addresses of the primary's replicas, in the same form. They answer checks
-	// in turn. Default: none, so that the primary answers checks.
+	// The addresses of the primary's replicas, in the same form. They answer
+	// checks in turn. Default: port 6379. In a Caddyfile: `replica <addr>...`.
 	Replicas []string `json:"replicas,omitempty"`
 
-	// How to find the primary and its replicas through Redis Sentinel, whose
-	// failovers the shard follows. Default: not through Sentinel.
+	// The name under which the sentinels watch the primary, and the addresses of
+	// all sentinels: `host`, `host:port` or `unix/path`. Default: port 26379.
 	Sentinel *Sentinel `json:"sentinel,omitempty"`
 
-	// The addresses of some nodes of a Redis Cluster, host or host:port, from which
-	// the others are learnt. Placeholders work. The default port is 6379. Name two or
-	// three, so that one of them can be down when Caddy starts. Default: none.
+	// Addresses of some nodes of a Redis Cluster, which name the others: `host` or
+	// `host:port`. Default: port 6379.
 	Cluster []string `json:"cluster,omitempty"`
 
-	// The shard's share of the clients, relative to the weights of the other shards: from
-	// 1 to 1000; 0, with `previous_weight`, for a shard that is on its way out and owns no
-	// clients any more. Default: 1.
+	// The share of the clients, 1 to 1000. While shards are added, removed or
+	// weighted anew, `was` says what it was before: [the
+	// steps](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#when-shards-are-added-or-removed).
+	// Default: 1. In a Caddyfile: `weight <now> [was <before>]`.
 	Weight *int `json:"weight,omitempty"`
 
-	// While shards are added, removed or weighted anew: the weight that this one had
-	// before, 0 if it is new. A client that gets another shard keeps its count, which is
-	// migrated at its first request. Give it to all Caddys one by one, for each shard
-	// whose weight changes. Remove it, with the shards of weight 0, once the longest
-	// window is over. While some Caddys do not have it yet, a client that moves can get
-	// up to twice its limit in a window. Default: none; the weight is the same.
+	// While shards are added, removed or weighted anew: the weight that this one
+	// had before, 0 if it is new: [the
+	// steps](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#when-shards-are-added-or-removed).
+	// Default: none; the weight is the same. In a Caddyfile: `weight <now> [was
+	// <before>]`.
 	PreviousWeight *int `json:"previous_weight,omitempty"`
 
 	Connection

@@ -3,8 +3,6 @@
 // store/redis; stores whose shards are reached in the same way share connections.
 // A [Shard] is one independent Redis of a store, and a [Connection] has the settings
 // of connections: credentials, [TLS], timeouts.
-//
-// It imports Caddy, internal/{option,stores,telemetry} and store/**.
 package redisstore
 
 import (
@@ -29,87 +27,79 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
-// Store counts in Redis, 7.0 or later. All Caddy instances that use the same shards
-// share the counts. (Valkey, 7.2 or later, is meant to work and was not tested.)
+// Store counts in Redis or Valkey, of the [tested versions](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/servers.md#products-and-versions).
+// All Caddy instances that use the same shards share the counts.
 // Each client's counts live on one shard, whose replicas answer checks and whose
 // primary takes charges, off the path of the request.
 type Store struct {
-	// The shards over which the clients are spread: independent Redis servers, each
-	// with its replicas, or Redis Clusters. A new shard moves only the clients that it
-	// gets. Required.
+	// The shards over which the clients are spread: independent Redis servers,
+	// each with its replicas, or Redis Clusters. A new shard moves only the
+	// clients that it gets. In a Caddyfile: `shard <name>`. Required.
 	Shards []*Shard `json:"shards,omitempty"`
 
-	// The URL of the only shard, in place of `shards`: see the `url` of a shard.
-	// Default: none.
+	// A primary as cloud providers give it: `redis://`, or `rediss://` for TLS,
+	// then `<user>:<password>@<host>:<port>/<db>`. It replaces `primary`,
+	// `username`, `password` and `db`, and may contain `{file.*}`. In the block of
+	// a store, it is the only shard. Default: none.
 	URL string `json:"url,omitempty"`
 
 	Connection
 
-	// The beginning of the keys in Redis: letters, digits and the characters
-	// `_ . : -`. Stores with different prefixes do not share counts. Default: `rl`.
+	// The beginning of all keys in Redis. Default: `rl`.
 	KeyPrefix string `json:"key_prefix,omitempty"`
 
-	// A secret. Client keys are replaced by their HMAC-SHA-256 under it, so that
-	// Redis never holds an IP address or a token. Placeholders work. A change starts
-	// new counters. Default: none; client keys are written as they are.
+	// Replaces client keys in Redis by their HMAC. Default: off.
 	KeySecret string `json:"key_secret,omitempty"`
 
-	// The servers that answer checks: `replicas`, for which the primary stands in if
-	// none can be used, or `primary`. Default: `replicas`.
+	// Which servers answer checks. Default: `replicas`.
 	ReadFrom string `json:"read_from,omitempty"`
 
-	// The longest time that a request waits for a check; then `on_error` applies.
-	// Connecting, TLS included, may take four times as long, from 200ms to 5s; a
-	// check_timeout above 5s counts itself, up to 1m. Default: 50ms.
+	// How long a request waits for a check or, with `charge before`, for its take.
+	// Connecting, TLS included, may take
+	// [longer](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/redis.md#tls).
+	// Default: 50ms.
 	CheckTimeout caddy.Duration `json:"check_timeout,omitempty"`
 
-	// The time for which a charge that could not be sent or was refused is retried;
-	// its reply may take two seconds more. No request waits for either. Default:
-	// 250ms.
+	// How long a charge, refund or penalty is retried if it could not be sent or
+	// Redis refused it. Default: 250ms.
 	ChargeTimeout caddy.Duration `json:"charge_timeout,omitempty"`
 
-	// Whether calls are sent together. `on`: calls that wait at the same time share
-	// a pipeline, and scripts for several keys are one call. `off`: each call is sent
-	// by itself, which suits proxies that spread keys over servers. Default: `on`.
+	// Sends waiting calls together, as one script call for several keys where
+	// possible. Write `off` behind a
+	// [proxy](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/servers.md#proxies)
+	// that spreads keys over servers. Default: `on`.
 	Pipelining string `json:"pipelining,omitempty"`
 
-	// The time for which charges of fixed windows wait for others, so that they leave
-	// together: those of clients that have at least half of their limit left. With the
-	// other algorithms, when a charge arrives decides how long it counts, so none waits.
-	// Other Caddys see them that much later, and a Caddy that is killed loses that much
-	// more. At most 1s; 0 sends each at once. Default: 50ms.
+	// How long charges of a `fixed_window` wait for others to be sent with them,
+	// if their clients have at least half of their limit left. Other Caddys see
+	// these charges that much later, and a Caddy that is killed loses that many
+	// more. At most 1s; `0` sends each at once. Default: 50ms.
 	ChargeDelay *caddy.Duration `json:"charge_delay,omitempty"`
 
-	// The time for which the primary's answer about a bucket counts. Until it is over
-	// a replica that has counted less is overruled, a client over its limit is refused
-	// without a check, and a client whose requests all come to this Caddy is admitted
-	// without a check while half of its limit is left. Then the primary is asked, but
-	// for a client that comes here alone and seldom: one request at a time is admitted
-	// without a check for as long as the client came here alone before, up to a tenth of
-	// the window. A time below 1s switches that off. 0 asks for every request. Default:
-	// 1s.
+	// How long this Caddy relies on the primary's last answer about a bucket.
+	// Meanwhile it ignores a replica that shows less, refuses a client over its
+	// limit without a call, and admits a client that comes to this Caddy alone
+	// without a call while half of its limit is left. With 1s or more, one request
+	// after [a longer
+	// pause](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#what-several-instances-can-admit-together)
+	// may pass unchecked too. `0` asks for every request. Default: 1s.
 	LedgerTrust *caddy.Duration `json:"ledger_trust,omitempty"`
 
-	// The number of buckets (a zone's count for one client) that this process
-	// remembers, at less than 300 bytes each. Beyond it buckets that are not in use
-	// are forgotten first; charges that wait for a shard that is down and have to be
-	// dropped are logged and counted. Default: 1000000.
+	// How many buckets this Caddy remembers, at less than 300 bytes each. Beyond
+	// that it first forgets those that are not in use. Charges that wait for a
+	// shard that is down and have to be dropped are logged and counted. Default:
+	// 1000000.
 	MaxBuckets int `json:"max_buckets,omitempty"`
 
-	// The number of buckets per second that this Caddy opens in each zone for new
-	// clients: those that have no bucket and have not come to this Caddy within the
-	// last three windows, or within a minute if that is longer. New clients beyond it
-	// share one bucket of their zone until there are fewer of them, so that made-up
-	// client keys cannot fill Redis. If Redis does not say which clients are new,
-	// on_error decides about them. A million clients of a store are remembered.
-	// Choose a number well above that of the new clients in a busy second, also after
-	// a restart of Redis, and such that the buckets of a window fit into Redis, at
-	// about 180 bytes each. Default: 0, for no limit.
+	// How many new clients a second this Caddy lets open a bucket in each zone, so
+	// that [made-up
+	// keys](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#made-up-keys)
+	// cannot fill Redis; further new clients share one bucket. Choose a number
+	// well above what a busy second brings, and such that the new buckets of a
+	// window fit into Redis at about 180 bytes each. Default: 0, any number.
 	MaxNewBuckets int `json:"max_new_buckets,omitempty"`
 
-	// The decision of zones without an `on_error` while a shard cannot answer:
-	// `local` (this process counts on alone), `deny` (status 503) or `allow` (requests
-	// pass without a limit). Default: `local`.
+	// The `on_error` of zones that have none of their own. Default: `local`.
 	OnError string `json:"on_error,omitempty"`
 
 	logger      *zap.Logger

@@ -495,7 +495,7 @@ func TestDamagedRecord(t *testing.T) {
 func TestValidRecordIsRead(t *testing.T) {
 	for _, text := range []string{
 		`{"phase": "taking"}`,
-		`{"phase": "owing", "owed": [-3], "charged": [0], "tries": 100, "holds": [{"store": "default", "limit": {"Zone": "z", "Algorithm": 3, "Window": 1000}, "key": "YQ==", "events": 5, "burst": 9, "cost": 3, "receipt": {"Period": 9007199254740991}}]}`,
+		`{"phase": "owing", "owed": [-3], "charged": [0], "tries": 100, "holds": [{"store": "default", "limit": {"Zone": "z", "Algorithm": 3, "Window": 1000000}, "key": "YQ==", "events": 5, "burst": 9, "cost": 3, "receipt": {"Period": 9007199254740991}}]}`,
 		`{"phase": "open", "holds": [{"store": "default", "limit": {"Zone": "z", "Align": true, "Window": 97200000000000, "Calendar": {"Unit": "day", "TimeZone": "Europe/Berlin"}}, "key": "YQ==", "events": 5, "cost": 3, "receipt": {}}]}`,
 	} {
 		if _, err := read(store.Record{Value: text}); err != nil {

@@ -3,7 +3,6 @@
 // (limitv1), by gRPC, gRPC-Web and JSON. Its limits are zones, as those of rate_limit.
 //
 // It is a package of its own, so that who does not import it does not carry the libraries of the protocol.
-// It imports the root package, internal/limiter and internal/option.
 package service
 
 import (

@@ -2,6 +2,7 @@ package store
 
 import (
 	"errors"
+	"path"
 	"sync"
 	"time"
 )
@@ -54,14 +55,14 @@ func (c Calendar) Window() time.Duration { return c.Unit.Length() + 3*time.Hour 
 
 // Validate returns an error if there is no such time zone. Local is none, nor are
 // localtime and other files of a machine, which begin with a small letter: they are
-// not the same on each machine.
+// not the same on each machine. A zone has one name, because each is kept in memory.
 func (c Calendar) Validate() error {
 	name := c.TimeZone
 	if name == "" {
 		return nil
 	}
 	_, err := time.LoadLocation(name)
-	if err != nil || name == "Local" || name[0] < 'A' || name[0] > 'Z' {
+	if err != nil || name == "Local" || name[0] < 'A' || name[0] > 'Z' || path.Clean(name) != name {
 		return errors.New("there is no such time zone")
 	}
 	return nil

@@ -9,7 +9,7 @@ type Limit struct {
 	Algorithm Algorithm `json:",omitzero"`
 	// Window is the length of a window, or of a lease: whole microseconds, at
 	// least one, and at most MaxWindow, so that instants stay below
-	// MaxInteger.
+	// MaxInteger. Package algorithm says what configs may have.
 	Window time.Duration `json:",omitzero"`
 	// Align makes windows of [FixedWindow] begin at multiples of their length
 	// since the epoch, and not with a client's first request.

@@ -3,8 +3,8 @@
 // state. The types of the answers are in internal/adminapi; the commands and the
 // page that show them are in cli and ui.
 //
-// It imports internal/limiter and internal/stores, and asks the app of the
-// running config through an interface, because the root package imports this one.
+// It asks the app of the running config through an interface, because the root
+// package imports this one.
 package admin
 
 import (

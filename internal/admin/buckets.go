@@ -181,8 +181,8 @@ func stateBy(r *store.Request, isKnown bool, st *store.State) *adminapi.State {
 	if isKnown {
 		s.Limit, s.Remaining = &st.Limit, &st.Remaining
 	}
-	// How fast a gcra bucket drains depends on its limit.
-	if isKnown || !r.Limit.Algorithm.HasBurst() {
+	// How fast a bucket drains depends on its limit.
+	if isKnown || !algorithm.Of(r.Limit.Algorithm).Drains() {
 		s.Used, s.Reset = &st.Used, limiter.EpochSeconds(st.Reset)
 	}
 	return s

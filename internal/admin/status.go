@@ -50,7 +50,7 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 	s := adminapi.Zone{
 		Name: z.Name, Store: l.Store.Name, Algorithm: z.Algorithm.String(), Key: z.Key,
 		Events: z.Events.String(), Burst: burstOf(z), Window: z.Window.Seconds(),
-		Charge: limiter.ChargeAfter, Enforce: 100, Decisions: map[string]int64{},
+		Charge: limiter.ChargeAfter, Enforce: 100, Definition: z.DefinitionDigest(), Decisions: map[string]int64{},
 	}
 	for _, handle := range l.Stores() {
 		s.LastRefused = max(s.LastRefused, limiter.LastRefusalOfAny(limiter.ZoneID{Store: handle.Name, Zone: z.Name}))

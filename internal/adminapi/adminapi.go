@@ -4,8 +4,6 @@
 // internal/admin fills these types and the commands of internal/commands/cli read them, so
 // that the two agree. [Check] is no answer of the API: the command check fills and prints
 // it.
-//
-// It imports package store alone: a reader of answers needs no Caddy.
 package adminapi
 
 import (
@@ -150,6 +148,8 @@ type Zone struct {
 	Charge   string `json:"charge"`
 	// Enforce is in percent.
 	Enforce float64 `json:"enforce"`
+	// Definition is a digest of what zones of one name have to have in common.
+	Definition string `json:"definition"`
 	// Rule is what operators have changed of the zone, in place of Events, Burst, Enforce and the
 	// percentage of Rollout, which are those of the config.
 	Rule *Override `json:"rule,omitempty"`
@@ -545,7 +545,7 @@ type SimulatedRequest struct {
 
 // Simulation is the foreseen outcome of a request.
 type Simulation struct {
-	// Decision is allowed, refused, blocked, error_allowed or error_refused.
+	// Decision is an outcome of package telemetry, of clients for which the limit is enforced.
 	Decision string `json:"decision"`
 	// Zone is the one that refuses, or that holds an allowed request.
 	Zone string `json:"zone,omitempty"`

@@ -3,8 +3,6 @@
 // A [Reader] is given the parts of a body as they are written, decodes and tokenizes them, and
 // remembers the last number at each [Path]. What it keeps is bounded, however long the body, its
 // events and its strings are.
-//
-// The package imports no other package of this module.
 package body
 
 import (

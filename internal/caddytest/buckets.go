@@ -8,6 +8,7 @@ import (
 	"math"
 	"strings"
 	"testing"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -28,12 +29,15 @@ func ReadBuckets(t *testing.T, client *goredis.Client) map[string]Bucket {
 	if err != nil {
 		t.Fatal(err)
 	}
-	read := map[string]Bucket{}
+	found, pipe := map[string]*goredis.SliceCmd{}, client.Pipeline()
 	for _, key := range keys {
-		if !strings.Contains(key, ":2:") {
-			continue // no bucket
+		if strings.Contains(key, ":2:") { // no other key is a bucket
+			found[key] = pipe.HMGet(ctx, key, "c", "r")
 		}
-		fields := client.HMGet(ctx, key, "c", "r")
+	}
+	_, _ = pipe.Exec(ctx) // each command has its error
+	read := map[string]Bucket{}
+	for key, fields := range found {
 		if fields.Err() == nil && fields.Val()[0] == nil {
 			continue // it has expired since
 		}
@@ -167,10 +171,12 @@ func (s Shards) Content(t *testing.T, zone, client string) Content {
 	var found []Content
 	for _, shard := range s {
 		redis := shard.Primary.Client()
-		keys, err := redis.Keys(t.Context(), "rl:2:"+zone+":*:"+client).Result()
+		pipe := redis.Pipeline()
+		keys, now := pipe.Keys(t.Context(), "rl:2:"+zone+":*:"+client), pipe.Time(t.Context())
+		_, err := pipe.Exec(t.Context())
 		Must(t, "find the bucket", err)
-		for _, key := range keys {
-			c, err := readContent(t, redis, key)
+		for _, key := range keys.Val() {
+			c, err := readContent(t, redis, key, now.Val())
 			if errors.Is(err, goredis.Nil) {
 				continue // it has expired since
 			}
@@ -197,14 +203,10 @@ func (s Shards) AwaitUsed(t *testing.T, zone, client string, used int64) {
 	})
 }
 
-// readContent reads a bucket. Where it has expired the error is [goredis.Nil].
-func readContent(t *testing.T, redis *goredis.Client, key string) (Content, error) {
+// readContent reads a bucket at that time. Where it has expired the error is [goredis.Nil].
+func readContent(t *testing.T, redis *goredis.Client, key string, now time.Time) (Content, error) {
 	ctx := t.Context()
 	rule := strings.Split(key, ":")[3]
-	now, err := redis.Time(ctx).Result()
-	if err != nil {
-		return Content{}, err
-	}
 	switch {
 	case strings.HasPrefix(rule, "fw"):
 		var b struct {

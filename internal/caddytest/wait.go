@@ -29,8 +29,8 @@ func poll(limit time.Duration, f func() error) error {
 		if err == nil || waited > limit {
 			return err
 		}
-		// What takes long is asked for more rarely, which costs less than the tests beside it gain.
-		time.Sleep(min(max(waited/10, 2*time.Millisecond), 100*time.Millisecond))
+		// Each question costs as much as a request, so the pauses grow with the wait.
+		time.Sleep(min(max(waited, 2*time.Millisecond), 100*time.Millisecond))
 	}
 }
 
@@ -82,7 +82,7 @@ func StartTraffic(t *testing.T, n int, f func(worker, i int) error) (stop func()
 		wg.Go(func() {
 			for i := 0; !ended.Load() && errs[worker] == nil; i++ {
 				errs[worker] = f(worker, i)
-				time.Sleep(2 * time.Millisecond)
+				time.Sleep(2 * time.Millisecond) // the pause
 			}
 		})
 	}

@@ -2,8 +2,6 @@
 // one identity in many ways, which must not be as many limits, so a value is brought into one
 // form before it is part of a key. Requests of Caddy, operators and programs of package limit
 // make the same key of the same value.
-//
-// The package imports store, and no Caddy.
 package clientkey
 
 import (

@@ -1,4 +1,4 @@
-// Package contain keeps a panic of one call from ending the process. It imports nothing of this module.
+// Package contain keeps a panic of one call from ending the process.
 package contain
 
 import (

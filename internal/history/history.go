@@ -2,7 +2,7 @@
 // hour, and of 5 minutes for a week. It outlives configs, and ends with the process.
 //
 // [History.Start] samples counters that exist. Between two samples a [History] stores what they have
-// grown by. It imports nothing of this module.
+// grown by.
 package history
 
 import (

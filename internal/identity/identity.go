@@ -1,6 +1,6 @@
 // Package identity identifies buckets in this process's memory, with little of it.
 //
-// An [ID] is a bucket's identity; [Limits] numbers the limits that IDs name. The package imports store alone.
+// An [ID] is a bucket's identity; [Limits] numbers the limits that IDs name.
 package identity
 
 import (

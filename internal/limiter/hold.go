@@ -2,8 +2,6 @@ package limiter
 
 import (
 	"fmt"
-	"path"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -48,27 +46,15 @@ func (p *Passage) Hold(place int) (h Hold, counts bool) {
 // store keeps may be damaged.
 func (h *Hold) Validate() error {
 	l := &h.Limit
-	isValid := l.Zone != "" && l.Algorithm < store.Algorithms &&
-		l.Window >= time.Microsecond && l.Window <= store.MaxWindow && l.Window%time.Microsecond == 0 && isCalendar(l) &&
+	isValid := l.Zone != "" && algorithm.CheckLimit(l) == nil &&
+		algorithm.CheckEvents(l.Algorithm, h.Events) == nil && algorithm.CheckBurst(l, h.Events, h.Burst) == nil &&
 		len(h.ClientKey) > 0 && len(h.ClientKey) <= store.MaxClientKey &&
-		h.Events >= 1 && h.Events <= algorithm.Of(l.Algorithm).MostEvents && h.Burst >= 0 && h.Burst <= store.MaxEvents &&
 		h.Cost >= 0 && h.Cost <= store.MaxEvents &&
 		h.Receipt.Period >= 0 && h.Receipt.Period <= store.MaxInteger && h.Receipt.Position >= 0 && h.Receipt.Position <= store.MaxInteger
 	if !isValid {
 		return fmt.Errorf("%w: no call can hold %d in zone %.100q", store.ErrDamaged, h.Cost, l.Zone)
 	}
 	return nil
-}
-
-// isCalendar reports whether the windows of a limit are those of its calendar, if it has one. Different names of
-// a file that has a time zone must not fill the memory.
-func isCalendar(l *store.Limit) bool {
-	c := l.Calendar
-	if c.Unit == "" {
-		return c == store.Calendar{}
-	}
-	return c.Unit.Length() > 0 && c.Validate() == nil && (c.TimeZone == "" || path.Clean(c.TimeZone) == c.TimeZone) &&
-		l.Algorithm == store.FixedWindow && l.Align && l.Window == c.Window()
 }
 
 // GiveBack gives back a part of what is held, and waits for that. The error wraps [store.ErrNotExecuted]

@@ -249,7 +249,7 @@ func (z *Zone) About(clientKey string) store.Request {
 func (z *Zone) WindowEnd(st store.State, now time.Time) int64 {
 	at := now.UnixMicro()
 	// The state has the time of the server, whose clock this machine's may differ from.
-	if !algorithm.Of(z.limit.Algorithm).Windowed || st.Now == 0 || st.Reset <= st.Now || !algorithm.Believes(st.Reset, st.Now, z.limit.Window) {
+	if !algorithm.Of(z.limit.Algorithm).Windowed() || st.Now == 0 || st.Reset <= st.Now || !algorithm.Believes(st.Reset, st.Now, z.limit.Window) {
 		return at + z.limit.Window.Microseconds()
 	}
 	if ahead := st.Now - at; max(ahead, -ahead) <= algorithm.Grace.Microseconds() {

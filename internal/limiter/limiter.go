@@ -5,9 +5,6 @@
 // an evaluation to it: the zones that match there. An evaluation asks the stores,
 // waits if a zone has max_wait, and settles once the status of the response is
 // known. A [Simulation] asks without counting.
-//
-// The package imports internal/stores, internal/telemetry, internal/option,
-// internal/adminapi, internal/body, internal/identity and store/**.
 package limiter
 
 import (

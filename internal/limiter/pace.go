@@ -144,18 +144,20 @@ func (e *evaluation) estimateWait(i int) {
 // is charged, after so long.
 func chargedWait(st *store.State, limit *store.Limit, took time.Duration) time.Duration {
 	wait := time.Duration(st.ResetOtherwise-st.Now) * time.Microsecond
-	switch t := algorithm.Of(limit.Algorithm); {
-	case t.Windowed:
+	switch aging := algorithm.Of(limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd:
 		// It is charged to the window that ends then, or later.
 		return max(wait, took)
-	case t.Clocked:
+	case algorithm.ByClock:
 		if took == 0 {
 			// No request has ended.
 			took = leastWait
 		}
 		window := limit.Window.Microseconds()
 		return wait + time.Duration((st.Now+took.Microseconds())/window-st.Now/window)*limit.Window
-	default:
+	case algorithm.Draining, algorithm.OneByOne:
 		return wait + took
+	default:
+		panic(aging.Unknown())
 	}
 }

@@ -76,6 +76,37 @@ func TestPace(t *testing.T) {
 	}
 }
 
+// TestWaitOfEachAlgorithm: a new algorithm has its own, and not another one's. Each row says how long a request
+// waits once running ones are charged that take 50 s, 10 s before the window ends, and the reset that a request
+// of cost 2 shows instead of one of cost 1.
+func TestWaitOfEachAlgorithm(t *testing.T) {
+	const second = int64(1_000_000)
+	for a := range store.Algorithms {
+		want, hasRow := map[store.Algorithm]struct {
+			wait  time.Duration
+			reset int64
+		}{
+			store.FixedWindow:   {50 * time.Second, 60 * second},
+			store.SlidingWindow: {70 * time.Second, 60 * second},
+			store.SlidingLog:    {60 * time.Second, 60 * second},
+			store.GCRA:          {60 * time.Second, 62 * second},
+			store.Concurrency:   {60 * time.Second, 60 * second},
+		}[a]
+		if !hasRow {
+			t.Errorf("%s has no row", a)
+			continue
+		}
+		r := store.Request{Limit: &store.Limit{Algorithm: a, Window: time.Minute}, Events: 60, Cost: 1}
+		st := store.State{Now: 50 * second, ResetOtherwise: 60 * second}
+		if got := chargedWait(&st, r.Limit, 50*time.Second); got != want.wait {
+			t.Errorf("%s: waits for %s, want %s", a, got, want.wait)
+		}
+		if got := resetAfter(&r, 2, 60*second, 50*second); got != want.reset {
+			t.Errorf("%s: the reset is %d, want %d", a, got, want.reset)
+		}
+	}
+}
+
 // panicModule panics when its store is opened.
 type panicModule struct{ deafModule }
 

@@ -88,7 +88,7 @@ func (a asked) placeholder(name string) any {
 	case "outcome":
 		return z.outcome().String()
 	case "reason":
-		return a.reason(a.i)
+		return a.reason(a.i).String()
 	}
 	if !z.hasAnswered() {
 		return nil

@@ -6,11 +6,9 @@ import (
 	"fmt"
 	"math"
 	"math/big"
-	"math/bits"
 	"slices"
 	"strconv"
 	"strings"
-	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
@@ -56,7 +54,7 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) (events, burst int64)
 	}
 	if events = z.Events.Number; z.Events.isDynamic() || z.Burst.isDynamic() {
 		t := algorithm.Of(z.Algorithm)
-		events = z.read("events", z.Events, &z.events, LeastEvents(burst, z.Window), t.MostEvents, t.MostWords, repl, l)
+		events = z.read("events", z.Events, &z.events, algorithm.LeastEvents(burst, z.Window), t.MostEvents, t.MostWords, repl, l)
 	}
 	if events <= 0 {
 		burst = 0
@@ -102,51 +100,20 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 	return nearest
 }
 
-// century is store.MaxWindow in microseconds.
-const century = int64(store.MaxWindow / time.Microsecond)
-
-// LeastEvents returns how many events a zone has to admit in a window. A burst must
-// drain within a century: later instants are not exact numbers.
-func LeastEvents(burst int64, window time.Duration) int64 {
-	if burst == 0 {
-		return 1
-	}
-	hi, lo := bits.Mul64(uint64(burst), uint64(window.Microseconds()))
-	lo, carry := bits.Add64(lo, uint64(century-1), 0)
-	n, _ := bits.Div64(hi+carry, lo, uint64(century))
-	return max(int64(n), 1)
-}
-
-// CheckEvents returns why an algorithm cannot count so many events, as a text to stand behind the name of the
-// option, or nil.
-func CheckEvents(a store.Algorithm, events int64) error {
-	if t := algorithm.Of(a); events < 1 || events > t.MostEvents {
-		return fmt.Errorf("%d: it must be from 1 to %s", events, t.MostWords)
-	}
-	return nil
-}
-
-// CheckBurst returns why so many events at once cannot come back in time, at so many in a window, or nil.
-func CheckBurst(burst, events int64, window time.Duration) error {
-	if least := LeastEvents(burst, window); events < least {
-		return fmt.Errorf("%d would take more than 100 years to come back, at %d in %s: lower it, or raise events to %d", burst, events, window, least)
-	}
-	return nil
-}
-
 // Check returns why the zone cannot count by the events and the burst of an override, or nil. A burst that it
 // does not name is that of the config.
 func (z *Zone) Check(o *store.Override) error {
 	if o.Events <= 0 {
 		return nil
 	}
-	if err := CheckEvents(z.Algorithm, o.Events); err != nil {
+	if err := algorithm.CheckEvents(z.Algorithm, o.Events); err != nil {
 		return fmt.Errorf("events %w", err)
 	}
 	if o.Kind == store.OverrideGrant || !z.Algorithm.HasBurst() {
 		return nil
 	}
-	if err := CheckBurst(cmp.Or(o.Burst, z.Burst.Number), o.Events, z.Window); err != nil {
+	limit := store.Limit{Algorithm: z.Algorithm, Window: z.Window}
+	if err := algorithm.CheckBurst(&limit, o.Events, cmp.Or(o.Burst, z.Burst.Number)); err != nil {
 		return fmt.Errorf("burst %w", err)
 	}
 	return nil
@@ -157,7 +124,7 @@ func (z *Zone) Check(o *store.Override) error {
 func (z *Zone) Bounded(o *store.Override) (events, burst int64) {
 	events, burst = min(o.Events, algorithm.Of(z.Algorithm).MostEvents), o.Burst
 	if events > 0 && z.Algorithm.HasBurst() {
-		burst = min(burst, mostBurst(events, z.Window))
+		burst = min(burst, algorithm.MostBurst(events, z.Window))
 	}
 	return events, burst
 }
@@ -166,15 +133,6 @@ func (l *Limiter) countUnreadable(z *Zone, option string, cause telemetry.Cause)
 	if !l.isSimulated {
 		telemetry.Default.Unreadable.WithLabelValues(z.Name, option, cause.String()).Inc()
 	}
-}
-
-// mostBurst returns the largest burst that drains within a century at this rate.
-func mostBurst(events int64, window time.Duration) int64 {
-	if hi, lo := bits.Mul64(uint64(events), uint64(century)); hi < uint64(window.Microseconds()) {
-		n, _ := bits.Div64(hi, lo, uint64(window.Microseconds()))
-		return int64(min(n, store.MaxEvents))
-	}
-	return store.MaxEvents
 }
 
 // clipped returns the beginning of a text that a client chose, for the log.

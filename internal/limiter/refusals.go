@@ -89,7 +89,7 @@ func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
 	z, st := e.zones[i], &e.states[i]
 	fields := []zap.Field{
 		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)),
-		zap.String("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
+		zap.Stringer("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
 	if ip := clientIP(r); l.LogKey || !z.showsAddress(e.replOf(i), ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
@@ -140,7 +140,7 @@ const (
 func (e *evaluation) isFirst(i int, about uint32) bool {
 	z, st := e.zones[i], &e.states[i]
 	now := logged{lasts: z.limit.Window}
-	if algorithm.Of(z.limit.Algorithm).Windowed && st.Reset > st.Now && about != aboutBlock {
+	if algorithm.Of(z.limit.Algorithm).Windowed() && st.Reset > st.Now && about != aboutBlock {
 		now = logged{st.Reset, time.Duration(st.Reset-st.Now) * time.Microsecond}
 	}
 	return z.recent.isFirst(z.recent.idOf(about, &z.limit, e.decidedBy(i)), now)

@@ -222,7 +222,7 @@ func (z *Zone) grant(req *store.Request, grant *store.Override) {
 	case grant == nil:
 	case z.Algorithm.HasBurst() && req.Events > 0:
 		// The rate stays, at which all of them have to come back within a century.
-		req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, mostBurst(req.Events, z.Window))
+		req.Burst = min(cmp.Or(req.Burst, req.Events)+grant.Events, store.MaxEvents, algorithm.MostBurst(req.Events, z.Window))
 	default:
 		req.Events = min(req.Events+grant.Events, algorithm.Of(z.Algorithm).MostEvents)
 	}

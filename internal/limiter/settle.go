@@ -593,14 +593,22 @@ func (e *evaluation) show(i int, spent, cost int64) {
 	if spent > 0 {
 		before, after = after, before
 	}
-	switch {
-	case cost == 0:
-		st.Reset = before
-	case e.reqs[i].Limit.Algorithm.HasBurst():
-		drain, _ := algorithm.DrainTime(&e.reqs[i], cost)
-		st.Reset = before + drain
+	st.Reset = resetAfter(&e.reqs[i], cost, before, after)
+}
+
+// resetAfter returns the reset once a cost is spent, if it is before without a cost, and after with that of r.
+func resetAfter(r *store.Request, cost, before, after int64) int64 {
+	if cost == 0 {
+		return before
+	}
+	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
+	case algorithm.Draining:
+		drain, _ := algorithm.DrainTime(r, cost)
+		return before + drain
+	case algorithm.AtWindowEnd, algorithm.ByClock, algorithm.OneByOne:
+		return max(before, after)
 	default:
-		st.Reset = max(before, after)
+		panic(aging.Unknown())
 	}
 }
 
@@ -608,7 +616,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 func (e *evaluation) showEmpty(i int) {
 	st := &e.states[i]
 	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed {
+	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed() {
 		st.Reset = st.Now
 	}
 }

@@ -17,7 +17,7 @@ type Simulation struct {
 
 // Prediction is the foreseen outcome of a request.
 type Prediction struct {
-	// Decision is Allowed, Refused, Blocked, ErrorAllowed or ErrorRefused.
+	// Decision is any outcome but WouldRefuse.
 	Decision telemetry.Outcome
 	// Zone is the one that refuses, or that holds an allowed request.
 	Zone string
@@ -161,7 +161,7 @@ func (e *evaluation) predicted(i int) PredictedZone {
 	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
 	answer := PredictedZone{
 		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: z.answer == hasRoom, Outcome: z.outcome(), Reason: e.reason(i),
+		Allowed: z.answer == hasRoom, Outcome: z.outcome(), Reason: e.reason(i).String(),
 	}
 	if z.answer == storeFailed {
 		answer.Error = st.Err

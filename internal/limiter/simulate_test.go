@@ -83,7 +83,7 @@ func TestSimulatedRequestWaits(t *testing.T) {
 	goesOn, err := s.Meet(h, caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil))
 	redistest.Must(t, err)
 	observed := s.Answer.Zones[1]
-	if left := observed.Reset - float64(time.Now().Unix()); !goesOn || s.Answer.Wait < 3500 || observed.Reason != reasonPenalty || left < 2.9*3600 {
+	if left := observed.Reset - float64(time.Now().Unix()); !goesOn || s.Answer.Wait < 3500 || observed.Reason != reasonPenalty.String() || left < 2.9*3600 {
 		t.Errorf("goes on %v, %+v", goesOn, s.Answer)
 	}
 }

@@ -146,23 +146,42 @@ func (e *evaluation) count() {
 	}
 }
 
-// Reasons for which a request was, or would have been, refused, or the store did
-// not decide about it.
+// reason is why a request was, or would have been, refused, or the store did not decide about it.
+type reason uint8
+
 const (
-	reasonOverLimit  = "over_limit"
-	reasonInFlight   = "in_flight"
-	reasonPenalty    = "penalty"
-	reasonReserved   = "reserved"
-	reasonStoreError = "store_error"
-	reasonBlocked    = "blocked"
+	noReason reason = iota
+	reasonOverLimit
+	reasonInFlight
+	reasonPenalty
+	reasonReserved
+	reasonStoreError
+	reasonBlocked
 )
 
-// reason returns why zone i decided as it did; it is empty if the zone allowed the
+// reasons are the words for reasons.
+var reasons = [...]telemetry.Word{
+	noReason:         {},
+	reasonOverLimit:  {Name: "over_limit"},
+	reasonInFlight:   {Name: "in_flight", Meaning: "only running requests are in the way"},
+	reasonPenalty:    {Name: "penalty"},
+	reasonReserved:   {Name: "reserved", Meaning: "room is kept for others"},
+	reasonStoreError: {Name: "store_error"},
+	reasonBlocked:    {Name: "blocked"},
+}
+
+// String returns the name of the reason in placeholders and logs.
+func (r reason) String() string { return reasons[r].Name }
+
+// ReasonWords are the words for the reasons.
+func ReasonWords() []telemetry.Word { return reasons[reasonOverLimit:] }
+
+// reason returns why zone i decided as it did; it is noReason if the zone allowed the
 // request.
-func (e *evaluation) reason(i int) string {
+func (e *evaluation) reason(i int) reason {
 	switch e.zones[i].outcome() {
 	case telemetry.Undecided, telemetry.Allowed:
-		return ""
+		return noReason
 	case telemetry.ErrorAllowed, telemetry.ErrorRefused:
 		return reasonStoreError
 	case telemetry.Blocked:

@@ -157,9 +157,14 @@ func (z *Zone) countIn(in int, handle *stores.Handle) {
 	state := acquireState(handle, z.Name)
 	z.Counts = state.counts
 	handle.OnOverrides(state.room.wakeAll)
-	sum := sha256.Sum256([]byte(z.Definition))
-	handle.NoteZone(z.Name, hex.EncodeToString(sum[:6]))
+	handle.NoteZone(z.Name, z.DefinitionDigest())
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
+}
+
+// DefinitionDigest identifies the definition to other Caddys.
+func (z *Zone) DefinitionDigest() string {
+	sum := sha256.Sum256([]byte(z.Definition))
+	return hex.EncodeToString(sum[:6])
 }
 
 // ZoneID identifies a zone in a store.

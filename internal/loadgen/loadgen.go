@@ -1,7 +1,6 @@
 // Package loadgen sends HTTP requests over keep-alive connections, with little CPU of its
 // own, for tests and the laboratory on loopback: Options say what to send and how fast,
-// and Run returns a Result. A Sleeper is as precise as the system allows. The package
-// imports the standard library alone.
+// and Run returns a Result. A Sleeper is as precise as the system allows.
 package loadgen
 
 import (

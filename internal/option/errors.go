@@ -2,9 +2,6 @@
 // Caddyfile, the check of its field and its documentation. A [Parser] reads the lines
 // of a block, an [Error] names the option that is wrong, and [Nearest] is the known
 // name of a misspelt one.
-//
-// It imports Caddy's Caddyfile parser and nothing of this module, so that every
-// module of Caddy here can use it.
 package option
 
 import (

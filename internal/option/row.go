@@ -27,6 +27,9 @@ type Row struct {
 	// Section is the heading in docs/configuration.md above the table with this row,
 	// whose cells are Default and Doc. A row without Doc shares those of the row before.
 	Section, Default, Doc string
+	// Parts say what fields of JSON mean by themselves, where Doc is about the line. The schema and the
+	// comments of the fields have them.
+	Parts map[string]string
 }
 
 // Field is what a line sets.

@@ -1,6 +1,7 @@
 package option
 
 import (
+	"cmp"
 	"encoding/json"
 	"reflect"
 	"regexp"
@@ -38,10 +39,36 @@ func SchemaOf(t reflect.Type, rows []Row) Schema {
 	}
 }
 
-// rowOf returns the row that sets a field, and what it means. A row without Doc shares that of a row
-// before.
+// rowOf returns the row that sets a field, and what it means in plain text.
 func rowOf(rows []Row, field string) (row Row, description string) {
-	doc, usual := "", ""
+	row, doc := meaning(rows, field)
+	return row, plainText(described(row, field, doc))
+}
+
+// Comment returns what the field's comment in Go says, in Markdown, or "" if no row sets it.
+func Comment(rows []Row, field string) string {
+	row, doc := meaning(rows, field)
+	text := described(row, field, doc)
+	if required, ok := strings.CutPrefix(row.Default, "required"); ok && field == row.Fields()[0] {
+		text += " Required" + required + "."
+	}
+	return longForms.Replace(link.ReplaceAllStringFunc(text, func(l string) string {
+		m := link.FindStringSubmatch(l)
+		target := m[2]
+		if strings.HasPrefix(target, "#") {
+			target = "configuration.md" + target
+		}
+		return "[" + m[1] + "](" + documents + target + ")"
+	}))
+}
+
+// documents is where those who read comments find the documents.
+const documents = "https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/"
+
+// meaning returns the row that sets a field, and what it says of it. A row without Doc shares that of a row
+// before; an option that is in no section is described in a block only.
+func meaning(rows []Row, field string) (row Row, doc string) {
+	usual := ""
 	for _, row := range rows {
 		if row.Doc != "" {
 			doc, usual = row.Doc, row.Default
@@ -50,32 +77,33 @@ func rowOf(rows []Row, field string) (row Row, description string) {
 			continue
 		}
 		if row.Section == "" {
-			return row, describedInside(rows, row.Name)
+			for _, inside := range Flatten(rows) {
+				if inside.Name == row.Name && inside.Doc != "" {
+					return inside, inside.Doc
+				}
+			}
+			return row, ""
 		}
-		return row, described(row, doc, usual)
+		if row.Doc == "" {
+			row.Default = usual
+		}
+		return row, cmp.Or(row.Parts[field], doc)
 	}
 	return Row{}, ""
 }
 
-// describedInside returns what a block says of an option that is described there only.
-func describedInside(rows []Row, name string) string {
-	for _, row := range Flatten(rows) {
-		if row.Name == name && row.Doc != "" {
-			return described(row, row.Doc, row.Default)
-		}
+// described adds the default to what a row says of a field, and the line where that has another name.
+func described(row Row, field, doc string) string {
+	if doc == "" {
+		return ""
 	}
-	return ""
-}
-
-// described returns what editors show of a field: also the line, where the field has another name.
-func described(row Row, doc, usual string) string {
-	if usual != "" && !strings.HasPrefix(usual, "required") {
-		doc += " Default: " + usual + "."
+	if row.Default != "" && !strings.HasPrefix(row.Default, "required") && field == row.Fields()[0] {
+		doc += " Default: " + row.Default + "."
 	}
 	if row.JSON != nil {
 		doc += " In a Caddyfile: `" + row.Name + " " + row.Args + "`."
 	}
-	return plainText(doc)
+	return doc
 }
 
 // Fields are the fields of JSON that the line sets.
@@ -87,7 +115,7 @@ func (r Row) Fields() []string {
 }
 
 // link is a link in Markdown.
-var link = regexp.MustCompile(`\[([^\]]+)\]\([^)]+\)`)
+var link = regexp.MustCompile(`\[([^\]]+)\]\(([^)]+)\)`)
 
 // longForms has the placeholders in JSON that documentation writes as in a Caddyfile.
 var longForms = strings.NewReplacer("{client_ip}", "{http.vars.client_ip}", "{header.", "{http.request.header.")

@@ -113,17 +113,13 @@ func isAlive(pid int) bool {
 // requireGone waits until there is neither the process nor the directory.
 func requireGone(t *testing.T, pid int, dir string) {
 	t.Helper()
-	deadline := time.Now().Add(waitTimeout)
-	for {
-		_, dirErr := os.Stat(dir)
-		if !isAlive(pid) && errors.Is(dirErr, os.ErrNotExist) {
-			return
+	Eventually(t, "the process and its directory are gone", func() error {
+		_, err := os.Stat(dir)
+		if isAlive(pid) || !errors.Is(err, os.ErrNotExist) {
+			return fmt.Errorf("process %d alive: %v, directory %s: %w", pid, isAlive(pid), dir, err)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("process %d alive: %v, directory %s: %v; want neither to exist", pid, isAlive(pid), dir, dirErr)
-		}
-		time.Sleep(pollInterval)
-	}
+		return nil
+	})
 }
 
 func TestStopLeavesNothing(t *testing.T) {

@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net"
 	"runtime"
@@ -275,12 +276,12 @@ func TestClosedProxy(t *testing.T) {
 	if err := proxy.Up(); err == nil {
 		t.Error("bringing up a closed proxy worked")
 	}
-	for deadline := time.Now().Add(waitLimit); runtime.NumGoroutine() > before; {
-		if time.Now().After(deadline) {
-			t.Fatalf("%d goroutines after closing, %d before", runtime.NumGoroutine(), before)
+	redistest.Eventually(t, "no goroutine is left", func() error {
+		if n := runtime.NumGoroutine(); n > before {
+			return fmt.Errorf("%d goroutines after closing, %d before", n, before)
 		}
-		time.Sleep(time.Millisecond)
-	}
+		return nil
+	})
 }
 
 // TestProxyUnderLoad changes everything at once while clients work and leave.

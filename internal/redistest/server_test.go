@@ -184,15 +184,12 @@ func requireValue(t *testing.T, s *redistest.Server, key, want string) {
 // waitForValue waits until a key has a value.
 func waitForValue(t *testing.T, s *redistest.Server, key, want string) {
 	t.Helper()
-	for deadline := time.Now().Add(waitLimit); ; time.Sleep(time.Millisecond) {
-		got := value(t, s, key)
-		if got == want {
-			return
+	redistest.Eventually(t, "the key has the value", func() error {
+		if got := value(t, s, key); got != want {
+			return fmt.Errorf("%s still has %s = %q, want %q", s.Addr(), key, got, want)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s still has %s = %q, want %q", s.Addr(), key, got, want)
-		}
-	}
+		return nil
+	})
 }
 
 func value(t *testing.T, s *redistest.Server, key string) string {

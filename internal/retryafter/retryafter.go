@@ -1,8 +1,6 @@
 // Package retryafter reads from a response for how long its server wants no more requests:
 // Retry-After (RFC 9110), RateLimit of draft-ietf-httpapi-ratelimit-headers, and what servers
 // sent before that was written. Package limit and the handler of Caddy obey it alike.
-//
-// The package imports no other of the project, and no Caddy.
 package retryafter
 
 import (

@@ -7,8 +7,6 @@
 // request, such as rewrites, since matchers and keys depend on them. What a handler does
 // to a request is known by its module ID alone (see handlersRun, handlersAside and
 // handlersLast).
-//
-// The package imports internal/limiter.
 package routes
 
 import (

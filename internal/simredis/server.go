@@ -1,7 +1,7 @@
 // Package simredis is a Redis server for simulations: it runs the scripts and the commands
 // of the Redis store on one goroutine, by a clock that its owner sets. There is no
 // network, and nothing happens between two calls, so a simulation of it is deterministic,
-// and as fast as the scripts are. It is for tests; nothing of the product imports it.
+// and as fast as the scripts are. It is for tests.
 //
 // It replies as Redis 7.0 does, by RESP2, and its replicas get what Redis replicates: the
 // effects of scripts. A test compares it with a real server. These differ:

@@ -1,7 +1,6 @@
 // Package simstore asks a simulated Redis server about buckets as the Redis store asks a
 // real one: package ask of the store makes the commands and understands the replies, and
-// there are no connections, lanes and timeouts. It is for tests; nothing of the product
-// imports it.
+// there are no connections, lanes and timeouts. It is for tests.
 package simstore
 
 import (
@@ -59,7 +58,7 @@ func (s *Server) Run(op algorithm.Operation, r store.Request) store.State {
 func (s *Server) RunAs(op ask.Op, r store.Request) store.State {
 	now := s.Now()
 	switch {
-	case op.Operation == algorithm.Check && now != 0 && r.Until > now && algorithm.Of(r.Limit.Algorithm).Windowed:
+	case op.Operation == algorithm.Check && now != 0 && r.Until > now && algorithm.Of(r.Limit.Algorithm).Windowed():
 		if st := s.Look(r, op.Role, now); st.Err != nil || st.Holds(r.Limit) {
 			return st
 		}

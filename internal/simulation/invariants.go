@@ -148,7 +148,7 @@ func (s *Run) inWindow(c *client, a *admission) int64 {
 // isOneWindow requires that all answers of a window have one reset: two resets are a window
 // apart, at least.
 func (s *Run) isOneWindow(c *client, st *store.State, alone bool) {
-	if !algorithm.Of(c.limit.Algorithm).Windowed || c.limit.Align || st.Err != nil || alone || s.now < c.reset || st.Reset == 0 {
+	if !algorithm.Of(c.limit.Algorithm).Windowed() || c.limit.Align || st.Err != nil || alone || s.now < c.reset || st.Reset == 0 {
 		return
 	}
 	for reset := range c.resets {
@@ -339,7 +339,7 @@ func (s *Run) atEnd() {
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
 		}
-		if c.counted < c.served-spare && !s.resets && (!s.faults || algorithm.Of(c.limit.Algorithm).Windowed) {
+		if c.counted < c.served-spare && !s.resets && (!s.faults || algorithm.Of(c.limit.Algorithm).Windowed()) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome, %d are lost", c.key, c.served, c.counted, c.uncertain, c.lost)
 		}
 	}

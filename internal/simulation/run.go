@@ -122,7 +122,7 @@ func kinds() (all []store.Limit) {
 	for a := range store.Algorithms {
 		if t := algorithm.Of(a); !t.Lease {
 			all = append(all, store.Limit{Algorithm: a})
-			if t.Windowed {
+			if t.Windowed() {
 				all = append(all, store.Limit{Algorithm: a}, store.Limit{Algorithm: a, Align: true})
 			}
 		}

@@ -4,8 +4,6 @@
 // is the store while it is open, with what surrounds it: its ledger, the local
 // counts that decide while it fails, and the bound on new clients. [Pool] keeps what outlives a config, and [End] delivers at the
 // end of the process what still waits.
-//
-// The package imports internal/telemetry, internal/option and store/**.
 package stores
 
 import (

@@ -1,14 +1,13 @@
 // Package telemetry has what the limits report of themselves: metrics that outlive
 // configs ([Metrics], [Default]), Caddy events ([Events]) and logs of conditions that
 // may hold for every request ([LogThrottle]).
-//
-// It imports Caddy and store/**, and no other package of internal.
 package telemetry
 
 import (
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -67,10 +66,23 @@ const (
 	Outcomes
 )
 
-// String returns the name of the outcome in metrics, placeholders and logs.
-func (o Outcome) String() string {
-	return [Outcomes]string{"", "allowed", "refused", "would_refuse", "error_allowed", "error_refused", "blocked"}[o]
+// outcomes are the words for outcomes. Without the last row this does not compile, and without another one tests
+// fail.
+var outcomes = [...]Word{
+	Undecided: {}, Allowed: {Name: "allowed"}, Refused: {Name: "refused"},
+	WouldRefuse:  {"would_refuse", "`enforce` only observes the client"},
+	ErrorAllowed: {"error_allowed", "the store cannot answer, and `on_error` lets pass"},
+	ErrorRefused: {"error_refused", "the store cannot answer, and `on_error` refuses"},
+	Blocked:      {"blocked", "an operator has blocked the client"},
 }
+
+const _ = uint(len(outcomes) - int(Outcomes))
+
+// String returns the name of the outcome in metrics, placeholders and logs.
+func (o Outcome) String() string { return outcomes[o].Name }
+
+// OutcomeWords are the words for the outcomes of requests that were decided.
+func OutcomeWords() []Word { return outcomes[Allowed:] }
 
 // Cause is why what an option yields for a request is not known.
 type Cause int
@@ -115,7 +127,7 @@ func newMetricSet() *Metrics {
 		Requests: counter("requests_total", "Requests that a zone decided about.", "zone"),
 		declined: counter("declined_requests_total", "Requests that a zone refused.", "zone"),
 		decisions: counter("decisions_total",
-			"Decisions of zones: allowed, refused, would_refuse (enforce only observes the client), or error_allowed and error_refused (the store could not answer), or blocked (by an operator).",
+			"Decisions of zones: "+strings.ReplaceAll(Listed(OutcomeWords()), "`", "")+".",
 			"zone", "outcome"),
 		settled: counter("settled_cost_total",
 			"Cost of requests by what the response made of it: charged, free because of the status, or refunded. Zones with concurrency spend nothing and are not counted.",

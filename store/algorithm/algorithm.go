@@ -4,7 +4,7 @@
 //
 // A [Bucket] is the content of one bucket, an [Operation] what a store does to
 // it, and [Known] a copy of a remote bucket. [Traits] are what sets algorithms apart
-// for all others. The package imports store only.
+// for all others.
 package algorithm
 
 import (

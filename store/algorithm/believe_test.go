@@ -107,7 +107,7 @@ func TestCopyOfTheFutureIsNotBelieved(t *testing.T) {
 		if st := copied.View(&r, 0, origin); !st.Allowed || st.Used != 0 {
 			t.Errorf("%s: the copy shows %+v", kind.Zone, st)
 		}
-		if copied.IsOpen(r.Limit, origin) && algorithm.Of(kind.Algorithm).Windowed {
+		if copied.IsOpen(r.Limit, origin) && algorithm.Of(kind.Algorithm).Windowed() {
 			t.Errorf("%s: the copy's window is open", kind.Zone)
 		}
 		now := algorithm.New(r.Limit)

@@ -12,7 +12,7 @@ type FixedWindow struct {
 }
 
 var fixedWindow = Traits{
-	Windowed: true, Penalties: true, MostEvents: store.MaxEvents, MostWords: mostWords,
+	Aging: AtWindowEnd, Penalties: true, MostEvents: store.MaxEvents, MostWords: mostWords,
 	empty: func() Bucket { return new(FixedWindow) },
 	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
 		r.Ahead += ahead

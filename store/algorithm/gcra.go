@@ -25,7 +25,7 @@ type GCRA struct {
 }
 
 var gcra = Traits{
-	Penalties: true, Unbatched: "because it would defeat its smoothness", MostEvents: store.MaxEvents, MostWords: mostWords,
+	Aging: Draining, Penalties: true, Unbatched: "because it would defeat its smoothness", MostEvents: store.MaxEvents, MostWords: mostWords,
 	empty: func() Bucket { return new(GCRA) },
 	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
 		r.Ahead += ahead
@@ -89,7 +89,7 @@ func DrainTime(r *store.Request, n int64) (whole, rest int64) {
 // MergedEvents are the events of a request for the costs of two, the newer one last. Where
 // they drain, they take no less time than each at its own rate.
 func MergedEvents(a, b *store.Request) int64 {
-	if !b.Limit.Algorithm.HasBurst() || a.Events == b.Events {
+	if !Of(b.Limit.Algorithm).Drains() || a.Events == b.Events {
 		return b.Events
 	}
 	first, second := float64(a.Cost), float64(b.Cost)

@@ -27,7 +27,7 @@ type op = algorithm.Operation
 var kinds = func() (all []store.Limit) {
 	for a := range store.Algorithms {
 		all = append(all, store.Limit{Zone: a.String(), Algorithm: a})
-		if algorithm.Of(a).Windowed {
+		if algorithm.Of(a).Windowed() {
 			all = append(all, store.Limit{Zone: a.String() + " align", Algorithm: a, Align: true})
 		}
 	}

@@ -21,7 +21,7 @@ func View(c *store.Content, r *store.Request, now int64, spent bool) store.State
 // windows that end close.
 func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 	t := Of(limit.Algorithm)
-	return t.Copies() && (!t.Windowed || k.WindowEnd() > now && Believes(k.WindowEnd(), now, limit.Window))
+	return t.Copies() && (!t.Windowed() || k.WindowEnd() > now && Believes(k.WindowEnd(), now, limit.Window))
 }
 
 // WindowEnd is the end of the last known window, or 0. Algorithms with windows that end
@@ -63,7 +63,7 @@ func (k *Known) Move(limit *store.Limit, by, now int64) {
 			k.Content[at] += by
 		}
 	}
-	if window := limit.Window.Microseconds(); t.Clocked && k.Content[0] > now-window {
+	if window := limit.Window.Microseconds(); t.Clocked() && k.Content[0] > now-window {
 		// The windows of both clocks overlap. The count is taken for that of the present one.
 		k.Content[0] = now - now%window
 	}

@@ -109,7 +109,7 @@ type SlidingLog struct {
 }
 
 var slidingLog = Traits{
-	NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with sliding_log", store.MaxMembers),
+	Aging: OneByOne, NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with sliding_log", store.MaxMembers),
 	empty: func() Bucket { return new(SlidingLog) },
 	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
 		r.Ahead += ahead
@@ -220,7 +220,7 @@ type Concurrency struct {
 }
 
 var concurrency = Traits{
-	Lease: true, NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with concurrency", store.MaxMembers),
+	Aging: OneByOne, Lease: true, NeedsID: true, Unbatched: oneByOne, MostEvents: store.MaxMembers, MostWords: fmt.Sprintf("%d with concurrency", store.MaxMembers),
 	empty: func() Bucket { return new(Concurrency) },
 	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
 		r.Ahead += ahead

@@ -12,7 +12,7 @@ type SlidingWindow struct {
 }
 
 var slidingWindow = Traits{
-	Clocked: true, Penalties: true, MostEvents: store.MaxWeighted, MostWords: "2^32-1 with sliding_window",
+	Aging: ByClock, Penalties: true, MostEvents: store.MaxWeighted, MostWords: "2^32-1 with sliding_window",
 	empty: func() Bucket { return new(SlidingWindow) },
 	view: func(c store.Content, r store.Request, ahead, now int64, spent bool) store.State {
 		r.Ahead += ahead

@@ -1,6 +1,7 @@
 package algorithm
 
 import (
+	"fmt"
 	"strings"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -9,12 +10,8 @@ import (
 // Traits are what other packages have to know of an algorithm. They decide by these, and
 // not by its name.
 type Traits struct {
-	// Windowed is set if it counts in windows that end and, unless they are aligned, are
-	// opened: a state without a reset has none open.
-	Windowed bool
-	// Clocked is set if it counts in windows of the clock. A receipt's Period is the
-	// beginning of one.
-	Clocked bool
+	// Aging is how what was spent stops counting.
+	Aging Aging
 	// Lease is set if requests count while they run: charged again meanwhile, and refunded
 	// at their end, which is unknown before.
 	Lease bool
@@ -34,6 +31,35 @@ type Traits struct {
 	// copies is nil if buckets cannot be copied.
 	copies *copies
 }
+
+// Aging is how what was spent in a bucket stops counting. Arithmetic that depends on it has a case for
+// each, and panics with [Aging.Unknown] for any other.
+type Aging uint8
+
+const (
+	// AtWindowEnd is all at once, at the end of a window. Unless windows are aligned, they are
+	// opened: a state without a reset has none open.
+	AtWindowEnd Aging = iota + 1
+	// ByClock is in windows of the clock, of which the last one counts ever less. A receipt's
+	// Period is the beginning of one.
+	ByClock
+	// Draining is in order, at the rate of the limit: Events in a Window.
+	Draining
+	// OneByOne is each event by itself, at the latest a Window later. Such buckets cannot be copied.
+	OneByOne
+)
+
+// Unknown is what arithmetic says for which an aging has no case.
+func (a Aging) Unknown() string { return fmt.Sprintf("aging %d has no case here", a) }
+
+// Windowed reports whether events age [AtWindowEnd].
+func (t *Traits) Windowed() bool { return t.Aging == AtWindowEnd }
+
+// Clocked reports whether events age [ByClock].
+func (t *Traits) Clocked() bool { return t.Aging == ByClock }
+
+// Drains reports whether events age by [Draining].
+func (t *Traits) Drains() bool { return t.Aging == Draining }
 
 // copies has what [Known] does to a copy of a bucket. Contents and requests that callers
 // have on their stack are passed by value: calls through variables let pointers escape.

@@ -23,22 +23,27 @@ func TestTraitsSayWhatBucketsDo(t *testing.T) {
 			b := algorithm.New(&kind)
 			st := ask(b, charge, same)
 			for name, is := range map[string]struct{ said, seen bool }{
-				"windowed":  {traits.Windowed, kind.Align || st.Reset != 0 && ask(algorithm.New(&kind), algorithm.Peek, same).Reset == 0},
-				"clocked":   {traits.Clocked, take.Run(algorithm.New(&kind), &store.Request{Limit: &kind, Events: 5, Cost: 1}, origin+1).Receipt.Period == origin},
+				"windowed":  {traits.Windowed(), kind.Align || st.Reset != 0 && ask(algorithm.New(&kind), algorithm.Peek, same).Reset == 0},
+				"clocked":   {traits.Clocked(), take.Run(algorithm.New(&kind), &store.Request{Limit: &kind, Events: 5, Cost: 1}, origin+1).Receipt.Period == origin},
 				"a lease":   {traits.Lease, st.Reset == 0},
 				"needs IDs": {traits.NeedsID, ask(algorithm.Clone(b), charge, same).Used == 1},
 				"penalties": {traits.Penalties, ask(algorithm.Clone(b), penalize, func(r *store.Request) { r.Until = origin + 1e6 }).Penalty != 0},
 				"a burst":   {kind.Algorithm.HasBurst(), ask(b, check, func(r *store.Request) { r.Burst = 9 }).Limit == 9},
+				"drains":    {traits.Drains(), kind.Algorithm.HasBurst()},
+				"1 by 1":    {traits.Aging == algorithm.OneByOne, !traits.Copies()},
 				"copies":    {traits.Copies(), ask(b, check, same).Content != (store.Content{})},
 			} {
 				if is.said != is.seen {
 					t.Errorf("%s: the traits say %v, and the bucket %v", name, is.said, is.seen)
 				}
 			}
+			if traits.Aging == 0 {
+				t.Error("the traits do not say how events stop counting")
+			}
 			if traits.MostEvents <= 0 || traits.MostWords == "" {
 				t.Errorf("it counts up to %d, %q", traits.MostEvents, traits.MostWords)
 			}
-			if traits.Unbatched == "" && !traits.Windowed && !traits.Clocked {
+			if traits.Unbatched == "" && !traits.Windowed() && !traits.Clocked() {
 				t.Error("batches need a period that ends")
 			}
 		})

@@ -174,7 +174,7 @@ func TestOutageLongerThanTheWindow(t *testing.T) {
 		if most > events || most == 0 {
 			t.Errorf("%d requests were admitted in a window of an outage, want from 1 to %d", most, events)
 		}
-		if traits := algorithm.Of(limit.Algorithm); !traits.Copies() || traits.Clocked {
+		if traits := algorithm.Of(limit.Algorithm); !traits.Copies() || traits.Clocked() {
 			most = events // the local counts say when events leave a log; a part of the window before counts
 		}
 		if most < events {

@@ -10,8 +10,7 @@
 //
 // A [Registry] holds the state and outlives configs; a [Ledger] is a view of it on one
 // [store.Remote]. [Flights] and [Local] are the counterparts for a store in this
-// process. The package imports store, store/algorithm, store/ledger/core and
-// internal/identity.
+// process.
 package ledger
 
 import (

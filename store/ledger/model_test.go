@@ -54,7 +54,7 @@ var kinds = func() []store.Limit {
 	for a := range store.Algorithms {
 		if t := algorithm.Of(a); !t.Lease {
 			all = append(all, store.Limit{Algorithm: a})
-			if t.Windowed {
+			if t.Windowed() {
 				all = append(all, store.Limit{Algorithm: a, Align: true})
 			}
 		}
@@ -125,7 +125,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.sim.lag = []time.Duration{0, 0, time.Millisecond, 50 * time.Millisecond, 3 * time.Second, 5 * time.Second}[rng.IntN(6)]
 	m.sim.lossy = []float64{0, 0, 0.02, 0.2}[rng.IntN(4)]
 	m.sim.touched = m.noteTruth
-	m.ages.Store(m.sim.lossy > 0 && !algorithm.Of(m.limit.Algorithm).Windowed) // while a lost reply is awaited
+	m.ages.Store(m.sim.lossy > 0 && !algorithm.Of(m.limit.Algorithm).Windowed()) // while a lost reply is awaited
 	m.shared, m.heard = rng.IntN(3) == 0, map[int64]int64{}
 	m.sim.said = m.noteWord
 	trust := []time.Duration{NoTrust, DefaultTrust / 2, DefaultTrust, DefaultTrust}[rng.IntN(4)]
@@ -213,7 +213,7 @@ func (m *model) weather(ctx context.Context, rng *rand.Rand) {
 	for ctx.Err() == nil {
 		pass(time.Duration(rng.Int64N(int64(2 * time.Second))))
 		what := rng.IntN(4)
-		if (what == 1 || what == 2) && !algorithm.Of(m.limit.Algorithm).Windowed {
+		if (what == 1 || what == 2) && !algorithm.Of(m.limit.Algorithm).Windowed() {
 			m.ages.Store(true)
 		}
 		switch what {

@@ -106,7 +106,7 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	switch op {
 	case algorithm.Check:
 		// The reset in the answer has to last.
-		return algorithm.Of(limit.Algorithm).Windowed && !limit.Align
+		return algorithm.Of(limit.Algorithm).Windowed() && !limit.Align
 	case algorithm.Refund, algorithm.Peek:
 		return false
 	default:

@@ -2,8 +2,7 @@
 // nothing with other processes, and nothing outlives the process.
 //
 // [Buckets] are the state, which outlives configs; a [Store] is a view of them
-// with settings of its own. The package imports store, store/algorithm and
-// internal/identity.
+// with settings of its own.
 package memory
 
 import (

@@ -133,6 +133,7 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 				t.Error("the refund overtook its take")
 				done <- err
 			case <-time.After(50 * time.Millisecond):
+				// It had time to: nothing shows that it waits.
 			}
 			way.open()
 			must(t, <-done)
@@ -188,7 +189,6 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
 		patient := newStore(t, shard, nil)
 		s := newStore(t, shard, func(o *Options) {
-			o.CheckTimeout, o.ChargeTimeout = 5*time.Second, 5*time.Second
 			o.OnUndelivered = func(_ string, op algorithm.Operation, err error) {
 				if op != algorithm.Refund || !errors.Is(err, store.ErrUncertain) {
 					err = fmt.Errorf("%v ends with %w, want a refund whose outcome is unknown", op, err)
@@ -212,6 +212,19 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 				used(t, fmt.Sprint(what, ", ", counting[i]), st, n)
 			}
 		}
+		// cutWhenUsed cuts the connections once the server has done what its client hears no replies to.
+		cutWhenUsed := func(n int64) {
+			t.Helper()
+			eventually(t, "the server has done it", func() (err error) {
+				for i, st := range store.Answers(t.Context(), direct.Check, ofEach("k", 0)) {
+					if st.Err != nil || st.Used != n {
+						err = errors.Join(err, fmt.Errorf("%v: %+v, want %d used", counting[i], st, n))
+					}
+				}
+				return err
+			})
+			must(t, proxy.Cut())
+		}
 		reachable()
 		var taken []store.Request
 		for id := range 3 {
@@ -223,7 +236,10 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		}
 
 		must(t, proxy.SwallowReplies())
-		for i, st := range store.Answers(t.Context(), s.Take, ofEach("k", 3)) {
+		states := make(chan []store.State, 1)
+		go func() { states <- store.Answers(context.Background(), s.Take, ofEach("k", 3)) }()
+		cutWhenUsed(4)
+		for i, st := range <-states {
 			if !errors.Is(st.Err, store.ErrUncertain) {
 				t.Fatalf("take, %s: error is %v, want an unknown outcome", counting[i], st.Err)
 			}
@@ -234,6 +250,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 
 		must(t, proxy.SwallowReplies())
 		s.RefundReported(taken, nil)
+		cutWhenUsed(3)
 		for range counting {
 			must(t, <-outcomes)
 		}

@@ -285,7 +285,7 @@ func TestRedirectedLaneComesBack(t *testing.T) {
 	allow("+cluster")
 	shard := newShard(t, ShardOptions{Cluster: e.Addrs()[:1], PoolSize: 1, Credentials: login("limiter", "secret")})
 	j := keepJournal(shard)
-	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 100 * time.Millisecond })
+	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 500 * time.Millisecond })
 	waitUntilUp(t, s)
 	allow("-cluster")
 	j.await(t, wire.DiscoveryFailed, "")

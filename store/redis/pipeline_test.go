@@ -229,8 +229,13 @@ func TestLostReplyOfABundleIsUncertainForEach(t *testing.T) {
 		must(t, st.Err)
 	}
 	must(t, proxy.SwallowReplies())
-	hasty := newStore(t, shard, func(o *Options) { o.CheckTimeout = 5 * time.Second })
-	for i, st := range store.Answers(t.Context(), hasty.Take, takes(hourly, 8)) {
+	answers := make(chan []store.State, 1)
+	go func() { answers <- store.Answers(context.Background(), newStore(t, shard, nil).Take, takes(hourly, 8)) }()
+	for i := range 8 {
+		waitForCount(t, server, fmt.Sprint("client", i), 2)
+	}
+	must(t, proxy.Cut())
+	for i, st := range <-answers {
 		if !errors.Is(st.Err, store.ErrUncertain) {
 			t.Errorf("take %d: %+v, want an outcome that is not known", i, st)
 		}

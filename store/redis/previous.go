@@ -152,7 +152,7 @@ func (m *migration) lifeOf(expiry int64) life {
 	}
 	// A sliding window counts in the next one.
 	l := life{expiry: now.Add(2*m.limit.Window + algorithm.Grace).UnixMilli()}
-	if algorithm.Of(m.limit.Algorithm).Windowed {
+	if algorithm.Of(m.limit.Algorithm).Windowed() {
 		opened := algorithm.New(&m.limit)
 		opened.Charge(&store.Request{Limit: &m.limit}, now.UnixMicro())
 		l.reset = opened.Expiry(&m.limit)

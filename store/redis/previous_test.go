@@ -226,7 +226,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			lost := make(chan error, 1)
 			after := New(Options{
-				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: waitTimeout,
+				Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: time.Hour,
 				OnUndelivered: func(_ string, _ algorithm.Operation, err error) { lost <- err },
 			})
 			// One client has a silent previous owner, the other one that answers.
@@ -276,7 +276,7 @@ func TestDetachedCallsThatAwaitMigrationsAreBounded(t *testing.T) {
 	before := r.store(r.members[:2], nil)
 	lost := make(chan error, 2)
 	after := New(Options{
-		Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: 2 * time.Second,
+		Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: 10 * time.Second,
 		OnUndelivered: func(_ string, op algorithm.Operation, err error) {
 			if op != algorithm.Refund {
 				t.Errorf("the operation is %v", op)
@@ -681,7 +681,7 @@ func TestBucketWithoutExpiryMigrates(t *testing.T) {
 		req.Cost, req.ID = 1, "second"
 		st := store.Answers(t.Context(), after.Take, []store.Request{req})[0]
 		used(t, fmt.Sprint(limit), st, 8)
-		if algorithm.Of(limit.Algorithm).Windowed && st.Reset != was.Reset {
+		if algorithm.Of(limit.Algorithm).Windowed() && st.Reset != was.Reset {
 			t.Errorf("%v: the window ends at %d, not at %d", limit, st.Reset, was.Reset)
 		}
 		if ttl := owner.PTTL(t.Context(), key).Val(); ttl <= 0 || ttl > 2*limit.Window+time.Minute {

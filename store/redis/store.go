@@ -8,7 +8,7 @@
 // commands to servers and replies back, and package operate does what operators and upkeep
 // need. This one puts them together, and chooses owners.
 //
-// It requires Redis 7.0, or Valkey 8.0: see docs/servers.md. It never imports Caddy.
+// docs/servers.md says which servers it works with.
 package redis
 
 import (

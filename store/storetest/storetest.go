@@ -52,7 +52,7 @@ func Run(t *testing.T, open Open) {
 var Limits = func() (all []store.Limit) {
 	for a := range store.Algorithms {
 		all = append(all, store.Limit{Algorithm: a, Window: time.Minute})
-		if algorithm.Of(a).Windowed {
+		if algorithm.Of(a).Windowed() {
 			all = append(all, store.Limit{Algorithm: a, Window: time.Minute, Align: true})
 		}
 	}

@@ -3,8 +3,7 @@
 // commands check and replay, which need no running Caddy. [Add] adds the commands to a program, which
 // is a [Host].
 //
-// It imports the types of the answers and the page of the command ui, and no part
-// of Caddy: what the commands need of it, Host provides.
+// Host provides what the commands need of Caddy.
 package cli
 
 import (

@@ -1,7 +1,5 @@
 // Package envoy converts configs of envoyproxy/ratelimit to Caddyfiles with rate_limit_service. What has no
 // counterpart there is named with its path.
-//
-// The package imports nothing of this module.
 package envoy
 
 import (

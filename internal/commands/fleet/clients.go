@@ -38,9 +38,12 @@ func mergeMatches(parts []part[adminapi.Matches], a asked) adminapi.Matches {
 		merged.More = merged.More || p.answer.More
 		merged.Unlisted = append(merged.Unlisted, p.answer.Unlisted...)
 		for _, c := range p.answer.Clients {
-			if into, isNew := clients.at(id{c.Zone, c.Store, c.ClientKey}, c); !isNew && c.Used > into.Used {
+			into, _ := clients.at(id{c.Zone, c.Store, c.ClientKey}, c)
+			client := clientOf(into.Client, c.Client)
+			if c.Used > into.Used {
 				*into = c
 			}
+			into.Client = client
 		}
 	}
 	slices.Sort(merged.Unlisted)
@@ -66,7 +69,8 @@ func mergeBuckets(parts []part[adminapi.Buckets], a asked) adminapi.Buckets {
 			} else {
 				into.LastRefused = max(into.LastRefused, b.LastRefused)
 				into.Ledger = addAccounts(into.Ledger, b.Ledger)
-				into.Local = cmp.Or(into.Local, b.Local)
+				into.Local = mostUsed(into.Local, b.Local)
+				into.Client = clientOf(into.Client, b.Client)
 			}
 			into.Servers = addCopies(into.Servers, b.Servers, p.address)
 			switch {
@@ -116,6 +120,20 @@ func says(c *adminapi.Copy) int {
 	}
 }
 
+// mostUsed returns the local count of the Caddy that has counted most.
+func mostUsed(a, b *adminapi.State) *adminapi.State {
+	used := func(s *adminapi.State) int64 {
+		if s == nil || s.Used == nil {
+			return -1
+		}
+		return *s.Used
+	}
+	if used(b) > used(a) {
+		return b
+	}
+	return cmp.Or(a, b)
+}
+
 // addAccounts joins what Caddys know of a bucket beyond the store's count.
 func addAccounts(a, b *adminapi.Account) *adminapi.Account {
 	if a == nil || b == nil {
@@ -134,7 +152,7 @@ func mergeResets(parts []part[adminapi.Resets], a asked) adminapi.Resets {
 		merged.Zone, merged.Store = p.answer.Zone, p.answer.Store
 		for _, b := range p.answer.Buckets {
 			into, _ := buckets.at(b.ClientKey, b)
-			into.Deleted = into.Deleted || b.Deleted
+			into.Deleted, into.Client = into.Deleted || b.Deleted, clientOf(into.Client, b.Client)
 		}
 	}
 	merged.Buckets = append([]adminapi.Reset{}, buckets.all...)

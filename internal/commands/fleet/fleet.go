@@ -1,8 +1,6 @@
 // Package fleet makes the admin APIs of several Caddys one: an [API] asks them all at the same
 // time and answers in the form in which one Caddy does, and sends changes to those that have to make them. How
 // answers are merged are pure functions over the types of internal/adminapi.
-//
-// It imports internal/adminapi and store alone.
 package fleet
 
 import (

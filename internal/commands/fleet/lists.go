@@ -31,6 +31,14 @@ func (a *asked) idOf(store, key, address string) clientID {
 	return clientID{store, key, address}
 }
 
+// clientOf returns what the config of that Caddy says of a client key which knows it.
+func clientOf(a, b adminapi.Client) adminapi.Client {
+	if a.Unknown {
+		return b
+	}
+	return a
+}
+
 // mergeTop adds up the refusals of each client, wherever it counts.
 func mergeTop(parts []part[adminapi.Top], a asked) adminapi.Top {
 	merged, clients := adminapi.Top{Unanswered: a.unanswered()}, joined[clientID, adminapi.RefusedClient]{}
@@ -38,7 +46,7 @@ func mergeTop(parts []part[adminapi.Top], a asked) adminapi.Top {
 		merged.Zone, merged.Since = p.answer.Zone, max(merged.Since, p.answer.Since)
 		for _, c := range p.answer.Refused {
 			into, isNew := clients.at(clientID{store: c.Store, key: c.ClientKey}, c)
-			if !isNew {
+			if into.Client = clientOf(into.Client, c.Client); !isNew {
 				into.Count, into.LastRefused = into.Count+c.Count, max(into.LastRefused, c.LastRefused)
 			}
 			into.Shares = append(into.Shares, adminapi.ClientShare{Address: p.address, Count: c.Count})
@@ -74,10 +82,11 @@ func mergeNear(parts []part[adminapi.Near], a asked) adminapi.Near {
 			id := a.idOf(c.Store, c.ClientKey, p.address)
 			c.Address = id.address
 			into, isNew := clients.at(id, c)
-			seen := into.Seen
+			seen, client := into.Seen, clientOf(into.Client, c.Client)
 			if !isNew && c.Used > into.Used {
 				*into = c
 			}
+			into.Client = client
 			if id.address == "" {
 				into.Seen = append(seen, adminapi.Sighting{Address: p.address, Used: c.Used})
 			}

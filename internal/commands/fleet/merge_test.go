@@ -82,12 +82,27 @@ func TestStatusIsAddedUp(t *testing.T) {
 // TestZonesThatDiffer in memory are a problem; those in shards are one of the Caddys themselves.
 func TestZonesThatDiffer(t *testing.T) {
 	for want, in := range []adminapi.Store{shared("s", "r:1"), {Name: "s"}} {
-		of := func(events string) adminapi.Status {
-			return adminapi.Status{Zones: []adminapi.Zone{{Name: "api", Store: "s", Events: events}}, Stores: []adminapi.Store{in}}
+		of := func(definition string) adminapi.Status {
+			return adminapi.Status{Zones: []adminapi.Zone{{Name: "api", Store: "s", Definition: definition}}, Stores: []adminapi.Store{in}}
 		}
 		got := mergeStatus(parts(of("5"), of("5"), of("6")), asked{}).Problems
 		if len(got) != want || want == 1 && (got[0].Kind != adminapi.ProblemDisagreement || got[0].Addresses[0] != "c") {
 			t.Errorf("store %+v: problems %+v", in, got)
+		}
+	}
+}
+
+// TestServerOfTwoRoles is a primary, because a Caddy charges it.
+func TestServerOfTwoRoles(t *testing.T) {
+	for _, roles := range [][]store.Role{{store.RolePrimary, store.RoleReplica}, {store.RoleReplica, store.RolePrimary}} {
+		var answers []adminapi.Status
+		for _, role := range roles {
+			s := shared("s", "r:1")
+			s.Shards[0].Servers[0].Role = role
+			answers = append(answers, adminapi.Status{Stores: []adminapi.Store{s}})
+		}
+		if got := mergeStatus(parts(answers...), asked{}).Stores[0].Shards[0].Servers[0].Role; got != store.RolePrimary {
+			t.Errorf("%v: the role is %s", roles, got)
 		}
 	}
 }

@@ -56,7 +56,7 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 			into, isNew := zones.at(zoneKey{z.Name, z.Store}, z)
 			if isNew {
 				into.Decisions = map[string]int64{}
-			} else if !isShared(shops.all, z.Store) && !sameDefinition(into, &z) {
+			} else if !isShared(shops.all, z.Store) && into.Definition != z.Definition {
 				addProblem(&problems, adminapi.Problem{
 					Kind: adminapi.ProblemDisagreement, Store: z.Store, Zone: z.Name,
 					Text: fmt.Sprintf("zone %s is defined otherwise than for %s: load the same config, or give one zone another name", z.Name, into.Shares[0].Address),
@@ -66,7 +66,9 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 				into.Decisions[outcome] += n
 			}
 			into.LastRefused = max(into.LastRefused, z.LastRefused)
-			into.Rule = cmp.Or(into.Rule, z.Rule)
+			if into.Rule == nil || z.Rule != nil && z.Rule.Since > into.Rule.Since {
+				into.Rule = z.Rule
+			}
 			into.Shares = append(into.Shares, adminapi.ZoneShare{Address: p.address, Decisions: z.Decisions, Rule: z.Rule})
 		}
 	}
@@ -116,12 +118,6 @@ func tellRules(z *adminapi.Zone, isShared bool) {
 // isShared reports whether a store is known to be shared.
 func isShared(stores []adminapi.Store, name string) bool {
 	return slices.ContainsFunc(stores, func(s adminapi.Store) bool { return s.Name == name && s.Shared })
-}
-
-// sameDefinition reports whether two Caddys define a zone alike.
-func sameDefinition(a, b *adminapi.Zone) bool {
-	return a.Algorithm == b.Algorithm && slices.Equal(a.Key, b.Key) && a.Events == b.Events && a.Burst == b.Burst &&
-		a.Window == b.Window && a.Calendar == b.Calendar && a.Charge == b.Charge && a.Enforce == b.Enforce
 }
 
 // problemKey is what one problem of several Caddys has in common. Numbers in texts tell problems
@@ -174,7 +170,7 @@ func addStore(to *joined[string, adminapi.Store], s *adminapi.Store) {
 	for _, list := range [][]adminapi.Shard{into.Shards, s.Shards} {
 		for _, shard := range list {
 			if known, isNew := shards.at(shard.Name, shard); !isNew {
-				known.Found = known.Found && shard.Found
+				known.Found, known.Retired = known.Found && shard.Found, known.Retired && shard.Retired
 				known.Servers = addServers(known.Servers, shard.Servers)
 			}
 		}
@@ -207,6 +203,10 @@ func addServers(a, b []adminapi.Server) []adminapi.Server {
 		}
 		if into.State == store.ServerUp {
 			into.State = s.State
+		}
+		if s.Role == store.RolePrimary {
+			// That Caddy charges it, whatever others know.
+			into.Role = s.Role
 		}
 		into.Breakers = worse(into.Breakers, s.Breakers, func(x, y string) string {
 			if x == "closed" {

@@ -5,8 +5,6 @@
 // (logging.go), put into the order of arrivals (clock.go), and decided by the limiters of the config
 // (site.go), one after the other: a request is checked when it arrived, and settled with the status of
 // the log when its response had ended. What logs lack is named (lacking.go), and the zones that need it are left out.
-//
-// The package imports internal/{adminapi,limiter,routes,stores,telemetry} and store/**.
 package replay
 
 import (

@@ -16,7 +16,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
-	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
@@ -104,7 +103,7 @@ func (s *sizing) trialsOf(z *limiter.Zone, id tallyID) (zones []*limiter.Zone) {
 		zones = append(zones, t.zone)
 	}
 	traits := algorithm.Of(z.Algorithm)
-	if z.Algorithm.HasBurst() {
+	if traits.Drains() {
 		for i := -factors; i <= factors && !isDynamic(z); i++ {
 			factor := math.Pow(factorStep, float64(i))
 			t := trialOf(z)
@@ -118,7 +117,7 @@ func (s *sizing) trialsOf(z *limiter.Zone, id tallyID) (zones []*limiter.Zone) {
 	own.Calendar = z.Calendar
 	add(&trial{zone: own, isOwn: true})
 	for _, window := range windows {
-		if traits.Lease || window == z.Window && z.Calendar.Unit == "" || z.Algorithm == store.SlidingLog && window > longestLog {
+		if traits.Lease || window == z.Window && z.Calendar.Unit == "" || isLog(traits) && window > longestLog {
 			continue
 		}
 		other := trialOf(z)
@@ -146,12 +145,16 @@ func trialOf(z *limiter.Zone) *limiter.Zone {
 		Algorithm: z.Algorithm, Window: z.Window, Align: z.Align, Cost: z.Cost, ChargeBefore: z.ChargeBefore,
 		Free: z.Free, Forgives: z.Forgives, SettleAtEnd: z.SettleAtEnd, KnowsGRPC: z.KnowsGRPC,
 	}
-	t.Events.Number = algorithm.Of(z.Algorithm).MostEvents
-	if z.Algorithm == store.SlidingLog {
+	traits := algorithm.Of(z.Algorithm)
+	t.Events.Number = traits.MostEvents
+	if isLog(traits) {
 		t.Events.Number = mostLogged
 	}
 	return t
 }
+
+// isLog reports whether every event of a window is kept, which costs memory.
+func isLog(t *algorithm.Traits) bool { return t.NeedsID && !t.Lease }
 
 // leaveOut adds the trials for a zone to those that are left out.
 func (s *sizing) leaveOut(z *zone, leftOut map[*limiter.Zone]bool) {

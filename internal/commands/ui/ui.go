@@ -5,8 +5,6 @@
 // Handler answers only requests whose host is a loopback name with this server's
 // port, which stops names that are rebound to a loopback address, and forwards only
 // calls that come from the page itself.
-//
-// It imports the standard library alone.
 package ui
 
 import (

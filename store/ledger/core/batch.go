@@ -131,7 +131,7 @@ func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftove
 		leftover = v.giveBack()
 	}
 	v.period, v.ends = period, period
-	if algorithm.Of(r.Limit.Algorithm).Clocked {
+	if algorithm.Of(r.Limit.Algorithm).Clocked() {
 		v.ends += r.Limit.Window.Microseconds()
 	}
 	v.tokens += size

@@ -15,8 +15,7 @@
 // ([Bucket.Copy]) answers what a request would be told.
 //
 // The core never compares two machines' clocks: an answer has the store's time, to which
-// it adds durations of this process's clock. The package imports store and
-// store/algorithm.
+// it adds durations of this process's clock.
 package core
 
 import (
@@ -524,12 +523,27 @@ func (b *Bucket) awaitLanding(r *store.Request, st *store.State, m *Moment) {
 	if p.phase == sent && p.waiting != nil {
 		lands += took
 	}
-	window := r.Limit.Window.Microseconds()
-	switch t := algorithm.Of(r.Limit.Algorithm); {
-	case t.Clocked && lands/window > st.Now/window:
-		st.RetryAfter += r.Limit.Window
-	case t.Windowed && st.Reset > st.Now && lands >= st.Reset:
-		st.RetryAfter = time.Duration(lands-st.Now+window) * time.Microsecond
+	st.RetryAfter = waitForLanding(r.Limit, st, lands)
+}
+
+// waitForLanding is the time to wait of a refused request if pending charges count from the instant lands on.
+func waitForLanding(limit *store.Limit, st *store.State, lands int64) time.Duration {
+	window := limit.Window.Microseconds()
+	switch aging := algorithm.Of(limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd:
+		if st.Reset > st.Now && lands >= st.Reset {
+			return time.Duration(lands-st.Now+window) * time.Microsecond
+		}
+		return st.RetryAfter
+	case algorithm.ByClock:
+		if lands/window > st.Now/window {
+			return st.RetryAfter + limit.Window
+		}
+		return st.RetryAfter
+	case algorithm.Draining, algorithm.OneByOne:
+		return st.RetryAfter
+	default:
+		panic(aging.Unknown())
 	}
 }
 
@@ -572,15 +586,18 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 
 // countsInOpenWindow reports whether the charge in flight counts in the open window.
 func (b *Bucket) countsInOpenWindow(p *pending, limit *store.Limit, now int64) bool {
-	t := algorithm.Of(limit.Algorithm)
-	switch {
-	case t.Windowed:
+	switch aging := algorithm.Of(limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd:
 		return p.base.IsOpen(limit, now) && p.base.WindowEnd() == b.known.WindowEnd()
-	case t.Clocked:
+	case algorithm.ByClock:
 		window := limit.Window.Microseconds()
 		return now-now%window <= p.at+b.clock
+	case algorithm.Draining:
+		return true
+	case algorithm.OneByOne:
+		return false
 	default:
-		return t.Copies()
+		panic(aging.Unknown())
 	}
 }
 

@@ -170,7 +170,7 @@ func (b *Bucket) expiryOf(r *store.Request, m *Moment) int64 {
 	switch {
 	case !t.Copies():
 		return m.Now + r.Limit.Window.Microseconds()
-	case t.Windowed && b.known.IsOpen(r.Limit, m.Now+b.clock):
+	case t.Windowed() && b.known.IsOpen(r.Limit, m.Now+b.clock):
 		return b.known.WindowEnd() - b.clock
 	}
 	cost := r.Cost
@@ -186,7 +186,7 @@ func (b *Bucket) mayHold(r *store.Request, m *Moment) bool {
 	switch {
 	case m.Delay == 0, b.standing(m) < old, b.uncertain, b.extras().loose > 0:
 		return false
-	case !algorithm.Of(r.Limit.Algorithm).Windowed, b.openUntil(r, m)-b.clock-m.Now <= 2*m.Delay:
+	case !algorithm.Of(r.Limit.Algorithm).Windowed(), b.openUntil(r, m)-b.clock-m.Now <= 2*m.Delay:
 		return false
 	}
 	asked := *r
@@ -199,7 +199,7 @@ func (b *Bucket) mayHold(r *store.Request, m *Moment) bool {
 // openUntil is the end of the window that is known to be open and stored, or 0. An
 // aligned window is stored once something counts in it.
 func (b *Bucket) openUntil(r *store.Request, m *Moment) int64 {
-	if !algorithm.Of(r.Limit.Algorithm).Windowed || b.isDisturbed() || !b.known.IsOpen(r.Limit, m.Now+b.clock) {
+	if !algorithm.Of(r.Limit.Algorithm).Windowed() || b.isDisturbed() || !b.known.IsOpen(r.Limit, m.Now+b.clock) {
 		return 0
 	}
 	if r.Limit.Align && b.known.Content[0] == 0 {
@@ -226,10 +226,13 @@ func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 	own.Events = algorithm.MergedEvents(own, r)
 	own.Cost += min(r.Cost, store.MaxInteger-own.Cost)
 	w.requests += requests
-	if algorithm.Of(r.Limit.Algorithm).Windowed {
+	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd:
 		w.expires = min(w.expires, expires)
-	} else {
+	case algorithm.ByClock, algorithm.Draining, algorithm.OneByOne:
 		w.expires = max(w.expires, expires)
+	default:
+		panic(aging.Unknown())
 	}
 }
 
@@ -470,7 +473,7 @@ type age struct {
 // drains in order has to wait for what was before it.
 func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age {
 	a := age{clock: b.clock, least: r.Events}
-	if r.Limit.Algorithm.HasBurst() {
+	if algorithm.Of(r.Limit.Algorithm).Drains() {
 		a.known = known
 	}
 	a.add(r, now)
@@ -480,7 +483,7 @@ func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age 
 // add notes that a request was to be charged at now.
 func (a *age) add(r *store.Request, now int64) {
 	a.least = min(a.least, r.Events)
-	if !algorithm.Of(r.Limit.Algorithm).Windowed {
+	if !algorithm.Of(r.Limit.Algorithm).Windowed() {
 		spend(&a.known, r, r.Cost, now, a.clock)
 	}
 }
@@ -550,19 +553,24 @@ func (w *mergedCharge) shrink(now int64) {
 // left is how much of the merged charges still counts, and 1 at least, because charges of which
 // nothing counts expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
-	left := w.req[0].Cost
-	switch t := algorithm.Of(w.req[0].Limit.Algorithm); {
-	case t.Windowed:
-		return left
-	case t.Copies():
-		asked := w.req[0]
-		asked.Cost = 0
-		left = w.age.known.View(&asked, 0, now+w.age.clock).Used
-		if w.req[0].Limit.Algorithm.HasBurst() {
-			left = max(left, w.req[0].Capacity())
-		}
+	r, left := &w.req[0], int64(0)
+	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd:
+		left = r.Cost
+	case algorithm.ByClock:
+		left = w.age.used(*r, now)
+	case algorithm.Draining:
+		left = max(w.age.used(*r, now), r.Capacity())
+	case algorithm.OneByOne:
+		left = inWheel(w.age.known.Content, r.Limit, now)
 	default:
-		left = inWheel(w.age.known.Content, w.req[0].Limit, now)
+		panic(aging.Unknown())
 	}
-	return min(w.req[0].Cost, max(left, 1))
+	return min(r.Cost, max(left, 1))
+}
+
+// used is how much of a copy counts.
+func (a *age) used(r store.Request, now int64) int64 {
+	r.Cost = 0
+	return a.known.View(&r, 0, now+a.clock).Used
 }

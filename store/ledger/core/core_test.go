@@ -446,6 +446,52 @@ func TestClockWasAGuess(t *testing.T) {
 	}
 }
 
+// TestArithmeticOfEachAlgorithm: a new algorithm has its own, and not another one's. Each row says what is left
+// of charges of 30 that wait for half a window, while 10 come back at the rate of a limit of 20; when a refused
+// request may come again if the charges count from the end of this window on; and whether charges that wait
+// expire with the first or the last of them.
+func TestArithmeticOfEachAlgorithm(t *testing.T) {
+	const minute = int64(60_000_000)
+	for a := range store.Algorithms {
+		want, hasRow := map[store.Algorithm]struct {
+			left    int64
+			wait    time.Duration
+			expires int64
+			isOpen  bool
+		}{
+			store.FixedWindow:   {30, 90 * time.Second, 2, true},
+			store.SlidingWindow: {30, 70 * time.Second, 7, true},
+			store.SlidingLog:    {30, 10 * time.Second, 7, false},
+			store.GCRA:          {20, 10 * time.Second, 7, true},
+			store.Concurrency:   {30, 10 * time.Second, 7, false},
+		}[a]
+		if !hasRow {
+			t.Errorf("%s has no row", a)
+			continue
+		}
+		r := requestOf("alice", 20)
+		r.Limit.Algorithm, r.Cost = a, 30
+		b := New(0, &Moment{Now: minute})
+		w := mergedCharge{req: [1]store.Request{r}, expires: 7, age: b.newAge(&r, b.known, minute)}
+		if got := w.left(minute + minute/2); got != want.left {
+			t.Errorf("%s: %d are left, want %d", a, got, want.left)
+		}
+		st := store.State{Now: minute + minute/2, Reset: 2 * minute, RetryAfter: 10 * time.Second}
+		if got := waitForLanding(r.Limit, &st, 2*minute); got != want.wait {
+			t.Errorf("%s: it may come again after %s, want %s", a, got, want.wait)
+		}
+		if w.merge(&r, 1, 2); w.expires != want.expires {
+			t.Errorf("%s: expires at %d, want %d", a, w.expires, want.expires)
+		}
+		if algorithm.Of(a).Copies() {
+			b.known.Charge(&r, 1, minute)
+		}
+		if got := b.countsInOpenWindow(&pending{base: b.known, at: minute}, r.Limit, minute); got != want.isOpen {
+			t.Errorf("%s: a charge in flight counts in the open window: %v", a, got)
+		}
+	}
+}
+
 // TestTakesAfterDecidingAlone: once the store answers again, takes pass up to the limit and not beyond.
 func TestTakesAfterDecidingAlone(t *testing.T) {
 	for _, algo := range []store.Algorithm{store.FixedWindow, store.SlidingWindow, store.GCRA} {

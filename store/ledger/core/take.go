@@ -279,7 +279,7 @@ func (b *Bucket) aloneState(r *store.Request, own algorithm.Known, m *Moment) st
 	v := view{req: r, known: own, answer: &st, now: m.Now + b.clock, flight: b.flight + b.taking}
 	if t := algorithm.Of(r.Limit.Algorithm); !t.Copies() {
 		st = b.aloneInLog(r, own, m)
-	} else if v.known.Raise(r.Limit, b.known, v.now); t.Windowed && own.IsOpen(r.Limit, v.now) {
+	} else if v.known.Raise(r.Limit, b.known, v.now); t.Windowed() && own.IsOpen(r.Limit, v.now) {
 		// A window that the store has opened later does not forget what was admitted in this one.
 		v.known.Content[0] = max(v.known.Content[0], own.Content[0])
 	}

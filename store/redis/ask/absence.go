@@ -63,7 +63,7 @@ func (a *absences) note(g Group) {
 
 // of returns the zone of a request whose window is not known to be open, or nil.
 func (a *absences) of(r *store.Request) *absence {
-	if r.Until != 0 || !algorithm.Of(r.Limit.Algorithm).Windowed {
+	if r.Until != 0 || !algorithm.Of(r.Limit.Algorithm).Windowed() {
 		return nil
 	}
 	a.mu.RLock()

@@ -454,7 +454,7 @@ func (g Group) wantsPrimary() bool {
 // areOpen reports whether the windows of all members are known to be open at now.
 func (g Group) areOpen(now int64) bool {
 	return !slices.ContainsFunc(g.Members, func(i int) bool {
-		return g.Reqs[i].Until <= now || !algorithm.Of(g.Reqs[i].Limit.Algorithm).Windowed
+		return g.Reqs[i].Until <= now || !algorithm.Of(g.Reqs[i].Limit.Algorithm).Windowed()
 	})
 }
 

@@ -121,7 +121,7 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 
 // isUnopened reports whether st shows no open window where one is needed.
 func isUnopened(r *store.Request, st *store.State) bool {
-	return st.Reset == 0 && algorithm.Of(r.Limit.Algorithm).Windowed
+	return st.Reset == 0 && algorithm.Of(r.Limit.Algorithm).Windowed()
 }
 
 // read is what a bucket that was read without a script means to r at now. Nothing of it is

@@ -234,7 +234,7 @@ func (k Keys) Like(limit *store.Limit, clientKey string) (all []string) {
 	}
 	like := *limit
 	for like.Algorithm = range store.Algorithms {
-		if like.Align = false; algorithm.Of(like.Algorithm).Windowed {
+		if like.Align = false; algorithm.Of(like.Algorithm).Windowed() {
 			aligned := like
 			aligned.Align = true
 			all = append(all, k.Key(&aligned, clientKey))

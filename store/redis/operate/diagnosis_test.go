@@ -520,7 +520,7 @@ func TestDiagnosisThatEndsBeforeAReplicaCatchesUp(t *testing.T) {
 	must(t, sh.Primary.Client().Set(t.Context(), "k", "v", 0).Err())
 	s := newOperator(t, wire.Options{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, MaxReplicaLag: time.Hour}, nil)
 	eventually(t, "the diagnosis gets as far as the lag", func() error {
-		ctx, cancel := context.WithTimeout(t.Context(), 2*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		d := s.Diagnose(ctx)
 		if got := summary(d); len(got) > 0 || d.Shards[0].Servers[1].Lag != nil {

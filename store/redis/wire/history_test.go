@@ -82,7 +82,7 @@ func TestSentinelThatWasCutOff(t *testing.T) {
 func TestNodeThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	// A node timeout of its own keeps other tests from using the cluster afterwards.
-	behind, ahead := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(redistest.WaitTimeout)), redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(2*time.Second))
+	behind, ahead := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(redistest.WaitTimeout)), redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(2*redistest.WaitTimeout))
 	for _, order := range [][]any{{"RESET", "HARD"}, {"SET-CONFIG-EPOCH", 9}, {"ADDSLOTSRANGE", 0, SlotCount - 1}} {
 		redistest.Must(t, ahead.Nodes[0].Client().Do(t.Context(), append([]any{"CLUSTER"}, order...)...).Err())
 	}
