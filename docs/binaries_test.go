@@ -26,8 +26,14 @@ type goPackage struct {
 
 // compiledByTests returns what `make test` compiles, by path; binaries end in .test.
 var compiledByTests = sync.OnceValues(func() (map[string]goPackage, error) {
+	// As the Makefile does.
+	tested, err := exec.Command("go", "list", "-tags=", "-f", "{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}", "./...").Output()
+	if err != nil {
+		return nil, fmt.Errorf("list packages with tests: %w", err)
+	}
 	const format = "{{.ImportPath}}\t{{with .Module}}{{.Path}}{{end}}\t{{join .Imports \"\\t\"}}"
-	out, err := exec.Command("go", "list", "-tags=", "-deps", "-test", "-f", format, "./...").Output()
+	args := append([]string{"list", "-tags=", "-deps", "-test", "-f", format, product}, strings.Fields(string(tested))...)
+	out, err := exec.Command("go", args...).Output()
 	if err != nil {
 		return nil, fmt.Errorf("list packages: %w", err)
 	}
