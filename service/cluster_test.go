@@ -28,9 +28,12 @@ func TestExactOverSeveralServices(t *testing.T) {
 			t.Parallel()
 			servers := caddytest.StartLastingShards(t, 2, 0)
 			block := fmt.Sprintf("domain edge {\ndescriptor user zone users\n}\nzone users {\nevents %d\nwindow 1h\non_error deny\n}", limit)
-			// A call that waits for a shard that is away is to be refused soon.
+			timeout := "check_timeout 1m"
+			if kills {
+				timeout = "check_timeout 2s" // a call that waits for a shard that is away is to be refused soon
+			}
 			services := make([]client, 3)
-			for i, c := range caddytest.StartMany(t, len(services), site(servers.Store("check_timeout 2s"), block)) {
+			for i, c := range caddytest.StartMany(t, len(services), site(servers.Store(timeout), block)) {
 				services[i] = dial(t, c)
 			}
 			var admitted [clients]atomic.Int64
