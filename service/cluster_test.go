@@ -18,7 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
-// TestExactOverSeveralServices: three services on two shards admit exactly the limit of each client, also
+// TestExactOverSeveralServices: two services on two shards admit exactly the limit of each client, also
 // where a shard is killed and comes back meanwhile, and what they admitted is counted in the end.
 func TestExactOverSeveralServices(t *testing.T) {
 	t.Parallel()
@@ -32,7 +32,7 @@ func TestExactOverSeveralServices(t *testing.T) {
 			if kills {
 				timeout = "check_timeout 2s" // a call that waits for a shard that is away is to be refused soon
 			}
-			services := make([]client, 3)
+			services := make([]client, 2)
 			for i, c := range caddytest.StartMany(t, len(services), site(servers.Store(timeout), block)) {
 				services[i] = dial(t, c)
 			}
