@@ -55,7 +55,7 @@ weight: ## write docs/weight.md: how large the project is
 
 race-product:
 	$(RACE) -skip '^($(ALONE))$$' ./...
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./store/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./internal/ledger
 
 race-lab:
 	cd lab && $(RACE) -p 3 ./...
@@ -113,10 +113,10 @@ servers: ## unpack the other servers that the tests run with, into bin/servers: 
 # check, and buckets that move between all of them.
 family: servers ## run the tests that depend on the server with each of SERVERS
 	scripts/install-needed.sh redis-server nutcracker haproxy
-	REDISTEST_FAMILY=$$(printf ':$(CURDIR)/bin/servers/%s' $(SERVERS)) $(TEST) -run 'TestBucketsMoveBetweenProducts' ./store/redis
+	REDISTEST_FAMILY=$$(printf ':$(CURDIR)/bin/servers/%s' $(SERVERS)) $(TEST) -run 'TestBucketsMoveBetweenProducts' ./internal/redis
 	@for server in $(SERVERS); do \
 		echo "With $$server:"; \
-		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) ./store/redis/... ./redisstore || exit 1; \
+		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) ./internal/redis/... ./redisstore || exit 1; \
 		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) -run '$(FAMILY)' ./e2e || exit 1; \
 	done
 

@@ -10,10 +10,10 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // awayModule opens stores that are unreachable while away is set.

@@ -24,6 +24,7 @@ func provisioned(tb testing.TB, events Amount) *Handler {
 	h := &Handler{Limits: Limits{Zones: []*Zone{{Name: "api", Key: Texts{"{http.request.header.X-Api-Key}"}, Events: events, Window: caddy.Duration(time.Hour)}}}}
 	app := new(App)
 	redistest.Must(tb, app.Provision(ctx))
+	tb.Cleanup(func() { redistest.Must(tb, app.Cleanup()) })
 	zone, err := h.Zones[0].provision(ctx)
 	redistest.Must(tb, err)
 	h.limiter = limiter.New(limiter.Config{

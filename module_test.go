@@ -71,10 +71,3 @@ func registeredType(call *ast.CallExpr) string {
 	}
 	return "something else than new"
 }
-
-// TestTimeZonesAreEmbedded in the binary, so that windows of the calendar need nothing of the machine.
-func TestTimeZonesAreEmbedded(t *testing.T) {
-	packages, err := exec.CommandContext(t.Context(), "go", "list", "-deps", "./cmd/caddy").Output()
-	must(t, "list packages", err)
-	must(t, "the binary", want("having time/tzdata", slices.Contains(strings.Fields(string(packages)), "time/tzdata"), true))
-}

@@ -11,7 +11,7 @@ import (
 
 	"go.yaml.in/yaml/v3"
 
-	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 )
 
 // TestActionsArePinned checks that workflows name each action by a commit, which nobody can move, with

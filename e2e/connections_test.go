@@ -17,10 +17,10 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // TestKeySecretHidesClients checks that no key in Redis reveals a client or the secret.

@@ -606,7 +606,7 @@ func TestRequestRunningDuringAReloadIsCharged(t *testing.T) {
 				if config == unlimitedSite {
 					// Nothing uses the connections any more.
 					eventually(t, "the connections are closed", func() error {
-						return want("connections in use", len(c.Stacks("/store/redis.")), 0)
+						return want("connections in use", len(c.Stacks("/internal/redis.")), 0)
 					})
 				}
 				// After the limiter has ended, no charge is in flight.

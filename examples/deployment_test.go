@@ -275,10 +275,10 @@ func TestComposeServes(t *testing.T) {
 func TestComposeNamesWhatExists(t *testing.T) {
 	t.Parallel()
 	c := readCompose(t)
-	health, err := os.ReadFile("store/redis/operate/health.go")
+	health, err := os.ReadFile("internal/redis/operate/health.go")
 	must(t, "read", err)
 	tested := regexp.MustCompile(`valkey: \{(\d+), (\d+)\}`).FindSubmatch(health)
-	must(t, "store/redis", want("naming the tested version", tested != nil, true))
+	must(t, "internal/redis", want("naming the tested version", tested != nil, true))
 	mounted := 0
 	for name, service := range c.Services {
 		if service.Build != "" {

@@ -2,6 +2,7 @@
 package examples
 
 import (
+	"flag"
 	"testing"
 
 	_ "github.com/shardlimit/caddy-shardlimit"
@@ -9,7 +10,15 @@ import (
 )
 
 // TestMain runs the tests at the root of the repository, so that they name files as the documents do.
-func TestMain(m *testing.M) { caddytest.MainIn("..", m) }
+// Unless they go through all configs, two run at a time: twelve Caddys beside one another cost twice as much.
+func TestMain(m *testing.M) {
+	if !sweepsAll {
+		if err := flag.Set("test.parallel", "2"); err != nil {
+			panic(err)
+		}
+	}
+	caddytest.MainIn("..", m)
+}
 
 // These names are short, as nearly every line of a test has one.
 var must, eventually, adapt = caddytest.Must, caddytest.Eventually, caddytest.Adapt

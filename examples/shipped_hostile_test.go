@@ -96,7 +96,7 @@ func shippedName(key string, zones []shippedZone) string {
 func TestShippedConfigsKnowTheirClients(t *testing.T) {
 	t.Parallel()
 	found, shards := map[string]bool{}, caddytest.StartShards(t, 2, 1)
-	tried := swept(t, maps.Keys(shippedAsks), "docs/behind-proxies.md address", "docs/choosing.md login api", "examples/per_user.caddyfile")
+	tried := swept(t, maps.Keys(shippedAsks), "docs/choosing.md login api", "examples/ipv6.caddyfile", "examples/per_user.caddyfile")
 	for key, text := range shippedConfigs(t) {
 		zones := slices.Concat(zonesOf(t, key, text)...)
 		name := shippedName(key, zones)

@@ -97,6 +97,9 @@ func TestShippedLogs(t *testing.T) {
 		}
 		for store, inStore := range operatedStores(shards) {
 			for _, charge := range []string{"before", "after"} {
+				if !sweepsAll && (store == "redis") != (charge == "before") {
+					continue
+				}
 				t.Run(strings.ReplaceAll(fmt.Sprintf("%s %s %s", name, store, charge), "/", "."), func(t *testing.T) {
 					t.Parallel()
 					remembers(t, texts[name], z, a, charge, inStore)

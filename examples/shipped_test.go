@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"iter"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -121,15 +122,14 @@ func TestShippedConfigsLimitMadeUpKeys(t *testing.T) {
 
 // TestMadeUpKeysAreLimited by the examples that count by API key.
 func TestMadeUpKeysAreLimited(t *testing.T) {
-	for file, path := range map[string]string{
-		"burst_and_quota": "/", "browser_clients": "/", "graphql_cost": "/graphql", "per_plan": "/", "migrating/envoy_after": "/",
-	} {
+	paths := map[string]string{"burst_and_quota": "/", "browser_clients": "/", "graphql_cost": "/graphql", "per_plan": "/", "migrating/envoy_after": "/"}
+	for _, file := range swept(t, maps.Keys(paths), "graphql_cost", "per_plan") {
 		t.Run(file, func(t *testing.T) {
 			t.Parallel()
 			c := startExample(t, file)
 			served := 0
 			for i := range 60 {
-				if c.Get(path, fmt.Sprint("X-Api-Key: made-up-", i)).StatusCode == 200 {
+				if c.Get(paths[file], fmt.Sprint("X-Api-Key: made-up-", i)).StatusCode == 200 {
 					served++
 				}
 			}

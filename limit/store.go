@@ -37,11 +37,11 @@ import (
 	"sync/atomic"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 // Redis says where a store in Redis is, 7.0 or later. It has the meaning of the store redis in a

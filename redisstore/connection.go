@@ -16,7 +16,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 )
 
 // Connection has the settings of connections to the servers of a shard. A shard

@@ -6,10 +6,10 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // shardLog logs the events of one store's shards. While all is well it logs nothing.

@@ -12,10 +12,10 @@ import (
 	"go.uber.org/zap/zapcore"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 func TestEveryEventLogsALine(t *testing.T) {

@@ -13,8 +13,8 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 // shardKey is the key in the pool of a shard: a digest of how it is reached.

@@ -1,6 +1,6 @@
 // Package redisstore is the Caddy module rate_limit.stores.redis: the configuration
 // of a store in Redis, in JSON and as a Caddyfile. [Store] opens a store of package
-// store/redis; stores whose shards are reached in the same way share connections.
+// internal/redis; stores whose shards are reached in the same way share connections.
 // A [Shard] is one independent Redis of a store, and a [Connection] has the settings
 // of connections: credentials, [TLS], timeouts.
 package redisstore
@@ -16,15 +16,15 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // Store counts in Redis or Valkey, of the [tested versions](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/servers.md#products-and-versions).

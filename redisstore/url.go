@@ -13,7 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 )
 
 // onlyShard is the name of the shard of a store that has a URL.

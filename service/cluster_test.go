@@ -22,7 +22,7 @@ import (
 // where a shard is killed and comes back meanwhile, and what they admitted is counted in the end.
 func TestExactOverSeveralServices(t *testing.T) {
 	t.Parallel()
-	const limit, clients, workers, calls = 100, 4, 4, 60
+	const limit, clients, workers, calls = 25, 4, 4, 16
 	for _, kills := range []bool{false, true} {
 		t.Run(fmt.Sprint("kills ", kills), func(t *testing.T) {
 			t.Parallel()

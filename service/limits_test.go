@@ -312,7 +312,7 @@ func TestReservationsExpire(t *testing.T) {
 // back.
 func TestReservationsOverSeveralServices(t *testing.T) {
 	t.Parallel()
-	const limit, users, workers, rounds, estimate, used = 2000, 4, 6, 40, 50, 20
+	const limit, users, workers, rounds, estimate, used = 400, 4, 4, 12, 50, 20
 	servers := caddytest.StartLastingShards(t, 2, 0)
 	block := fmt.Sprintf("domain llm {\ndescriptor user zone users\n}\nzone users {\nevents %d\nwindow 10000h\non_error deny\n}", limit)
 	services := make([]limits, 3)
@@ -330,12 +330,16 @@ func TestReservationsOverSeveralServices(t *testing.T) {
 				return err
 			}
 			unsure[user].Add(estimate)
-			time.Sleep(20 * time.Millisecond)
+			time.Sleep(20 * time.Millisecond) // a client that comes again does not do so at once
 		}
 	}
-	traffic := func(phase string) {
+	// traffic makes each worker wait for half in the middle.
+	traffic := func(phase string, half <-chan struct{}) {
 		caddytest.Together(t, workers, func(worker int) error {
 			for n := range rounds {
+				if n == rounds/2 {
+					<-half
+				}
 				i := worker + n
 				id, user := fmt.Sprint(phase, worker, ".", n), i%users
 				var reserved *limitv1.ReserveResponse
@@ -386,7 +390,9 @@ func TestReservationsOverSeveralServices(t *testing.T) {
 		}
 		return 0
 	}
-	traffic("before")
+	now := make(chan struct{})
+	close(now)
+	traffic("before", now)
 	spent("exactly what was committed, or lost with a reply", lost)
 	sum := func(of *[users]atomic.Int64) (n int64) {
 		for user := range users {
@@ -397,18 +403,19 @@ func TestReservationsOverSeveralServices(t *testing.T) {
 	// await waits until there is more; it runs beside the test.
 	await := func(of *[users]atomic.Int64, more int64) {
 		for deadline := time.Now().Add(caddytest.WaitLimit); sum(of) <= more && time.Now().Before(deadline); {
-			time.Sleep(time.Millisecond)
+			time.Sleep(time.Millisecond) // polls
 		}
 	}
-	killed, was := make(chan error, 1), sum(&unsure)
+	killed, restarted, was := make(chan struct{}), make(chan error, 1), sum(&unsure)
 	go func(before int64) {
 		await(&sure, before+5*used)
 		err := servers[0].Primary.Kill()
+		close(killed)
 		await(&unsure, was)
-		killed <- errors.Join(err, servers[0].Primary.Restart())
+		restarted <- errors.Join(err, servers[0].Primary.Restart())
 	}(sum(&sure))
-	traffic("while")
-	caddytest.Must(t, "restart", <-killed)
+	traffic("while", killed)
+	caddytest.Must(t, "restart", <-restarted)
 	if sum(&unsure) == was {
 		t.Error("no call has met the outage")
 	}

@@ -1,6 +1,7 @@
 package service_test
 
 import (
+	"flag"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -8,4 +9,10 @@ import (
 	_ "github.com/shardlimit/caddy-shardlimit/service" // what cmd/caddy has
 )
 
-func TestMain(m *testing.M) { caddytest.Main(m) }
+// TestMain runs three tests at a time: more Caddys beside one another cost each of them more.
+func TestMain(m *testing.M) {
+	if err := flag.Set("test.parallel", "3"); err != nil {
+		panic(err)
+	}
+	caddytest.Main(m)
+}

@@ -11,10 +11,10 @@ import (
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // jumper is a store whose clock was set.

@@ -10,8 +10,8 @@ import (
 
 	"github.com/dunglas/httpsfv"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // told is what a refusal tells its client: when to come again.

@@ -5,7 +5,7 @@ import (
 	"math"
 	"testing"
 
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
 )
 
 // rolloutTo returns a rollout of percent, ready for use.

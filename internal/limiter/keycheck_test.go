@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"

@@ -1,3 +1,5 @@
+//go:build check
+
 package simredis
 
 // Held is the number of keys in memory, those that have expired included.

@@ -1,3 +1,5 @@
+//go:build check
+
 package simredis_test
 
 import (

@@ -13,10 +13,10 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/ask"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // latency is how long a charge may take to reach the server.

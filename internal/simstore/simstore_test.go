@@ -1,3 +1,5 @@
+//go:build check
+
 package simstore_test
 
 import (
@@ -8,9 +10,9 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/simredis"
 	"github.com/shardlimit/caddy-shardlimit/internal/simstore"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/storetest"
 )
 
 var epoch = time.UnixMilli(1_800_000_000_000)

@@ -5,8 +5,8 @@ import (
 	"errors"
 	"fmt"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // call is one call of a process, of Admit or Take. Each request has its place in states.

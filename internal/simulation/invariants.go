@@ -3,9 +3,9 @@ package simulation
 import (
 	"slices"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // admitted notes an admission, and holds it to the limits.

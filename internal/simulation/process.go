@@ -4,9 +4,9 @@ import (
 	"fmt"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // The times of a process, as package ledger has them.

@@ -10,9 +10,9 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger/core"
 )
 
 // Run is one history: zones with their clients, two Caddys, and what goes wrong.

@@ -1,3 +1,5 @@
+//go:build check
+
 package simulation
 
 import (
@@ -19,7 +21,7 @@ var (
 // TestSimulation goes through a history for each seed, by the store's scripts. To repeat one that
 // fails:
 //
-//	go test ./internal/simulation -run TestSimulation -simulation.seed N -simulation.seeds 1 -simulation.trace
+//	go test -tags check ./internal/simulation -run TestSimulation -simulation.seed N -simulation.seeds 1 -simulation.trace
 func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 100) }
 
 // TestSimulationOfArithmetic goes through more histories, without scripts.

@@ -5,8 +5,8 @@ import (
 
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // MemoryOptions are the options of a store in memory that counts what it evicts, and logs when the

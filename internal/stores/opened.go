@@ -10,9 +10,9 @@ import (
 	"go.opentelemetry.io/otel/codes"
 	"go.opentelemetry.io/otel/trace"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
 )
 
 // Opened is a store that is open, with what surrounds it.

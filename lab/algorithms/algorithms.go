@@ -17,12 +17,12 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 var (

@@ -8,10 +8,10 @@ import (
 	"slices"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // The values of a zone's options.

@@ -8,9 +8,9 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // TestTablesHaveAllRows requires that every cell, way and limit is in the tables.

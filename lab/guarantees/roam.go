@@ -7,9 +7,9 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/lab/site"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
-	"github.com/shardlimit/caddy-shardlimit/store/ledger"
 )
 
 // roam is the way of a client from Caddy to Caddy. It has each Caddy but the last to itself

@@ -13,8 +13,8 @@ import (
 	"slices"
 	"strconv"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
 	"github.com/shardlimit/caddy-shardlimit/lab/report"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
 )
 
 var (

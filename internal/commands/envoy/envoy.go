@@ -218,17 +218,19 @@ func written(text string) (string, error) {
 	return quoted(text)
 }
 
-// quoted returns a text in the first of the forms that Caddy reads as that text.
+// quoted returns a text in the first of the forms that Caddy reads as that text: bare, in backquotes, in quotes.
 func quoted(text string) (string, error) {
-	// In quotes a backslash escapes quotes only, unless another one is before it.
+	// Of two backslashes the first escapes nothing. One alone escapes < outside of quotes, and " inside.
 	unpaired := strings.ReplaceAll(text, `\\`, "")
+	endsInEscape := strings.HasSuffix(unpaired, `\`)
+	begin := strings.TrimPrefix(text, `\`)
 	switch {
 	case !utf8.ValidString(text):
-	case text != "" && !strings.ContainsFunc(text, unicode.IsSpace) && !strings.ContainsAny(text[:1], "\"`#<") && !strings.Contains(text, `\`):
+	case begin != "" && !strings.ContainsAny(begin[:1], "\"`#<") && !strings.ContainsFunc(text, unicode.IsSpace) && !strings.Contains(unpaired, `\<`) && !endsInEscape:
 		return text, nil
 	case !strings.Contains(text, "`"):
 		return "`" + text + "`", nil
-	case !strings.Contains(unpaired, `\"`) && !strings.HasSuffix(unpaired, `\`):
+	case !strings.Contains(unpaired, `\"`) && !endsInEscape:
 		return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`, nil
 	}
 	return "", fmt.Errorf("%q has characters that a Caddyfile cannot have together", text)

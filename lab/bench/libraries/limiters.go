@@ -37,11 +37,11 @@ import (
 	ululeredis "github.com/ulule/limiter/v3/drivers/store/redis"
 	timerate "golang.org/x/time/rate"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/lab/traffic"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/memory"
-	"github.com/shardlimit/caddy-shardlimit/store/redis"
-	"github.com/shardlimit/caddy-shardlimit/store/redis/wire"
 )
 
 // decide asks for one event of a client key and reports whether it is admitted.

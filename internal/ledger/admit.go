@@ -1,0 +1,336 @@
+package ledger
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Admit sets the states of requests as Check does, and holds the cost of each
+// allowed request in flight: it counts against later requests until
+// [Ledger.Settle]. If a bucket is known to refuse its request, Admit checks no
+// other, and leaves their states as they were: the caller passes zero states.
+func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
+	// A single request is judged when it joins a check.
+	if len(reqs) > 1 && l.RefuseKnown(reqs, states) {
+		return
+	}
+	a := admissions.Get().(*admission)
+	a.call = call{ledger: l, ctx: ctx, reqs: reqs, states: states}
+	a.run()
+	*a = admission{}
+	admissions.Put(a)
+}
+
+// RefuseKnown sets the states of requests that are refused without a call, and
+// reports whether there are any.
+func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
+	m := l.moment()
+	for i := range reqs {
+		if e := l.findFor(&reqs[i]); e != nil {
+			refused = e.Refuse(&reqs[i], &states[i], &m) || refused
+			e.release(&m)
+		}
+	}
+	return refused
+}
+
+// call is one call of Admit or Take. Each request has its place in states.
+type call struct {
+	ledger *Ledger
+	ctx    context.Context
+	reqs   []store.Request
+	states []store.State
+	// turns has room for a message about each request; nil until one waits.
+	turns chan message
+}
+
+func (c *call) waiter(place int) core.Waiter {
+	return core.Waiter{Request: &c.reqs[place], State: &c.states[place], Call: c, Place: place}
+}
+
+// expectTurn makes room for turns. The entry of the request that waits is locked.
+func (c *call) expectTurn() {
+	if c.turns == nil {
+		c.turns = make(chan message, len(c.reqs))
+	}
+}
+
+// message gives a turn to the request at a place.
+type message struct {
+	asking
+	do core.Do
+}
+
+// pass gives a waiter its turn.
+func (e *entry) pass(t *core.Turn) {
+	c, q := t.Call.(*call), asking{Check: t.Check, place: t.Place, entry: e}
+	if t.Do == core.CheckReplica || t.Do == core.CheckPrimary {
+		q.moves = c.ledger.moves(e, t.Request)
+	}
+	c.turns <- message{q, t.Do}
+}
+
+// asking is a request that checks its bucket.
+type asking struct {
+	core.Check
+	place int
+	entry *entry
+	// moves is set if a charge is in flight to another owner of the bucket.
+	moves bool
+}
+
+var admissions = sync.Pool{New: func() any { return new(admission) }}
+
+// admission is one call of Admit.
+type admission struct {
+	call
+	// asking are the requests that make a check.
+	asking []asking
+	// until is when the admission stops waiting for charges, once it had to.
+	until time.Time
+
+	askingRoom [2]asking
+	placeRoom  [8]int
+	answerRoom [1]store.State
+}
+
+// run checks all requests: those without a check in flight in one call, the
+// others with the one that makes their next check.
+func (a *admission) run() {
+	pending := a.placeRoom[:0]
+	for i := range a.reqs {
+		pending = append(pending, i)
+	}
+	for len(pending) > 0 {
+		a.asking = a.askingRoom[:0]
+		waiting := 0
+		m := a.ledger.moment()
+		for _, i := range pending {
+			if a.join(i, &m) {
+				waiting++
+			}
+		}
+		unclear := a.ask(a.asking)
+		// A check that a is to make must not wait for the answer to another.
+		for range waiting {
+			switch t := <-a.turns; t.do {
+			case core.CheckReplica, core.CheckPrimary:
+				unclear = append(unclear, a.ask([]asking{t.asking})...)
+			case core.Again:
+				unclear = append(unclear, t.place)
+			}
+		}
+		pending = a.awaitCharges(unclear)
+	}
+}
+
+// join lets the core decide about a request, and reports whether the request waits.
+func (a *admission) join(place int, m *core.Moment) (waits bool) {
+	l, r := a.ledger, &a.reqs[place]
+	e := l.enterFor(r, m)
+	defer e.release(m)
+	q := asking{place: place, entry: e}
+	switch e.Ask(a.waiter(place), &q.Check, m) {
+	case core.CheckReplica, core.CheckPrimary:
+		q.moves = l.moves(e, r)
+		a.asking = append(a.asking, q)
+	case core.Wait:
+		a.expectTurn()
+		return true
+	}
+	return false
+}
+
+// ask checks the requests in one call. It returns the places of those about which a charge
+// in flight decides.
+func (a *admission) ask(what []asking) (unclear []int) {
+	if len(what) == 0 {
+		return nil
+	}
+	var repeated []asking
+	for n, answer := range a.answers(what) {
+		q := what[n]
+		q.entry.acquire()
+		m := a.ledger.moment()
+		switch q.entry.Answered(a.waiter(q.place), answer, &q.Check, &m) {
+		case core.CheckPrimary:
+			repeated = append(repeated, q)
+		case core.AwaitCharge:
+			unclear = append(unclear, q.place)
+		}
+		q.entry.release(&m)
+	}
+	return append(unclear, a.ask(repeated)...)
+}
+
+func (a *admission) answers(what []asking) []store.State {
+	reqs, ctx, own, moves := a.reqs, a.ctx, false, false
+	for n, q := range what {
+		moves = moves || q.moves
+		if q.Joined {
+			// The check outlasts this client, because others wait for it.
+			ctx = context.WithoutCancel(a.ctx)
+		}
+		// Repeated checks come in another order.
+		if !own && (q.Primary || len(what) < len(reqs) || q.place != n) {
+			reqs, own = make([]store.Request, len(what)), true
+			for n, q := range what {
+				reqs[n] = a.reqs[q.place]
+			}
+		}
+		if q.Primary {
+			reqs[n].Primary = true
+		}
+	}
+	if failed := a.ledger.awaitMoves(moves, reqs); failed != nil {
+		return failed
+	}
+	answers := a.answerRoom[:]
+	if len(reqs) > 1 {
+		answers = make([]store.State, len(reqs))
+	}
+	a.ledger.Check(ctx, reqs, answers)
+	return answers
+}
+
+// awaitCharges waits for the charges in flight that decide, and returns the
+// places to ask again. It refuses a request whose charge takes too long.
+func (a *admission) awaitCharges(unclear []int) (pending []int) {
+	l := a.ledger
+	if len(unclear) > 0 && a.until.IsZero() {
+		a.until = l.registry.clock().Add(l.opts.Timeout)
+	}
+	for _, i := range unclear {
+		if l.awaitCharge(&a.reqs[i], a.until) {
+			pending = append(pending, i)
+			continue
+		}
+		m := l.moment()
+		e := l.enter(&a.reqs[i], &m)
+		e.RefuseUnclear(&a.reqs[i], &a.states[i], &m)
+		e.release(&m)
+	}
+	return pending
+}
+
+// CheckAhead is Check of one request that waits behind others, with at most one call
+// about its bucket for each time of trust. The last refusal of a bucket that cannot be
+// copied answers a request of equal need, or one whose wait exceeds maxWait.
+func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) (st store.State) {
+	// An answer from before a reset is asked for once more.
+	for range 2 {
+		st = store.State{}
+		var c core.Check
+		m := l.moment()
+		e := l.enterFor(&r, &m)
+		do, moves := e.AskAhead(&r, &st, maxWait, &c, &m), l.moves(e, &r)
+		e.release(&m)
+		if do == core.Nothing {
+			return st
+		}
+		st = l.checkPrimary(ctx, r, moves)
+		m = l.moment()
+		e = l.enter(&r, &m)
+		do = e.AheadAnswered(&r, &st, &c, &m)
+		e.release(&m)
+		if do == core.Nothing {
+			return st
+		}
+	}
+	return st
+}
+
+func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) store.State {
+	r.Primary = true
+	reqs := []store.Request{r}
+	if failed := l.awaitMoves(moves, reqs); failed != nil {
+		return failed[0]
+	}
+	return store.Answers(ctx, l.Check, reqs)[0]
+}
+
+// AdmitAlone decides about a request that the store does not answer, by what this process
+// knows: the store's last answers, what is in flight, and all that this process has admitted
+// since it first decided alone. If the request fits, its cost is in flight until
+// [Ledger.Settle] or [Ledger.SettleUnknown].
+func (l *Ledger) AdmitAlone(r *store.Request) store.State {
+	m := l.moment()
+	e := l.enterFor(r, &m)
+	defer e.release(&m)
+	return e.AskAlone(r, &m)
+}
+
+// copyOf returns a copy of what is known of a bucket.
+func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
+	if e := l.find(r); e != nil {
+		defer e.stripe.mu.Unlock()
+		return e.Copy()
+	}
+	return core.New(l.registry.start.UnixMicro()-1, m)
+}
+
+// PeekFunc reads a bucket from the store without changing it.
+type PeekFunc = func(r store.Request) store.State
+
+// Foresee returns what Admit would answer, or Take if the request takes, and
+// changes nothing: a copy of the bucket decides. peek stands for the store. It waits where they
+// would, for what is in flight and decides.
+func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.State) {
+	until := l.registry.clock().Add(l.opts.Timeout)
+	for again := 0; ; {
+		m := l.moment()
+		b, asked, rest, isServed := l.copyOf(&r, &m), m.Now, r, false
+		if takes {
+			if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
+				return st
+			}
+			rest, isServed = b.Rest(&r, &m)
+		} else if b.AskKnown(&r, &st, &m) {
+			return st
+		}
+		if st = peek(rest); st.Err != nil {
+			return st
+		}
+		if isServed {
+			st.Allowed, st.RetryAfter = true, 0
+			return st
+		}
+		m = l.moment()
+		b = l.copyOf(&r, &m)
+		mayWait, decide := again < core.MaxRetakes && l.registry.clock().Before(until), b.Foresee
+		if takes {
+			decide = b.ForeseeTake
+		}
+		switch decide(&rest, &st, asked, mayWait, &m) {
+		case core.Nothing:
+			return st
+		case core.AwaitCharge:
+			l.awaitCharge(&r, until)
+		case core.AwaitReturn:
+			l.awaitReturn(r, until)
+		case core.Again:
+			again++
+		}
+	}
+}
+
+// ForeseeKnown is RefuseKnown, and counts nothing.
+func (l *Ledger) ForeseeKnown(reqs []store.Request, states []store.State) (refused bool) {
+	m := l.moment()
+	for i := range reqs {
+		b := l.copyOf(&reqs[i], &m)
+		refused = b.Refuse(&reqs[i], &states[i], &m) || refused
+	}
+	return refused
+}
+
+// ForeseeAlone returns what AdmitAlone would answer, and changes nothing.
+func (l *Ledger) ForeseeAlone(r *store.Request) store.State {
+	m := l.moment()
+	b := l.copyOf(r, &m)
+	return b.AskAlone(r, &m)
+}

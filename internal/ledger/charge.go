@@ -1,0 +1,405 @@
+package ledger
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+const (
+	// retryBatch is how many charges a retry sends.
+	retryBatch = 256
+	// tickBatch is how many charges a tick sends in a call. A call is what lanes count.
+	tickBatch = 32
+	// flushTick is the interval at which a flush looks whether it is done.
+	flushTick = 5 * time.Millisecond
+)
+
+// ErrExpired is the error of charges that could not be delivered while they
+// counted.
+var ErrExpired = core.ErrExpired
+
+var (
+	errNoRoom = fmt.Errorf("%w: the ledger is full", store.ErrNotExecuted)
+	errEnded  = fmt.Errorf("%w: there was no time left to deliver them", store.ErrNotExecuted)
+)
+
+// Settle ends what the requests hold in flight, and charges their costs without
+// waiting for the store. held has what each request holds, if that differs from
+// its cost; nil means the costs. The caller must not change reqs afterwards.
+func (l *Ledger) Settle(reqs []store.Request, held []int64) {
+	w, m := l.writer(), l.moment()
+	out := outgoing{most: len(reqs)}
+	for i := range reqs {
+		hold := reqs[i].Cost
+		if held != nil {
+			hold = held[i]
+		}
+		e := l.enter(&reqs[i], &m)
+		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
+		l.noted(e, &n, w, &out)
+		e.release(&m)
+	}
+	w.send(&out)
+}
+
+// noted makes the charge of an entry, which is locked, leave through w.
+func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
+	if n.Do == core.Hold {
+		l.awaitTick(e)
+	}
+	w.carry(e, n, out)
+}
+
+// SettleUnknown ends what requests hold whose takes may have spent their cost, which counts here until what
+// the primary says has it. Where the late end of a take says that it did not, the cost is charged; where there is
+// nil, the store knows the take by its ID.
+func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64, ends []*store.Late) {
+	m := l.moment()
+	for i := range reqs {
+		e := l.enter(&reqs[i], &m)
+		e.SettleUnknown(&reqs[i], held[i], &m)
+		e.release(&m)
+	}
+	for i, end := range ends {
+		if req := []store.Request{reqs[i]}; end != nil && req[0].Cost > 0 {
+			end.Then(func(err error) { l.takeEnded(req, err) })
+		}
+	}
+}
+
+// takeEnded charges a request that was served, and whose take has ended late, if that spent nothing.
+func (l *Ledger) takeEnded(req []store.Request, err error) {
+	switch w := l.writer(); {
+	case err == nil:
+	case errors.Is(err, store.ErrNotExecuted):
+		m, out := l.moment(), outgoing{most: 1}
+		e := l.enter(&req[0], &m)
+		n := e.Charge(req, &m)
+		l.noted(e, &n, w, &out)
+		e.release(&m)
+		w.send(&out)
+	case w.opts.OnUndelivered != nil:
+		w.opts.OnUndelivered(w.Owner(req[0].ClientKey), algorithm.Take, 1, err)
+	}
+}
+
+// outgoing are charges that are noted as sent, each of an entry. Most are one.
+type outgoing struct {
+	// most is how many there are at most, or 0 if that is not known.
+	most  int
+	reqs  []store.Request
+	first *entry
+	// entries are all, unless the first is the only one.
+	entries []*entry
+}
+
+// carry adds the next charge of an entry, which is locked, to those that leave through the
+// view, and reports charges that are given up.
+func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
+	if n.Lost > 0 {
+		l.lose(n)
+	}
+	if n.Do != core.Send {
+		return
+	}
+	n.Transit.Via = l
+	switch len(out.reqs) {
+	case 0:
+		out.reqs, out.first = n.Charge, e
+		return
+	case 1:
+		out.reqs = append(make([]store.Request, 0, out.most), out.reqs...)
+		out.entries = append(make([]*entry, 0, out.most), out.first)
+	}
+	out.reqs, out.entries = append(out.reqs, n.Charge...), append(out.entries, e)
+}
+
+// of returns the entry of the charge at a place.
+func (out *outgoing) of(place int) *entry {
+	if len(out.reqs) == 1 {
+		return out.first
+	}
+	return out.entries[place]
+}
+
+func (l *Ledger) lose(n *core.Next) {
+	if l.opts.OnUndelivered != nil {
+		l.opts.OnUndelivered(l.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
+	}
+}
+
+// send sends charges through the view. No stripe is locked.
+func (l *Ledger) send(out *outgoing) {
+	switch reqs, first, entries := out.reqs, out.first, out.entries; len(reqs) {
+	case 0:
+	case 1:
+		l.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
+	default:
+		l.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
+	}
+}
+
+// delivered takes in the outcome of a charge, and sends the next one through the view that
+// writes now. It reports whether the shard executed the charge.
+func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
+	w := l.writer()
+	var out outgoing
+	e.acquire()
+	m := w.moment()
+	n := e.Delivered(r, st, &m)
+	executed = n.Do != core.Retry
+	if n.Arrived != nil {
+		close(n.Arrived)
+	}
+	if n.Delivery > 0 {
+		l.registry.delivery.Store(n.Delivery)
+	}
+	switch {
+	case n.Do == core.Hold:
+		w.awaitTick(e)
+	case !executed && !l.registry.enqueue(l.Owner(r.ClientKey), e, st.Err):
+		n = e.GiveUp(errEnded)
+	}
+	if n.Lost > 0 {
+		l.lose(&n)
+		n.Lost = 0
+	}
+	w.carry(e, &n, &out)
+	e.release(&m)
+	w.send(&out)
+	return executed
+}
+
+// awaitTick makes the held charges of an entry leave at the next tick, with all others.
+func (l *Ledger) awaitTick(e *entry) {
+	b := l.registry
+	e.stripe.held = append(e.stripe.held, e)
+	due := b.now() + l.opts.ChargeDelay.Microseconds()
+	if tick := b.tick.Load(); (tick == 0 || due < tick) && b.tick.CompareAndSwap(tick, due) {
+		time.AfterFunc(l.opts.ChargeDelay, func() {
+			b.tick.CompareAndSwap(due, 0)
+			b.sendHeld()
+		})
+	}
+}
+
+func (b *Registry) sendHeld() {
+	through := b.current()
+	if through == nil {
+		// The last view gave them up.
+		return
+	}
+	var held []*entry
+	for i := range b.stripes {
+		p := &b.stripes[i]
+		p.mu.Lock()
+		held = append(held, p.held...)
+		clear(p.held)
+		p.held = p.held[:0]
+		p.mu.Unlock()
+	}
+	for len(held) > 0 {
+		n := min(len(held), tickBatch)
+		out := through.collect(held[:n])
+		through.send(&out)
+		held = held[n:]
+	}
+}
+
+// collect notes the waiting charges of entries as sent, and gives up expired ones.
+func (l *Ledger) collect(entries []*entry) (out outgoing) {
+	m := l.moment()
+	out.most = len(entries)
+	for _, e := range entries {
+		e.acquire()
+		n := e.Send(&m)
+		l.carry(e, &n, &out)
+		e.release(&m)
+	}
+	return out
+}
+
+// retryQueue are the entries whose charges a shard did not execute, and why it did not execute the last one.
+type retryQueue struct {
+	entries []*entry
+	why     error
+}
+
+// enqueue puts an entry, whose charge has failed, into the retry queue of a shard, and reports whether
+// a view is left to deliver its charges. The entry's stripe is locked.
+func (b *Registry) enqueue(owner string, e *entry, why error) bool {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.views) == 0 {
+		return false
+	}
+	queue, ok := b.retryQueues[owner]
+	if !ok {
+		queue = new(retryQueue)
+		b.retryQueues[owner] = queue
+		go b.work(owner)
+	}
+	queue.entries, queue.why = append(queue.entries, e), why
+	return true
+}
+
+// dequeue returns the first entries of a queue and the view that delivers their
+// charges. Without entries it removes the queue, and its goroutine ends.
+func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	queue := b.retryQueues[owner]
+	n := min(len(queue.entries), retryBatch)
+	if n == 0 {
+		delete(b.retryQueues, owner)
+		return nil, nil
+	}
+	batch, queue.entries = queue.entries[:n:n], queue.entries[n:]
+	return b.currentLocked(), batch
+}
+
+func (b *Registry) work(owner string) {
+	for pause := core.RetryPause(0, false); ; {
+		time.Sleep(pause)
+		through, batch := b.dequeue(owner)
+		if len(batch) == 0 {
+			return
+		}
+		pause = core.RetryPause(pause, through.retry(batch))
+	}
+}
+
+// retry sends the charges of entries, waits for their outcome, and reports
+// whether the shard answers. Charges that did not run are queued again.
+func (l *Ledger) retry(batch []*entry) bool {
+	out := l.collect(batch)
+	if len(out.reqs) == 0 {
+		return true
+	}
+	var executed atomic.Bool
+	var left sync.WaitGroup
+	left.Add(len(out.reqs))
+	l.ChargeReported(out.reqs, func(i int, st store.State) {
+		if l.delivered(out.of(i), &out.reqs[i], &st) {
+			executed.Store(true)
+		}
+		left.Done()
+	})
+	left.Wait()
+	return executed.Load()
+}
+
+// awaitCharge waits until the bucket's charge in flight is answered, and reports
+// whether that happened in time.
+func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
+	left := until.Sub(l.registry.clock())
+	if left <= 0 {
+		return false
+	}
+	arrived := l.arrival(r, false)
+	if arrived == nil {
+		return true
+	}
+	timer := time.NewTimer(left)
+	defer timer.Stop()
+	select {
+	case <-arrived:
+		return true
+	case <-timer.C:
+		return false
+	}
+}
+
+var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
+
+// awaitMoves waits, if one of them moves, until no charge of the requests' buckets is in flight
+// to another owner: the call that follows may copy a bucket from there, which would lack it. If
+// that takes too long, it returns errors.
+func (l *Ledger) awaitMoves(moves bool, reqs []store.Request) (failed []store.State) {
+	if !moves {
+		return nil
+	}
+	until := l.registry.clock().Add(l.opts.Timeout)
+	for i := range reqs {
+		if !l.awaitCharges(&reqs[i], true, until) {
+			return slices.Repeat([]store.State{{Err: errMoves}}, len(reqs))
+		}
+	}
+	return nil
+}
+
+// awaitCharges waits until no charge of the bucket is in flight, or none that moves if only those
+// matter, and reports whether that happened in time.
+func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bool {
+	for l.arrival(r, moving) != nil {
+		if !l.awaitCharge(r, until) {
+			return false
+		}
+	}
+	return true
+}
+
+// arrival returns a channel that is closed when the bucket's charge in flight is
+// answered, or nil if there is none, or none that moves if only those matter.
+func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
+	e := l.find(r)
+	if e == nil {
+		return nil
+	}
+	defer e.stripe.mu.Unlock()
+	t := e.Transit()
+	if t == nil || moving && !l.moves(e, r) {
+		return nil
+	}
+	if t.Arrived == nil {
+		t.Arrived = make(chan struct{})
+	}
+	return t.Arrived
+}
+
+// moves reports whether a charge is in flight to another owner than l has.
+func (l *Ledger) moves(e *entry, r *store.Request) bool {
+	t := e.Transit()
+	if t == nil || t.Via == l {
+		return false
+	}
+	return t.Via.(*Ledger).Owner(r.ClientKey) != l.Owner(r.ClientKey)
+}
+
+// IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
+// back, and this view does that. A later view that runs does it instead.
+func (l *Ledger) IsNeeded() bool {
+	l.registry.mu.Lock()
+	defer l.registry.mu.Unlock()
+	return (l.registry.owing.Load() > 0 || len(l.registry.reserved) > 0) && l.registry.currentLocked() == l
+}
+
+// Flush gives tokens back, and waits until all charges and refunds are
+// delivered, another view delivers them, or ctx ends. A registry that began before a
+// refund arrived would trust an answer that lacks it.
+func (l *Ledger) Flush(ctx context.Context) {
+	if !l.IsNeeded() {
+		return
+	}
+	l.registry.giveBack(0)
+	l.registry.sendHeld()
+	tick := time.NewTicker(flushTick)
+	defer tick.Stop()
+	for l.registry.owing.Load() > 0 && l.registry.current() == l {
+		select {
+		case <-tick.C:
+			l.registry.sendHeld()
+		case <-ctx.Done():
+			return
+		}
+	}
+}

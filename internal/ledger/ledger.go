@@ -1,0 +1,215 @@
+// Package ledger keeps what this process knows of buckets in a remote store: the
+// primary's last answers, the cost of requests in flight, charges that are not
+// confirmed yet, and tokens taken in advance. It coalesces checks, charges
+// write-behind with a retry queue for each shard, and refuses or admits requests
+// without a call where its knowledge suffices. So it saves calls, and requests of
+// one client cannot all pass because their charges come later.
+//
+// Package core decides; this package drives it: it locks a bucket, lets the core decide
+// about an event, and then waits, calls the store or wakes others as the core says.
+//
+// A [Registry] holds the state and outlives configs; a [Ledger] is a view of it on one
+// [store.Remote]. [Flights] and [Local] are the counterparts for a store in this
+// process.
+package ledger
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+const (
+	// DefaultTrust is the default of [Options.Trust].
+	DefaultTrust = core.UsualTrust
+	// DefaultMaxBuckets is the default of [Options.MaxBuckets].
+	DefaultMaxBuckets = 1_000_000
+	// UsualChargeDelay is what stores set [Options.ChargeDelay] to, unless their
+	// config says otherwise.
+	UsualChargeDelay = 50 * time.Millisecond
+	// DefaultTimeout is the default of [Options.Timeout].
+	DefaultTimeout = 50 * time.Millisecond
+	// NoTrust is an [Options.Trust] with which no answer of the primary is relied upon.
+	NoTrust = -time.Microsecond
+)
+
+// Options are the settings of one view of the registry.
+type Options struct {
+	// Trust is how long an answer of the primary is relied upon: a full bucket
+	// is refused without a call, and a stale replica is overruled. 0 means
+	// DefaultTrust. With less than that, no older answer is relied upon about a
+	// returning client either.
+	Trust time.Duration
+	// MaxBuckets bounds the buckets in the registry; 0 means DefaultMaxBuckets.
+	// Buckets with requests in flight may exceed it.
+	MaxBuckets int
+	// Timeout bounds how long a request waits for a charge in flight that
+	// decides about it; 0 means DefaultTimeout.
+	Timeout time.Duration
+	// ChargeDelay is how long the charges of a client far from its limit wait for
+	// others; 0 means that they are sent at once.
+	ChargeDelay time.Duration
+	// OnUndelivered, if set, is called when charges or refunds are given up: for
+	// how many requests, on which shard, and why. The error wraps
+	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.
+	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
+}
+
+// Ledger is a view of a registry on a store. The registry is shared; the store and the
+// settings are the view's own. What it does not override is the store's: Check admits no
+// request, [Ledger.Admit] does. It is safe for concurrent use.
+type Ledger struct {
+	store.Remote
+	registry   *Registry
+	opts       Options
+	trust      int64
+	membership membership
+	// serial numbers the views of the registry, oldest first.
+	serial int64
+	// runs is set while the view's config runs, and stopped once it has ended.
+	// Both change under the lock of the registry.
+	runs    bool
+	stopped atomic.Bool
+}
+
+// New returns a view of a registry on s.
+func New(registry *Registry, s store.Remote, opts Options) *Ledger {
+	opts.Trust = cmp.Or(opts.Trust, DefaultTrust)
+	opts.MaxBuckets = cmp.Or(opts.MaxBuckets, DefaultMaxBuckets)
+	opts.Timeout = cmp.Or(opts.Timeout, DefaultTimeout)
+	l := &Ledger{Remote: s, registry: registry, opts: opts, trust: opts.Trust.Microseconds()}
+	l.membership.life, l.membership.end = context.WithCancel(context.Background())
+	registry.attach(l)
+	return l
+}
+
+// ChargeDetached is Charge without waiting, for requests that hold nothing.
+func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]int64, len(reqs))) }
+
+// ChargeByID charges, without waiting, requests that the store may have charged already: it knows
+// them by their IDs, so they are not added to others.
+func (l *Ledger) ChargeByID(reqs []store.Request) { l.ChargeReported(reqs, nil) }
+
+// Refund implements [store.Store].
+func (l *Ledger) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
+	entries, sent := l.beginRefund(reqs)
+	l.Remote.Refund(ctx, reqs, states)
+	for i, e := range entries {
+		l.endRefund(e, &reqs[i], &states[i], sent)
+	}
+}
+
+// RefundDetached is Refund without waiting. Tokens of a batch go back to it without a call.
+func (l *Ledger) RefundDetached(reqs []store.Request) {
+	l.refund(slices.DeleteFunc(reqs, func(r store.Request) bool { return l.restore(&r) }))
+}
+
+// restore puts a refund back into its batch, if it is of one.
+func (l *Ledger) restore(r *store.Request) bool {
+	if r.Batch == 0 || r.Cost == 0 {
+		return false
+	}
+	m := l.moment()
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	defer e.release(&m)
+	return e.Restore(r, &m)
+}
+
+// refund refunds to the store without waiting for it.
+func (l *Ledger) refund(reqs []store.Request) {
+	for first, end := 0, 0; first < len(reqs); first = end {
+		for end = first + 1; end < len(reqs) && isLease(&reqs[end]) == isLease(&reqs[first]); {
+			end++
+		}
+		w := l
+		if !isLease(&reqs[first]) {
+			// A lease ends where it was taken: it is not copied to another owner.
+			w = l.writer()
+		}
+		l.refundBy(w, reqs[first:end], nil)
+	}
+}
+
+// refundOne refunds what a request costs, if anything.
+func (l *Ledger) refundOne(r store.Request) {
+	if r.Cost > 0 {
+		l.refund([]store.Request{r})
+	}
+}
+
+// RefundReported is RefundDetached of one request that has no batch, and reports its outcome.
+// The report must be quick.
+func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
+	l.refundBy(l.writer(), []store.Request{r}, report)
+}
+
+func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.State)) {
+	entries, sent := l.beginRefund(reqs)
+	w.Remote.RefundReported(reqs, func(i int, st store.State) {
+		if st.Err != nil && w.opts.OnUndelivered != nil {
+			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
+		}
+		w.endRefund(entries[i], &reqs[i], &st, sent)
+		if report != nil {
+			report(st)
+		}
+	})
+}
+
+func (l *Ledger) beginRefund(reqs []store.Request) (entries []*entry, at int64) {
+	entries = make([]*entry, len(reqs))
+	m := l.moment()
+	for i := range reqs {
+		e := l.enter(&reqs[i], &m)
+		e.RefundSent(reqs[i].Cost, &m)
+		e.release(&m)
+		entries[i] = e
+	}
+	return entries, m.Now
+}
+
+func (l *Ledger) endRefund(e *entry, r *store.Request, st *store.State, sent int64) {
+	e.acquire()
+	m := l.moment()
+	e.RefundArrived(r, st, sent, &m)
+	e.release(&m)
+}
+
+// Penalize implements [store.Store].
+func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
+	l.notePenalties(reqs)
+	l.writer().Remote.Penalize(ctx, reqs, states)
+}
+
+// PenalizeDetached is Penalize without waiting.
+func (l *Ledger) PenalizeDetached(reqs []store.Request) {
+	l.notePenalties(reqs)
+	l.writer().Remote.PenalizeDetached(reqs)
+}
+
+func (l *Ledger) notePenalties(reqs []store.Request) {
+	m := l.moment()
+	for i := range reqs {
+		if !algorithm.Of(reqs[i].Limit.Algorithm).Copies() {
+			continue
+		}
+		e := l.enter(&reqs[i], &m)
+		e.Penalize(&reqs[i], &m)
+		e.release(&m)
+	}
+}
+
+// Figures are those of the registry.
+func (l *Ledger) Figures() Figures { return l.registry.Figures() }
+
+// Interface guard.
+var _ store.Store = (*Ledger)(nil)

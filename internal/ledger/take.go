@@ -1,0 +1,399 @@
+package ledger
+
+import (
+	"context"
+	"slices"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// Take implements [store.Store]. If a bucket is known to refuse its request, Take
+// takes nothing from the others, and their states are zero. Requests with a batch
+// are served from tokens taken in advance.
+func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+	clear(states)
+	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: states}}
+	t.marks = t.roomMarks[:0]
+	if !t.refuseKnown() {
+		t.run()
+	}
+}
+
+// IsFull reports whether the bucket of a request to take is known to refuse it, however old
+// that knowledge is.
+func (l *Ledger) IsFull(r *store.Request) bool {
+	e := l.find(r)
+	if e == nil {
+		return false
+	}
+	m := l.moment()
+	defer e.stripe.mu.Unlock()
+	return e.IsFull(r, &m)
+}
+
+// taking is one call of Take.
+type taking struct {
+	call
+	// moves is set if a charge is in flight to another owner of some bucket.
+	moves bool
+	// marks are those of the takes in flight.
+	marks     []int64
+	roomMarks [2]int64
+	// stands is set if a refusal stands because its take could not be repeated.
+	stands bool
+}
+
+// refuseKnown sets the states of requests that are refused without a call, and
+// reports whether there are any.
+func (t *taking) refuseKnown() (refused bool) {
+	m := t.ledger.moment()
+	var asking []*entry
+	for i := range t.reqs {
+		r := &t.reqs[i]
+		e := t.ledger.findFor(r)
+		if e == nil {
+			continue
+		}
+		t.moves = t.moves || t.ledger.moves(e, r)
+		do, asks := e.AskTake(r, &t.states[i], &m)
+		refused = refused || do == core.Nothing
+		if asks {
+			asking = append(asking, e)
+		}
+		e.release(&m)
+	}
+	if refused {
+		for _, e := range asking {
+			e.stripe.mu.Lock()
+			e.AskNot()
+			e.stripe.mu.Unlock()
+		}
+	}
+	return refused
+}
+
+// run takes what batches have, waits for batches in flight, and takes the
+// rest from the store in one call.
+func (t *taking) run() {
+	asked := t.ledger.registry.now()
+	var own, fetches []int
+	var batches []store.Request
+	waiting := 0
+	for i := range t.reqs {
+		if t.reqs[i].Batch == 0 {
+			own = append(own, i)
+			continue
+		}
+		switch what, size := t.claim(i); what {
+		case core.Fetch:
+			fetches, batches = append(fetches, i), append(batches, t.reqs[i])
+			batches[len(batches)-1].Cost = size
+		case core.Wait:
+			waiting++
+		case core.Take:
+			own = append(own, i)
+		}
+	}
+	again := t.take(own, fetches, batches)
+	t.take(t.await(waiting, again), nil, nil)
+	t.retake(asked)
+	t.reclaim()
+}
+
+// claim serves a request from its batch, or says what it has to do.
+func (t *taking) claim(i int) (do core.Do, size int64) {
+	m := t.ledger.moment()
+	m.Processes = t.ledger.processes(&t.reqs[i])
+	e := t.ledger.enter(&t.reqs[i], &m)
+	defer e.release(&m)
+	if do, size = e.Claim(t.waiter(i), &m); do == core.Wait {
+		t.expectTurn()
+	}
+	return do, size
+}
+
+func (t *taking) await(waiting int, again []int) []int {
+	for range waiting {
+		if turn := <-t.turns; turn.do == core.Again {
+			again = append(again, turn.place)
+		}
+	}
+	return again
+}
+
+// take takes the costs of some requests, and batches for those that fetch, in one
+// call. It returns the places of those that fetched in vain.
+func (t *taking) take(own, fetches []int, batches []store.Request) (again []int) {
+	if len(own)+len(fetches) == 0 {
+		return nil
+	}
+	asked, reqs := t.ledger.registry.now(), t.reqs
+	var loans []core.Loan
+	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, func(r store.Request) bool { return r.Batch != 0 }) {
+		reqs = make([]store.Request, 0, len(own)+len(fetches))
+		loans = make([]core.Loan, len(own))
+		for n, i := range own {
+			reqs = append(reqs, t.reqs[i])
+			loans[n] = t.ledger.borrow(&reqs[n])
+		}
+		reqs = append(reqs, batches...)
+	}
+	answers, unclear := t.ask(reqs), []int(nil)
+	answered := func(n int) {
+		st := &answers[n]
+		if n >= len(own) {
+			if i := fetches[n-len(own)]; t.fetched(i, &reqs[n], st) == core.Take {
+				again = append(again, i)
+			}
+			return
+		}
+		if loans != nil {
+			t.ledger.repay(&reqs[n], loans[n], st)
+		}
+		if core.Stands(&t.states[own[n]], st) {
+			t.stands = true
+		} else {
+			t.states[own[n]] = *st
+		}
+	}
+	for n := range answers {
+		if t.ledger.hearTake(&reqs[n], &answers[n], asked, t.marks[n]) == core.AwaitCharge {
+			unclear = append(unclear, n)
+			continue
+		}
+		answered(n)
+	}
+	if len(unclear) == 0 {
+		return again
+	}
+	// Nobody waits for the charges of others' buckets.
+	until := t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	for _, n := range unclear {
+		t.ledger.judgeTake(&reqs[n], &answers[n], t.marks[n], until)
+		answered(n)
+	}
+	return again
+}
+
+// ask takes from the store.
+func (t *taking) ask(reqs []store.Request) []store.State {
+	m := t.ledger.moment()
+	if t.marks = t.marks[:0]; cap(t.marks) < len(reqs) {
+		t.marks = make([]int64, 0, len(reqs))
+	}
+	for i := range reqs {
+		mark := int64(0)
+		if !isLease(&reqs[i]) {
+			e := t.ledger.enter(&reqs[i], &m)
+			mark = e.TakeSent(&reqs[i])
+			e.release(&m)
+		}
+		t.marks = append(t.marks, mark)
+	}
+	if failed := t.ledger.awaitMoves(t.moves, reqs); failed != nil {
+		return failed
+	}
+	return store.Answers(t.ctx, t.ledger.Remote.Take, reqs)
+}
+
+// isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends
+// by itself.
+func isLease(r *store.Request) bool { return algorithm.Of(r.Limit.Algorithm).Lease }
+
+// hearTake takes in the answer to a take, and returns what there is to do.
+func (l *Ledger) hearTake(r *store.Request, st *store.State, asked, mark int64) core.Do {
+	if isLease(r) {
+		return core.Nothing
+	}
+	m := l.moment()
+	e := l.enter(r, &m)
+	do, refund := e.TakeAnswered(r, st, asked, mark, &m)
+	e.release(&m)
+	l.refundOne(refund)
+	return do
+}
+
+// judgeTake waits for charges in flight that decide about a take.
+func (l *Ledger) judgeTake(r *store.Request, st *store.State, mark int64, until time.Time) {
+	for do := core.AwaitCharge; do == core.AwaitCharge; {
+		inTime := l.awaitCharge(r, until)
+		m := l.moment()
+		e := l.enter(r, &m)
+		var refund store.Request
+		do, refund = e.JudgeTake(r, st, mark, inTime, &m)
+		e.release(&m)
+		l.refundOne(refund)
+	}
+}
+
+// borrow takes as much of a request's cost out of its batch as that has.
+func (l *Ledger) borrow(r *store.Request) (loan core.Loan) {
+	if r.Batch == 0 {
+		return loan
+	}
+	m := l.moment()
+	e := l.enter(r, &m)
+	defer e.release(&m)
+	return e.Borrow(r, &m)
+}
+
+func (l *Ledger) repay(r *store.Request, loan core.Loan, st *store.State) {
+	if r.Batch == 0 {
+		return
+	}
+	m := l.moment()
+	e := l.enter(r, &m)
+	refund := e.Repay(r, loan, st, &m)
+	e.release(&m)
+	l.refundOne(refund)
+}
+
+// fetched takes in the outcome of a fetch by the request at a place.
+func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.Do {
+	m := t.ledger.moment()
+	e := t.ledger.enter(batch, &m)
+	do, leftover := e.Fetched(t.waiter(place), batch, st, &m)
+	e.release(&m)
+	t.ledger.refundOne(leftover)
+	return do
+}
+
+// retake repeats takes that the store refused, as the core says.
+func (t *taking) retake(asked int64) {
+	l := t.ledger
+	for again := (core.Retakes{Asked: asked}); ; {
+		refused := again.ToRepeat(t.states)
+		claims, waiting := t.claimReturns(refused, again.Asked)
+		if len(claims) == 0 {
+			return
+		}
+		again.Claimed(len(waiting) > 0, l.opts.Timeout.Microseconds(), l.registry.now())
+		if len(waiting) > 0 {
+			t.awaitReturns(waiting, again.Until)
+		}
+		hasLeft := t.ctx.Err() != nil
+		again.Asked = l.registry.now()
+		if !hasLeft {
+			t.take(refused, nil, nil)
+		}
+		if hasLeft || t.stands {
+			t.withdraw(claims)
+			return
+		}
+	}
+}
+
+// claimReturns returns what refused requests claim of what comes back to their buckets, and those
+// of them that wait for it; none, if there is a request to whose bucket nothing does.
+func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
+	for _, i := range refused {
+		c := t.claimReturn(i, asked)
+		if c == nil {
+			for range len(waiting) - t.withdraw(claims) {
+				// It has got its turn meanwhile.
+				<-t.turns
+			}
+			return nil, nil
+		}
+		if claims = append(claims, c); !c.Arrived {
+			waiting = append(waiting, c)
+		}
+	}
+	return claims, waiting
+}
+
+func (t *taking) claimReturn(place int, asked int64) *core.Claim {
+	e := t.ledger.find(&t.reqs[place])
+	if e == nil {
+		return nil
+	}
+	defer e.stripe.mu.Unlock()
+	c := e.ClaimReturn(t.waiter(place), asked)
+	if c != nil && !c.Arrived {
+		t.expectTurn()
+	}
+	return c
+}
+
+// withdraw ends the waiting of claims, and returns how many have waited.
+func (t *taking) withdraw(claims []*core.Claim) (waited int) {
+	m := t.ledger.moment()
+	for _, c := range claims {
+		e := t.ledger.enter(c.Request, &m)
+		if e.Withdraw(c, &m) {
+			waited++
+		}
+		e.release(&m)
+	}
+	return waited
+}
+
+// awaitReturns waits until what claims need has arrived, for as long as there is time and the
+// client stays.
+func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
+	for _, c := range claims {
+		t.ledger.Hurry(c.Request.ClientKey)
+	}
+	timer := time.NewTimer(time.Duration(until-t.ledger.registry.now()) * time.Microsecond)
+	defer timer.Stop()
+	for waits := len(claims); waits > 0; {
+		select {
+		case <-t.turns:
+			waits--
+		case <-timer.C:
+			waits -= t.withdraw(claims)
+		case <-t.ctx.Done():
+			waits -= t.withdraw(claims)
+		}
+	}
+}
+
+// awaitReturn waits until something has arrived that is on its way back to the bucket of r.
+func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
+	t := taking{call: call{ledger: l, ctx: context.Background(), reqs: []store.Request{r}}}
+	t.states = make([]store.State, 1)
+	e := l.find(&r)
+	if e == nil {
+		return
+	}
+	c := e.AwaitReturn(t.waiter(0))
+	if c != nil {
+		t.expectTurn()
+	}
+	e.stripe.mu.Unlock()
+	if c != nil {
+		t.awaitReturns([]*core.Claim{c}, l.registry.now()+until.Sub(l.registry.clock()).Microseconds())
+	}
+}
+
+// reclaim looks for what the store refused in a batch that overtook the request.
+func (t *taking) reclaim() {
+	var again []int
+	waiting := 0
+	for _, i := range core.Reclaimable(t.reqs, t.states) {
+		switch t.reclaimOne(i) {
+		case core.Wait:
+			waiting++
+		case core.Take:
+			again = append(again, i)
+		}
+	}
+	t.take(t.await(waiting, again), nil, nil)
+}
+
+func (t *taking) reclaimOne(i int) core.Do {
+	e := t.ledger.find(&t.reqs[i])
+	if e == nil {
+		return core.Nothing
+	}
+	m := t.ledger.moment()
+	defer e.release(&m)
+	do := e.Reclaim(t.waiter(i), &m)
+	if do == core.Wait {
+		t.expectTurn()
+	}
+	return do
+}

@@ -1,0 +1,223 @@
+package redis
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// TestConnectionsThatAreAllCutLeaveNoServerOut: the pool has one connection more than
+// workers. With TLS, go-redis notices a cut connection only when it is used.
+func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
+	ca := redistest.StartAuthority(t)
+	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
+	must(t, err)
+	server := redistest.Start(t, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no"))
+	shard := newShard(t, ShardOptions{Primary: server.Addr(), PoolSize: 1, TLS: &tls.Config{RootCAs: ca.Pool()}})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	waitUntilUp(t, s)
+	// While one connection is in use, the check opens the other.
+	taken := clientOf(shard.Owner(0).Checks).Conn()
+	must(t, taken.Ping(t.Context()).Err())
+	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
+	must(t, taken.Close())
+	must(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
+	failures := 0
+	eventually(t, "checks work", func() error {
+		err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err
+		if err != nil {
+			failures++
+		}
+		return err
+	})
+	// Health checks may use up some of the connections that were cut.
+	if failures > 2 {
+		t.Errorf("%d checks failed, want at most one for each connection", failures)
+	}
+	if down := j.all(wire.ServerDown, server.Addr()); len(down) > 0 {
+		t.Errorf("the server was left out: %+v", down)
+	}
+}
+
+// TestServerThatIsLeftOutIsNotCalled: calls fail with the cause.
+func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), Credentials: login("nobody", "secret")}), nil)
+	eventually(t, "the server is left out", func() error {
+		err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err
+		if !errors.Is(err, wire.ErrShardDown) {
+			return errors.New("it is still called")
+		}
+		if !strings.Contains(err.Error(), "WRONGPASS") {
+			t.Errorf("the error is %v", err)
+		}
+		return nil
+	})
+}
+
+// TestContextBoundsCallsWithoutPipelining of a silent server.
+func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
+	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: true, PoolSize: 1}), func(o *Options) { o.CheckTimeout = time.Hour })
+	waitUntilUp(t, s)
+	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
+	must(t, proxy.SwallowReplies())
+	ctx, cancel := context.WithTimeout(t.Context(), 50*time.Millisecond)
+	defer cancel()
+	soon(t, "a check whose context ends", func() {
+		if err := store.Answers(ctx, s.Check, oneOf("k"))[0].Err; err == nil {
+			t.Error("a check without a reply has no error")
+		}
+	})
+	cancel()
+	if err := store.Answers(ctx, s.Take, oneOf("k"))[0].Err; !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("a take of a context that has ended has error %v", err)
+	}
+	// The connection is in use until check_timeout has passed.
+	must(t, proxy.Cut())
+}
+
+// TestChecksAtReplicasWakeNoWorker: without pipelining the callers send these checks
+// themselves, although a replica has only half of the timeout.
+func TestChecksAtReplicasWakeNoWorker(t *testing.T) {
+	sh := redistest.StartShard(t, 1)
+	shard := newShard(t, ShardOptions{Primary: sh.Primary.Addr(), Replicas: []string{sh.Replicas[0].Addr()}, NoPipelining: true})
+	s := newStore(t, shard, nil)
+	must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err)
+	must(t, sh.WaitReplicated(t.Context()))
+	// A call that is left to a worker fails.
+	replica := shard.Owner(0).Replicas[0]
+	mu := hidden[sync.Mutex](replica, "queue", "mu")
+	mu.Lock()
+	*hidden[bool](replica, "queue", "closed") = true
+	(*hidden[*sync.Cond](replica, "queue", "filled")).Broadcast()
+	mu.Unlock()
+	if st := store.Answers(t.Context(), s.Check, oneOf("k"))[0]; st.Err != nil || !st.Replica {
+		t.Errorf("check: %+v, want the replica's answer", st)
+	}
+}
+
+// demote promotes the replica of a shard and makes the primary's name lead to it.
+// Existing connections still lead to the old primary, which is now a replica.
+func demote(t *testing.T, sh *redistest.Shard, name *redistest.Proxy) {
+	t.Helper()
+	must(t, sh.WaitReplicated(t.Context()))
+	was, next := sh.Primary, sh.Replicas[0]
+	must(t, next.Client().Do(t.Context(), "REPLICAOF", "NO", "ONE").Err())
+	name.PointTo(next.Addr())
+	host, port, err := net.SplitHostPort(next.Addr())
+	must(t, err)
+	must(t, was.Client().Do(t.Context(), "REPLICAOF", host, port).Err())
+}
+
+// TestDemotedServerBehindANameIsLeft: after the first refusal all calls go to the
+// server that the name leads to now, by new connections.
+func TestDemotedServerBehindANameIsLeft(t *testing.T) {
+	// Several buckets are a bundle with pipelining alone.
+	bothWays(t, func(t *testing.T, plain bool) {
+		buckets := 8
+		if plain {
+			buckets = 1
+		}
+		sh := redistest.StartShard(t, 1)
+		name := redistest.StartProxy(t, sh.Primary.Addr())
+		shard := newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 8})
+		s := newStore(t, shard, nil)
+		useAllConnections(t, s, plain)
+		demote(t, sh, name)
+		refused := 0
+		for round := range 50 {
+			if err := anyError(store.Answers(t.Context(), s.Take, takes(hourly, buckets))); err != nil {
+				if store.KindOf(err) != store.KindReadOnly {
+					t.Fatalf("take in round %d: %v", round, err)
+				}
+				refused++
+			}
+		}
+		if refused > 1 {
+			t.Errorf("%d of 50 calls reached the old primary, want at most the first", refused)
+		}
+	})
+}
+
+// TestChargesLeaveADemotedServerBehindAName before their deadline.
+func TestChargesLeaveADemotedServerBehindAName(t *testing.T) {
+	// Several buckets are a bundle with pipelining alone.
+	bothWays(t, func(t *testing.T, plain bool) {
+		buckets := 8
+		if plain {
+			buckets = 1
+		}
+		sh := redistest.StartShard(t, 1)
+		name := redistest.StartProxy(t, sh.Primary.Addr())
+		s := newStore(t, newShard(t, ShardOptions{Primary: name.Addr(), NoPipelining: plain, PoolSize: 4}), nil)
+		must(t, anyError(store.Answers(t.Context(), s.Charge, takes(hourly, buckets))))
+		demote(t, sh, name)
+		reported := make(chan error, buckets)
+		s.ChargeReported(takes(hourly, buckets), func(_ int, st store.State) { reported <- st.Err })
+		for range buckets {
+			if err := <-reported; err != nil {
+				t.Errorf("a charge is given up: %v", err)
+			}
+		}
+		for i := range buckets {
+			waitForCount(t, sh.Replicas[0], fmt.Sprint("client", i), 2)
+		}
+	})
+}
+
+func anyError(states []store.State) error {
+	for _, st := range states {
+		if st.Err != nil {
+			return st.Err
+		}
+	}
+	return nil
+}
+
+// useAllConnections opens several connections for takes, if each call has its own.
+func useAllConnections(t *testing.T, s *Store, plain bool) {
+	t.Helper()
+	must(t, store.Answers(t.Context(), s.Take, oneOf("probe"))[0].Err)
+	if !plain {
+		return
+	}
+	eventually(t, "there are several connections", func() error {
+		var wg sync.WaitGroup
+		for range 16 {
+			wg.Go(func() { store.Answers(t.Context(), s.Take, oneOf("probe")) })
+		}
+		wg.Wait()
+		if n := s.opts.Members[0].Shard.Owner(0).Checks.Figures().Pool.Idle; n < 4 {
+			return fmt.Errorf("there are %d", n)
+		}
+		return nil
+	})
+}
+
+// TestRefundsThatWaitAreBounded, as charges are: beyond the bound they are given up at once, and
+// reported.
+func TestRefundsThatWaitAreBounded(t *testing.T) {
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
+	lane := s.serversOf("k").Charges
+	mu := hidden[sync.Mutex](lane, "queue", "mu")
+	mu.Lock()
+	*hidden[int](lane, "queue", "limit") = 0
+	mu.Unlock()
+	var err error
+	s.RefundReported(oneOf("k"), func(_ int, st store.State) { err = st.Err })
+	if !errors.Is(err, wire.ErrOverload) || !errors.Is(err, store.ErrNotExecuted) {
+		t.Errorf("error is %v, want that too many wait", err)
+	}
+}

@@ -1,0 +1,330 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"regexp"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+const (
+	// examinePeriod is the time between two examinations of a server.
+	examinePeriod = time.Second
+	// infoTimeout bounds one inspection.
+	infoTimeout = time.Second
+	// clockTolerance bounds the difference between a server's clock and this
+	// machine's that is not reported.
+	clockTolerance = time.Second
+)
+
+// oldest is the oldest version that works, of any product: every Valkey says that it is a Redis
+// of 7.2.
+var oldest = version{7, 0}
+
+// newestTested are the newest versions with which the tests run, by product.
+var newestTested = map[string]version{redis: {8, 0}, valkey: {9, 1}}
+
+// examine examines the servers regularly, until the shard is closed: their
+// configuration, and the lag of replicas.
+func (s *Shard) examine(ctx context.Context) {
+	offsetsOf := map[*wire.Clock]*offsets{}
+	for {
+		known := offsetsOf
+		offsetsOf = map[*wire.Clock]*offsets{}
+		var groups sync.WaitGroup
+		for _, at := range s.Servers() {
+			primary := known[at.Clock]
+			if primary == nil {
+				primary = new(offsets)
+			}
+			offsetsOf[at.Clock] = primary
+			groups.Go(func() {
+				_ = s.Contain(at.Primary, func() error {
+					s.examineServers(ctx, at, primary)
+					return nil
+				})
+			})
+		}
+		groups.Wait()
+		if !wire.Pause(ctx, examinePeriod) {
+			return
+		}
+	}
+}
+
+func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
+	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
+	if err == nil && !i.isReplica() {
+		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
+	} else {
+		primary.leave()
+	}
+	if err == nil || wire.IsReply(err) {
+		learning, cancel := context.WithTimeout(ctx, infoTimeout)
+		at.Checks.LearnExpiry(learning)
+		cancel()
+	}
+	var replicas sync.WaitGroup
+	for _, l := range at.Replicas {
+		replicas.Go(func() {
+			_ = s.Contain(l.Addr, func() error {
+				i, err := s.examineOne(ctx, at, l)
+				if err == nil {
+					s.judgeLag(primary, l, i)
+				}
+				return err
+			})
+		})
+	}
+	replicas.Wait()
+}
+
+// modeOf returns the fault of the kind of a server with that INFO, if it may be read, or nil.
+func (s *Shard) modeOf(ctx context.Context, i info, redirects func(ctx context.Context) bool) error {
+	if s.InCluster || i.mode() != "" {
+		return modeFault(i, s.InCluster)
+	}
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	if redirects(ctx) {
+		return errNode
+	}
+	return nil
+}
+
+// unfitness returns why no calls are made of a server with that fault of its kind, or nil. The only
+// node of a Redis Cluster has all slots, until the cluster grows.
+func (s *Shard) unfitness(ctx context.Context, l *wire.Lane, fault error) error {
+	if !errors.Is(fault, errNode) {
+		return fault
+	}
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	if n, err := l.ClusterSize(ctx); err == nil && n == 1 {
+		return nil
+	}
+	return fault
+}
+
+func (s *Shard) lackOfTime(ctx context.Context, l, sample *wire.Lane) error {
+	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	defer cancel()
+	return l.LackOfTime(ctx, sample)
+}
+
+func (s *Shard) lags(lag time.Duration) bool { return lag > s.Options.MaxReplicaLag }
+
+// judgeLag leaves out a replica that is too far behind, and takes it back.
+func (s *Shard) judgeLag(primary *offsets, l *wire.Lane, i info) {
+	lag, ok := primary.lagOf(i)
+	if !ok {
+		return
+	}
+	lagged := s.lags(time.Duration(l.Lag.Swap(int64(lag))))
+	switch {
+	case s.lags(lag) == lagged:
+	case lagged:
+		s.Emit(wire.Event{Kind: wire.ReplicaCaughtUp, Addr: l.Addr, Purpose: wire.PurposeChecks})
+	case lag == foreign:
+		s.Emit(wire.Event{Kind: wire.ReplicaLags, Addr: l.Addr, Purpose: wire.PurposeChecks, Err: errForeign})
+	case lag == unsynced:
+		s.Emit(wire.Event{Kind: wire.ReplicaLags, Addr: l.Addr, Purpose: wire.PurposeChecks, Err: errUnsynced})
+	default:
+		s.Emit(wire.Event{Kind: wire.ReplicaLags, Addr: l.Addr, Purpose: wire.PurposeChecks, Err: fmt.Errorf("it is %s behind its primary", lag.Round(time.Second))})
+	}
+}
+
+var errForeign = &wire.Fault{Problem: "it replicates another primary than the shard's, or was made one", Remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
+
+var errUnsynced = errors.New("it does not have its primary's data, and its link to it is down")
+
+// The faults that an inspection finds.
+const (
+	faultAccess = iota
+	faultVersion
+	faultPolicy
+	faultRole
+	faultMode
+	faultCommands
+	faultClock
+	faultKinds
+)
+
+// sight is what the last inspection of a server found: its run ID, which is new
+// after each start, and its faults.
+type sight struct {
+	id     string
+	faults [faultKinds]error
+	// demoted is how many inspections in a row have shown that the primary that was found is a replica.
+	demoted int
+}
+
+// mostDemoted is how many these are from which that is a fault: a failover takes a few.
+const mostDemoted = 5
+
+// demotedAfter returns the sight of a server with that INFO after another one, with the fault of a primary that
+// keeps being found and is a replica.
+func (n sight) demotedAfter(was sight, i info) sight {
+	if n.demoted = was.demoted + 1; n.demoted >= mostDemoted {
+		n.faults[faultRole] = &wire.Fault{
+			Problem: fmt.Sprintf("it keeps being found as the primary, and is a replica of %s:%s", i["master_host"], i["master_port"]),
+			Remedy:  "see why the sentinels, or the cluster, do not follow: SENTINEL RESET, or CLUSTER FAILOVER",
+		}
+	}
+	return n
+}
+
+// examineOne reads INFO of one of these servers, to which the lanes lead, emits the faults that have
+// come or gone, and lets no calls be made if it is unfit.
+func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire.Lane) (i info, err error) {
+	l := lanes[0]
+	before := time.Now()
+	i, err = infoOf(ctx, l)
+	for _, l := range lanes {
+		l.NoteHidden(err)
+	}
+	middle := before.Add(time.Since(before) / 2)
+	s.mu.Lock()
+	was, met := s.met[l.Addr]
+	s.mu.Unlock()
+	now := was
+	if err == nil {
+		now = sight{id: i["run_id"], faults: faultsOf(i, l != at.Checks, s.Shard)}
+		if s.Finds() && l == at.Checks && i.isReplica() {
+			now = now.demotedAfter(was, i)
+		}
+		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
+			// Once for each start: a difference near the tolerance would be reported
+			// repeatedly.
+			if skew, ok := i.skew(middle); ok {
+				now.faults[faultClock] = clockFault(skew)
+			}
+		}
+	} else if now.faults[faultAccess] = s.databaseFault(err); now.faults[faultAccess] == nil {
+		now.faults[faultAccess] = accessFault(err)
+	}
+	if err == nil || wire.IsReply(err) {
+		// A server that refuses INFO shows no mode, and may be another one than before.
+		now.faults[faultMode] = s.modeOf(ctx, i, func(ctx context.Context) bool { return l.Redirects(ctx, at.Checks) })
+		unfit := s.unfitness(ctx, l, now.faults[faultMode])
+		now.faults[faultCommands] = nil
+		for _, l := range lanes {
+			l.SetUnfit(unfit)
+			if cause := s.lackOfTime(ctx, l, at.Checks); cause != nil {
+				now.faults[faultCommands] = &wire.Fault{Problem: "it does not have the command TIME, without which scripts fail", Remedy: "undo its rename-command", Cause: cause}
+			}
+		}
+	}
+	if err != nil && now.faults[faultAccess] == nil {
+		// The breaker decides whether it answers at all.
+		return nil, err
+	}
+	s.mu.Lock()
+	s.met[l.Addr] = now
+	s.mu.Unlock()
+	if err == nil && (!met || now.id != was.id) {
+		s.Emit(wire.Event{Kind: wire.Met, Addr: l.Addr, ID: now.id})
+	}
+	for what, problem := range now.faults {
+		switch before := was.faults[what]; {
+		case problem == nil && before != nil:
+			s.Emit(wire.Event{Kind: wire.Mended, Addr: l.Addr, Err: before})
+		case problem != nil && (before == nil || before.Error() != problem.Error()):
+			s.Emit(wire.Event{Kind: wire.Misconfigured, Addr: l.Addr, Err: problem})
+		}
+	}
+	return i, err
+}
+
+// databaseFault returns the fault of a server that refuses a connection because of its database
+// with err, or nil.
+func (s *Shard) databaseFault(err error) error {
+	if !wire.IsReply(err) || s.Options.DB == 0 || !refusesDatabase.MatchString(err.Error()) {
+		return nil
+	}
+	f := &wire.Fault{Problem: fmt.Sprintf("database %d cannot be used: %s", s.Options.DB, err), Remedy: "correct db, or raise databases in the server's configuration"}
+	switch m, _ := wire.MeaningOf(err); {
+	case m.Kind == store.KindAuth:
+		f.Remedy = "ACL SETUSER <user> +select"
+	case s.InCluster:
+		f.Remedy = "leave db out: a cluster has database 0 only, unless it is of Valkey 9 and sets cluster-databases"
+	}
+	return f
+}
+
+var refusesDatabase = regexp.MustCompile("'select'|DB index|SELECT is not allowed")
+
+// accessFault returns the fault that made INFO fail with err; nil if INFO may work
+// at another time.
+func accessFault(err error) error {
+	switch m, isReply := wire.MeaningOf(err); {
+	case m.Kind == store.KindAuth && m.Hint&wire.Shut != 0:
+		return &wire.Fault{Problem: loginRefused, Remedy: "check username and password", Cause: err}
+	case m.Kind == store.KindAuth:
+		return &wire.Fault{Problem: infoRefused, Remedy: "allow it (+info)", Cause: err}
+	case isReply && m.Fate != wire.Later:
+		return fmt.Errorf("%s: %w", infoRefused, err)
+	default:
+		return nil
+	}
+}
+
+const (
+	loginRefused = "it refuses the login"
+	infoRefused  = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
+)
+
+// faultsOf returns the faults of a server, apart from its clock, as one of a shard.
+func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
+	if i.isTooOld() {
+		found[faultVersion] = &wire.Fault{Problem: "it is Redis " + i["redis_version"], Remedy: fmt.Sprintf("use %v or later", oldest)}
+	}
+	if policy := i["maxmemory_policy"]; policy != "" && policy != "noeviction" {
+		found[faultPolicy] = &wire.Fault{Problem: fmt.Sprintf("its maxmemory-policy is %s, which lets it forget counts", policy), Remedy: "set it to noeviction"}
+	}
+	found[faultMode] = modeFault(i, s.InCluster)
+	switch {
+	case found[faultMode] != nil:
+	case s.Finds():
+		// Servers that are found change their roles by themselves: see demotedAfter.
+	case isReplica && !i.isReplica():
+		found[faultRole] = &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: "make it a replica (REPLICAOF), or remove it"}
+	case !isReplica && i.isReplica():
+		found[faultRole] = &wire.Fault{
+			Problem: fmt.Sprintf("it is given as a primary and is a replica of %s:%s", i["master_host"], i["master_port"]),
+			Remedy:  "give that one, or use sentinel",
+		}
+	}
+	return found
+}
+
+var (
+	errNode     = &wire.Fault{Problem: "it is a node of a Redis Cluster, which keeps only the buckets of its slots", Remedy: "write cluster in place of primary and replica, url or sentinel"}
+	errSentinel = &wire.Fault{Problem: "it is a sentinel, which keeps no buckets", Remedy: "write sentinel, and the name of the master, in place of primary and replica"}
+)
+
+// modeFault returns the fault of a server that answers, and is of a kind that cannot keep the
+// buckets of a shard that is no Redis Cluster, or nil.
+func modeFault(i info, inCluster bool) error {
+	switch mode := i.mode(); {
+	case inCluster:
+	case mode == "cluster":
+		return errNode
+	case mode == "sentinel":
+		return errSentinel
+	}
+	return nil
+}
+
+// clockFault returns the fault of a server's clock with that lead, or nil.
+func clockFault(skew time.Duration) error {
+	if skew.Abs() <= clockTolerance {
+		return nil
+	}
+	return &wire.Fault{Problem: "its clock differs from this machine's by " + skew.Round(time.Millisecond).String(), Remedy: "let both follow a time server (NTP)"}
+}

@@ -1,0 +1,77 @@
+package operate
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
+
+// These are short, as nearly every line of a test has one.
+var (
+	must       = redistest.Must
+	eventually = redistest.Eventually
+	soon       = redistest.Soon
+)
+
+const masterName = "limits"
+
+var hourly = &store.Limit{Zone: "hourly", Algorithm: store.FixedWindow, Window: time.Hour}
+
+// newShard returns a shard that is closed when the test ends.
+func newShard(t testing.TB, opts wire.Options) *Shard {
+	t.Helper()
+	if opts.DialTimeout == 0 {
+		opts.DialTimeout = redistest.WaitTimeout
+	}
+	s := NewShard(opts)
+	redistest.CloseAtEnd(t, s)
+	return s
+}
+
+// newOperator returns an operator of a store on one shard with generous timeouts.
+func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Operator {
+	t.Helper()
+	p := NewOperator(
+		[]Member{{Name: "a", Shard: newShard(t, opts)}},
+		nil,
+		&ask.Asker{Keys: ask.Keys{Prefix: "rl"}, CheckTimeout: redistest.WaitTimeout, ChargeTimeout: redistest.WaitTimeout},
+		time.Now,
+	)
+	if change != nil {
+		change(p)
+	}
+	return p
+}
+
+// run runs an operation on the first shard.
+func run(t *testing.T, p *Operator, op algorithm.Operation, reqs []store.Request) []store.State {
+	t.Helper()
+	states := make([]store.State, len(reqs))
+	p.asker.Run(t.Context(), op, p.members[0].Shard.Owner(0), ask.Group{Reqs: reqs, States: states}, time.Now().Add(redistest.WaitTimeout))
+	return states
+}
+
+func login(username, password string) wire.Credentials {
+	return func(context.Context) (string, string, error) { return username, password, nil }
+}
+
+func sentinelOptions(sentinels *redistest.Sentinels) wire.Options {
+	return wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: sentinels.Addrs()}}
+}
+
+// reply is a server's error reply.
+type reply string
+
+func (r reply) Error() string { return string(r) }
+
+// RedisError implements [redis.Error].
+func (reply) RedisError() {}

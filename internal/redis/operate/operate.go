@@ -1,0 +1,69 @@
+// Package operate does what operators and upkeep need of a Redis store: it watches the
+// health of servers, diagnoses them, keeps overrides, and inspects and removes buckets.
+package operate
+
+import (
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// Shard is a [wire.Shard], with what is known of its servers and overrides beyond any store.
+type Shard struct {
+	*wire.Shard
+
+	mu sync.Mutex
+	// met are the inspected servers, by address.
+	met       map[string]sight
+	overrides lastOverrides
+}
+
+// NewShard returns a shard whose servers are examined from the first use until it is closed.
+func NewShard(opts wire.Options) *Shard {
+	s := &Shard{met: map[string]sight{}}
+	s.Shard = wire.NewShard(opts, s.examine)
+	return s
+}
+
+// Member is a shard's place in a store.
+type Member struct {
+	// Name is the shard's identity: it decides which client keys it owns.
+	Name string
+	// Weight is its share of the client keys relative to the others'; 0 means
+	// 1.
+	Weight int
+	// Shard holds the connections.
+	Shard *Shard
+	// Observe, if set, receives every command that the store runs there. Of members
+	// with the same Shard, the last one's Observe receives the commands of all, those of
+	// previous members too.
+	Observe ask.Observer
+}
+
+// Operator does what operators ask of a store. It is safe for concurrent use.
+type Operator struct {
+	// members are the shards of the store, and previous those before a resharding.
+	members, previous []Member
+	asker             *ask.Asker
+	// now is this machine's clock, and most how many overrides a shard keeps.
+	now       func() time.Time
+	most      int
+	overrides mergedOverrides
+}
+
+// NewOperator returns an operator of the store with these shards, which are not changed any
+// more, and before a resharding the previous ones. now is this machine's clock.
+func NewOperator(members, previous []Member, asker *ask.Asker, now func() time.Time) *Operator {
+	return &Operator{members: members, previous: previous, asker: asker, now: now, most: store.MaxOverrides}
+}
+
+// retired returns the shards that own nothing any more.
+func (p *Operator) retired() []Member {
+	return slices.DeleteFunc(slices.Clone(p.previous), func(was Member) bool {
+		return slices.ContainsFunc(p.members, func(m Member) bool { return m.Name == was.Name })
+	})
+}

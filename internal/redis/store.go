@@ -1,0 +1,265 @@
+// Package redis implements [store.Store] on sharded, replicated Redis. All
+// buckets of a client live on one shard: charges go to its primary, checks to
+// its replicas. A [Store] routes requests to its [Shard]s; a Shard holds the
+// connections to one primary and its replicas, which it is given or finds
+// through Sentinel or a Redis Cluster.
+//
+// Package ask knows what is asked of a bucket and what replies mean, package wire brings
+// commands to servers and replies back, and package operate does what operators and upkeep
+// need. This one puts them together, and chooses owners.
+//
+// docs/servers.md says which servers it works with.
+package redis
+
+import (
+	"cmp"
+	"context"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/operate"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+const (
+	// DefaultKeyPrefix starts every key in Redis.
+	DefaultKeyPrefix = "rl"
+	// DefaultCheckTimeout bounds the latency that a check adds to a request.
+	DefaultCheckTimeout = 50 * time.Millisecond
+	// DefaultChargeTimeout bounds the retries of a charge.
+	DefaultChargeTimeout = 250 * time.Millisecond
+)
+
+// Options configures a Store.
+type Options struct {
+	// Members are the shards; at least one.
+	Members []Member
+	// Previous are the shards before a resharding, if any. Buckets whose owner
+	// changed migrate from them, so that clients keep what they have spent.
+	Previous []Member
+	// Migrations remembers the buckets that have migrated. Successive stores
+	// with the same Members and Previous may share it, so that no bucket
+	// migrates twice; nil gives the store its own.
+	Migrations *Migrations
+	// KeyPrefix starts every key; empty means DefaultKeyPrefix.
+	KeyPrefix string
+	// KeySecret, if not empty, replaces client keys by their HMAC, so that
+	// Redis never sees them.
+	KeySecret []byte
+	// ReadPrimary sends checks to the primary instead of the replicas.
+	ReadPrimary bool
+	// Now is this machine's clock, for Diagnose; nil means time.Now.
+	Now func() time.Time
+	// clock, in tests, takes the place of the primary's clock.
+	clock func() time.Time
+	// CheckTimeout bounds a check and a take; 0 means DefaultCheckTimeout.
+	CheckTimeout time.Duration
+	// ChargeTimeout bounds the retries of a charge, refund or penalty that did
+	// not run; 0 means DefaultChargeTimeout. Once sent, it waits for the reply
+	// a little longer.
+	ChargeTimeout time.Duration
+	// OnUndelivered, if set, receives each failure of a detached operation: the
+	// name of the shard, the operation, and an error that wraps
+	// store.ErrNotExecuted or store.ErrUncertain. It must be quick.
+	OnUndelivered func(shard string, op algorithm.Operation, err error)
+}
+
+// operator has this name so that no field of a Store is exported.
+type operator = operate.Operator
+
+// Store keeps buckets on its shards. It is safe for concurrent use.
+type Store struct {
+	// operator does what operators ask for that concerns all shards.
+	*operator
+	opts    Options
+	sharder *rendezvous
+	// previous chooses among the shards before a resharding, or is nil.
+	previous *rendezvous
+	asker    *ask.Asker
+	// static is set if the servers of all shards are given.
+	static bool
+	// opened is when the store was opened.
+	opened time.Time
+	// awaiting counts the detached calls that wait for buckets to migrate.
+	awaiting atomic.Int64
+}
+
+// maxAwaiting bounds the detached calls that wait for buckets to migrate, each in a goroutine.
+// Others wait in the queue of a lane, which is bounded too.
+const maxAwaiting = 1 << 14
+
+// New returns a store. The caller keeps the shards and closes them after the
+// last use of the store.
+func New(opts Options) *Store {
+	opts.Members, opts.Previous = slices.Clone(opts.Members), slices.Clone(opts.Previous)
+	opts.KeyPrefix = cmp.Or(opts.KeyPrefix, DefaultKeyPrefix)
+	opts.CheckTimeout = cmp.Or(opts.CheckTimeout, DefaultCheckTimeout)
+	opts.ChargeTimeout = cmp.Or(opts.ChargeTimeout, DefaultChargeTimeout)
+	if opts.Now == nil {
+		opts.Now = time.Now
+	}
+	observers := map[*wire.Shard]ask.Observer{}
+	for _, m := range slices.Concat(opts.Previous, opts.Members) {
+		observers[m.Shard.Shard] = m.Observe
+	}
+	s := &Store{
+		sharder: newRendezvous(opts.Members),
+		opened:  opts.Now(),
+		asker: &ask.Asker{
+			Keys:          ask.Keys{Prefix: opts.KeyPrefix, Secret: opts.KeySecret},
+			CheckTimeout:  opts.CheckTimeout,
+			ChargeTimeout: opts.ChargeTimeout,
+			ReadPrimary:   opts.ReadPrimary,
+			Time:          opts.clock,
+			Observers:     observers,
+		},
+	}
+	s.asker.OnUndelivered = func(clientKey string, op algorithm.Operation, err error) {
+		if s.opts.OnUndelivered != nil {
+			s.opts.OnUndelivered(s.Owner(clientKey), op, err)
+		}
+	}
+	s.operator = operate.NewOperator(opts.Members, opts.Previous, s.asker, opts.Now)
+	s.static = !slices.ContainsFunc(opts.Members, func(m Member) bool { return m.Shard.Finds() })
+	if len(opts.Previous) > 0 {
+		s.previous = newRendezvous(opts.Previous)
+		if opts.Migrations == nil {
+			opts.Migrations = NewMigrations()
+		}
+	}
+	s.opts = opts
+	return s
+}
+
+// Warm implements [store.Remote].
+func (s *Store) Warm(ctx context.Context) {
+	var wg sync.WaitGroup
+	for _, m := range s.opts.Members {
+		wg.Go(func() { m.Shard.Warm(ctx, ask.Scripts()) })
+	}
+	wg.Wait()
+}
+
+// Check implements [store.Store]. Replicas answer in turn; the primary answers
+// where they cannot or see no open window.
+func (s *Store) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Check, reqs, states, s.opts.CheckTimeout)
+}
+
+// Peek implements [store.Store].
+func (s *Store) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Peek, reqs, states, s.opts.CheckTimeout)
+}
+
+// Take implements [store.Store].
+func (s *Store) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Take, reqs, states, s.opts.CheckTimeout)
+}
+
+// Charge implements [store.Store].
+func (s *Store) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Charge, reqs, states, s.opts.ChargeTimeout)
+}
+
+// Refund implements [store.Store].
+func (s *Store) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Refund, reqs, states, s.opts.ChargeTimeout)
+}
+
+// Penalize implements [store.Store].
+func (s *Store) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
+	s.run(ctx, algorithm.Penalize, reqs, states, s.opts.ChargeTimeout)
+}
+
+// run runs an operation on buckets that may still have to migrate. Only goroutines that
+// it waits for write states: the worker of an abandoned call has commands of its own.
+func (s *Store) run(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, timeout time.Duration) {
+	deadline := time.Now().Add(timeout)
+	if s.previous != nil {
+		s.runMigrating(ctx, op, reqs, states, deadline)
+		return
+	}
+	s.runMigrated(ctx, op, reqs, states, deadline)
+}
+
+// runMigrated runs an operation on buckets that are at their owners.
+func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
+	s.awaitServers(ctx, reqs, deadline)
+	if only, ok := s.onlyServers(reqs); ok {
+		s.asker.Run(ctx, op, only, ask.Group{Reqs: reqs, States: states}, deadline)
+		return
+	}
+	s.perServers(reqs, states, func(at *wire.Servers, g ask.Group) { s.asker.Run(ctx, op, at, g, deadline) })
+}
+
+// PenalizeDetached implements [store.Remote].
+func (s *Store) PenalizeDetached(reqs []store.Request) { s.detach(algorithm.Penalize, reqs, nil) }
+
+// ChargeReported implements [store.Remote].
+func (s *Store) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+	s.detach(algorithm.Charge, reqs, report)
+}
+
+// RefundReported implements [store.Remote].
+func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+	s.detach(algorithm.Refund, reqs, report)
+}
+
+// detach runs an operation without waiting. report receives the state of each
+// request; if it is nil, OnUndelivered receives the failures.
+func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if s.previous != nil {
+		if migrations := s.migrating(reqs); migrations != nil {
+			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, &reqs[i], i, st) })
+			return
+		}
+	}
+	s.detachMigrated(op, reqs, report)
+}
+
+// awaitMigrations is detach for buckets some of which have to migrate.
+func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if s.awaiting.Add(1) > maxAwaiting {
+		s.awaiting.Add(-1)
+		for i := range reqs {
+			report(i, store.State{Err: wire.NotExecuted(wire.ErrOverload)})
+		}
+		return
+	}
+	go func() {
+		defer s.awaiting.Add(-1)
+		s.detachMigrating(migrations, op, reqs, report)
+	}()
+}
+
+// detachMigrated is detach for buckets that are at their owners.
+func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+	if only, ok := s.onlyServers(reqs); ok {
+		s.asker.Post(op, only, ask.Group{Reqs: reqs}, report)
+		return
+	}
+	s.perServers(reqs, nil, func(at *wire.Servers, g ask.Group) { s.asker.Post(op, at, g, report) })
+}
+
+// Hurry implements [store.Remote]: what waits joins a pipeline.
+func (s *Store) Hurry(clientKey string) {
+	if at := s.serversOf(clientKey); at != nil {
+		at.Charges.Hurry()
+	}
+}
+
+// Owner implements [store.Remote].
+func (s *Store) Owner(clientKey string) string {
+	return s.owner(clientKey).Name
+}
+
+// Interface guards.
+var (
+	_ store.Remote   = (*Store)(nil)
+	_ store.Operable = (*Store)(nil)
+)
