@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -24,11 +25,19 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
+// loading is held while a command loads a config: all stores of a process are in one pool.
+var loading sync.Mutex
+
 // command runs `caddy rate-limit` and returns what it printed and its exit code. One that names
-// the address of the admin API needs nothing of a process of its own, and runs in this one.
+// the address of the admin API needs nothing of a process of its own, and runs in this one, as do those that
+// load stores.
 func command(t *testing.T, args ...string) (out, errOut string, code int) {
 	t.Helper()
-	if !slices.Contains(args, "--address") {
+	switch loads := args[0] == "check" || args[0] == "replay"; {
+	case loads:
+		loading.Lock()
+		defer loading.Unlock()
+	case !slices.Contains(args, "--address"):
 		return commandProcess(t, args...)
 	}
 	caddy := &cobra.Command{Use: "caddy", SilenceUsage: true}

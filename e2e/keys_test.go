@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"maps"
 	"net/http"
 	"net/url"
 	"slices"
@@ -310,7 +311,7 @@ func TestLoggedAddress(t *testing.T) {
 		ipv4 = "203.0.113.77"
 	)
 	servers := caddytest.StartShards(t, 1, 0)
-	for name, test := range map[string]struct {
+	tests := map[string]struct {
 		key      string // and other options of the zone
 		header   string
 		overflow bool
@@ -338,9 +339,11 @@ func TestLoggedAddress(t *testing.T) {
 		"overflow of API keys":             {key: "key {header.X-Key}", header: "X-Key: alice", overflow: true, logged: true},
 		"overflow of the last resort":      {key: "key {header.X-Key}", overflow: true},
 		"overflow of networks in a header": {key: "key {header.X-Forwarded-For}\nipv4_prefix 24\nipv6_prefix 64", overflow: true},
-	} {
+	}
+	for _, name := range sweep.Of(t, slices.Sorted(maps.Keys(tests)), 10) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
+			test := tests[name]
 			global := "servers {\ntrusted_proxies static 127.0.0.1/32\n}\n"
 			if test.overflow {
 				global += servers.Store("max_new_buckets 1", "key_prefix "+strings.NewReplacer(" ", "", ",", "").Replace(name))

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // TestBlockedClients are refused by every Caddy, also after a restart, until the block is ended.
@@ -135,8 +136,9 @@ func TestOverrideCommands(t *testing.T) {
 func TestGrantedEvents(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 2, 1)
-	for algorithm, charge := range ways {
-		t.Run(charge+"/"+algorithm, func(t *testing.T) {
+	for _, w := range sweep.Of(t, allWays(), 4) {
+		t.Run(fmt.Sprint(w), func(t *testing.T) {
+			algorithm, charge := w.algorithm, w.mode
 			forStores(t, bothStores(servers, "key_prefix "+charge+strings.ReplaceAll(algorithm, "_", "")), func(t *testing.T, store string) {
 				c := startWith(t, store, zoneWith("api", "events 3", "algorithm "+algorithm, "charge "+charge), "respond ok")
 				served := func(n int) {

@@ -16,6 +16,7 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"path/filepath"
 	"slices"
@@ -164,16 +165,19 @@ func (c *Caddy) AwaitServers() {
 		c.T.Fatalf("servers: %v: %s", err, text)
 	}
 	Eventually(c.T, "other servers are shut down", func() error {
-		_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
-		serving := 0
-		for stack := range strings.SplitSeq(stacks, "\n\n") {
-			if strings.Contains(stack, "net/http.(*Server).Serve(") && strings.Contains(stack, "caddyhttp.(*App).Start") {
-				serving++
-			}
-		}
-		return Want("number of servers", serving, len(servers))
+		return Want("number of servers", len(c.Stacks("net/http.(*Server).Serve(", "caddyhttp.(*App).Start")), len(servers))
 	})
 	c.Client.CloseIdleConnections()
+}
+
+// Stacks returns the stacks of Caddy's goroutines that have all of the texts.
+func (c *Caddy) Stacks(texts ...string) []string {
+	c.T.Helper()
+	_, stacks := c.AdminCall(http.MethodGet, stacksPath+"?"+url.Values{"has": texts}.Encode(), "", "")
+	if stacks == "" {
+		return nil
+	}
+	return strings.Split(stacks, "\n\n")
 }
 
 // adminClient keeps no connections: a kept one could lead to the admin endpoint

@@ -245,9 +245,17 @@ func (idleAPI) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "admin.api.test_idle", New: func() caddy.Module { return idleAPI{} }}
 }
 
+// stacksPath answers with the stacks of goroutines that have all texts of the query's "has". Those of pprof
+// are all stacks, which cost as much as some requests.
+const stacksPath = "/test/stacks"
+
 // Routes implements [caddy.AdminRouter].
 func (idleAPI) Routes() []caddy.AdminRoute {
-	return []caddy.AdminRoute{{Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
+	stacks := caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
+		_, err := io.WriteString(w, strings.Join(stacksWith(r.URL.Query()["has"]), "\n\n"))
+		return err
+	})
+	return []caddy.AdminRoute{{Pattern: stacksPath, Handler: stacks}, {Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
 		left := Goroutines("shardlimit/caddy-shardlimit", "redis/go-redis", "modules/caddyhttp")
 		stores.Pool.Range(func(key, _ any) bool {
 			left = append(left, fmt.Sprintf("%v is in the pool of stores", key))
@@ -266,12 +274,7 @@ func (idleAPI) Routes() []caddy.AdminRoute {
 // Goroutines returns the stacks of those that run code of packages that a config begins, by parts of
 // their paths, besides the caller's and that which runs Caddy.
 func Goroutines(packages ...string) (found []string) {
-	stacks := make([]byte, 1<<20)
-	n := runtime.Stack(stacks, true)
-	for ; n == len(stacks); n = runtime.Stack(stacks, true) {
-		stacks = make([]byte, 2*len(stacks))
-	}
-	_, others, _ := strings.Cut(string(stacks[:n]), "\n\n") // the first is the caller's
+	_, others, _ := strings.Cut(allStacks(), "\n\n") // the first is the caller's
 	for stack := range strings.SplitSeq(others, "\n\n") {
 		isOf := func(path string) bool { return strings.Contains(stack, path) }
 		if slices.ContainsFunc(packages, isOf) && !isOf("TestMain") {
@@ -279,6 +282,33 @@ func Goroutines(packages ...string) (found []string) {
 		}
 	}
 	return found
+}
+
+// stacksWith returns the stacks of goroutines that have all of the texts.
+func stacksWith(texts []string) (found []string) {
+	for stack := range strings.SplitSeq(allStacks(), "\n\n") {
+		if !slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(stack, text) }) {
+			found = append(found, stack)
+		}
+	}
+	return found
+}
+
+// room is for stacks. To clear it again for each call takes longer than to fill it.
+var room struct {
+	sync.Mutex
+	bytes []byte
+}
+
+// allStacks returns the stacks of all goroutines, the caller's first.
+func allStacks() string {
+	room.Lock()
+	defer room.Unlock()
+	for n := len(room.bytes); ; room.bytes = make([]byte, max(2*n, 64<<10)) {
+		if n = runtime.Stack(room.bytes, true); n < len(room.bytes) {
+			return string(room.bytes[:n])
+		}
+	}
 }
 
 var _ caddy.AdminRouter = idleAPI{}
