@@ -91,9 +91,9 @@ var mergeRules = map[string]rule{
 	"AuditedChange.At": alike, "AuditedChange.Store": alike, "AuditedChange.Zone": alike, "AuditedChange.Kind": alike, "AuditedChange.Client": alike,
 	"AuditedChange.By": alike, "AuditedChange.Reason": alike, "AuditedChange.Before": alike, "AuditedChange.After": alike,
 
-	"History.Range": alike, "History.Step": alike, "History.Start": tested, "History.Partial": tested, "History.Zones": tested, "History.Unanswered": filled,
-	"ZoneHistory.Zone": tested, "ZoneHistory.Allowed": tested, "ZoneHistory.WouldRefuse": tested, "ZoneHistory.Refused": tested,
-	"ZoneHistory.Unchecked": tested, "ZoneHistory.Waited": tested, "ZoneHistory.StoreCalls": tested, "ZoneHistory.StoreLatency": tested,
+	"History.Range": alike, "History.Step": alike, "History.Start": tested, "History.Partial": tested, "History.Zones": inside, "History.Unanswered": filled,
+	"ZoneHistory.Zone": alike, "ZoneHistory.Allowed": sum, "ZoneHistory.WouldRefuse": sum, "ZoneHistory.Refused": sum,
+	"ZoneHistory.Unchecked": sum, "ZoneHistory.Waited": sum, "ZoneHistory.StoreCalls": sum, "ZoneHistory.StoreLatency": tested,
 }
 
 // TestEachFieldHasARule: two answers that differ in each field that may differ are merged in both orders.
@@ -172,9 +172,9 @@ func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
 		// The one that counts less does not know the client either.
 		v.SetBool(n != 1)
 	case reflect.Int, reflect.Int64:
-		v.SetInt(int64(n))
+		v.SetInt(int64(max(n, 1)))
 	case reflect.Float64:
-		v.SetFloat(float64(n))
+		v.SetFloat(float64(max(n, 1)))
 	case reflect.Pointer:
 		v.Set(reflect.New(v.Type().Elem()))
 		c.fill(v.Elem(), by, n)
@@ -216,7 +216,7 @@ func (c *ruleCheck) compare(name string, by rule, got, low, high reflect.Value) 
 		}
 		c.compare(name, by, got.Elem(), low.Elem(), high.Elem())
 		return
-	case got.Kind() == reflect.Slice && by == inside:
+	case got.Kind() == reflect.Slice && (by == inside || by == sum):
 		if got.Len() != 1 {
 			c.t.Errorf("%s: %d elements of two that are one: %+v", name, got.Len(), got.Interface())
 			return
