@@ -53,9 +53,10 @@ test: ## install redis-server if it is missing, and run the test of every promis
 weight: ## write docs/weight.md: how large the project is
 	$(GO) run ./scripts/weight
 
+race-product: export SWEEP ?= more
 race-product:
 	$(RACE) -skip '^($(ALONE))$$' ./...
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./internal/ledger
+	$(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./internal/ledger
 
 race-lab:
 	cd lab && $(RACE) -p 3 ./...

@@ -218,7 +218,7 @@ func TestConvertCommand(t *testing.T) {
 // because no form of it is.
 func TestConvertedTextsAreRead(t *testing.T) {
 	texts := []string{""}
-	for begin := 0; len(texts[len(texts)-1]) < 4; {
+	for begin := 0; len(texts[len(texts)-1]) < 3; {
 		end := len(texts)
 		for _, text := range texts[begin:end] {
 			for _, c := range "a `\"\\<#" {

@@ -151,7 +151,7 @@ func TestHostileCalls(t *testing.T) {
 func requireLittleMemory(t *testing.T, what string, calls []func()) {
 	t.Helper()
 	const each, stays = 8 << 20, 1 << 20
-	times := sweep.Size(40, 200)
+	times := sweep.Size(20, 200)
 	heap := func() (m runtime.MemStats) {
 		// Pools give up their memory at the second collection.
 		runtime.GC()

@@ -226,7 +226,7 @@ func quoted(text string) (string, error) {
 	begin := strings.TrimPrefix(text, `\`)
 	switch {
 	case !utf8.ValidString(text):
-	case begin != "" && !strings.ContainsAny(begin[:1], "\"`#<") && !strings.ContainsFunc(text, unicode.IsSpace) && !strings.Contains(unpaired, `\<`) && !endsInEscape:
+	case begin != "" && !strings.ContainsAny(begin[:1], "\"`#") && !strings.HasPrefix(begin, "<<") && !strings.ContainsFunc(text, unicode.IsSpace) && !strings.Contains(unpaired, `\<`) && !endsInEscape:
 		return text, nil
 	case !strings.Contains(text, "`"):
 		return "`" + text + "`", nil
