@@ -21,9 +21,9 @@ func TestOneLimitWithCaddy(t *testing.T) {
 	a, b := redistest.Start(t), redistest.Start(t)
 	const secret = "hunter2-hunter2-hunter2"
 	zone := func(name, key string, more ...string) string {
-		return fmt.Sprintf("rate_limit /%[1]s {\nzone %[1]s {\nkey %s\nevents 30\n%s\ncharge before\non_error deny\n}\n}\n", name, key, strings.Join(more, "\n"))
+		return fmt.Sprintf("rate_limit /%[1]s {\nzone %[1]s {\nkey %s\nevents 12\n%s\ncharge before\non_error deny\n}\n}\n", name, key, strings.Join(more, "\n"))
 	}
-	store := fmt.Sprintf("rate_limit {\nstore redis {\nkey_prefix jobs\nkey_secret %s\ncheck_timeout 10s\nshard shard1 {\nprimary %s\nweight 3\n}\nshard shard2 {\nprimary %s\n}\n}\n}", secret, a.Addr(), b.Addr())
+	store := fmt.Sprintf("rate_limit {\nstore redis {\nkey_prefix jobs\nkey_secret %s\ncheck_timeout 1m\nshard shard1 {\nprimary %s\nweight 3\n}\nshard shard2 {\nprimary %s\n}\n}\n}", secret, a.Addr(), b.Addr())
 	c := caddytest.Start(t, caddytest.Site(store, "route {\n"+
 		zone("fixed", "{header.X-Api-Key}", "window 1h")+
 		zone("aligned", "{header.X-Host}", "window 1000h aligned")+
@@ -35,7 +35,7 @@ func TestOneLimitWithCaddy(t *testing.T) {
 		zone("closed", "provider", "window 1h")+
 		"respond ok\n}"))
 	s, err := limit.OpenRedis(limit.Redis{
-		KeyPrefix: "jobs", KeySecret: secret, CheckTimeout: 10 * time.Second,
+		KeyPrefix: "jobs", KeySecret: secret, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit,
 		Shards: []limit.Shard{{Name: "shard2", Primary: b.Addr()}, {Name: "shard1", Weight: 3, Primary: a.Addr()}},
 	})
 	must(t, "open", err)
@@ -56,11 +56,11 @@ func TestOneLimitWithCaddy(t *testing.T) {
 		{limit.Config{Name: "gcra", Key: "{header.X-Api-Key}", Window: 1000 * time.Hour, Algorithm: limit.GCRA}, "X-Api-Key", "alice", "alice"},
 		{limit.Config{Name: "everyone", Key: "provider", Window: time.Hour}, "X", "", "whoever"},
 	} {
-		test.config.Events = 30
+		test.config.Events = 12
 		l, err := s.Limit(test.config)
 		must(t, test.config.Name, err)
 		var admitted atomic.Int64
-		caddytest.Together(t, 50, func(i int) error {
+		caddytest.Together(t, 20, func(i int) error {
 			if i%2 == 0 {
 				ok, err := l.Allow(t.Context(), test.key)
 				if ok {
@@ -80,7 +80,7 @@ func TestOneLimitWithCaddy(t *testing.T) {
 			}
 			return nil
 		})
-		must(t, test.config.Name+" "+test.key, want("admitted", admitted.Load(), 30))
+		must(t, test.config.Name+" "+test.key, want("admitted", admitted.Load(), 12))
 	}
 	closed, err := s.Limit(limit.Config{Name: "closed", Key: "provider", Events: 40, Window: time.Hour})
 	must(t, "limit", err)

@@ -571,6 +571,8 @@ func TestClientThatLeavesDuringTheTake(t *testing.T) {
 			}
 			servers.AwaitUsed(t, algorithm, "alice", used)
 			arrived := len(backend.all())
+			// A reply that is delayed would hold the connection of the take.
+			eventually(t, "all replies are read", func() error { return want("calls", len(c.Stacks("go-redis/v9.(*baseClient).")), 0) })
 
 			// Redis runs the take at once, but its reply is delayed.
 			must(t, "delay", proxy.Delay(time.Minute))

@@ -491,7 +491,8 @@ func (l *Lane) undoForeign(cmds []*Command) {
 		if !IsReply(opened.Err()) {
 			fields, _ := c.size.Val().(int64)
 			texts, err := c.follow.Result()
-			if err != nil || !c.write.(Opening).IsForeign(made, fields, texts) {
+			// Where the login of the connection failed, nothing was read, and no error says so.
+			if err != nil || len(texts) == 0 || !c.write.(Opening).IsForeign(made, fields, texts) {
 				continue
 			}
 			c.follow.SetVal(make([]string, len(texts)))
