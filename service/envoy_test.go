@@ -1,17 +1,14 @@
 package service_test
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig"
-	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 	commonv3 "github.com/envoyproxy/go-control-plane/envoy/extensions/common/ratelimit/v3"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -211,40 +208,5 @@ func TestConvertCommand(t *testing.T) {
 	for _, x := range [][2]string{{"other.yaml", "other.yaml: has no domain"}, {"none.yaml", "none.yaml: no such file"}} {
 		text, err := caddytest.Command(dir, "rate-limit", "convert", "envoy", x[0]).CombinedOutput()
 		caddytest.Must(t, string(text), errors.Join(caddytest.Want("failing", err != nil, true), caddytest.Want("saying so", strings.Contains(string(text), x[1]), true)))
-	}
-}
-
-// TestConvertedTextsAreRead: each text of odd characters is a key that Caddy reads as that text, or is left out
-// because no form of it is.
-func TestConvertedTextsAreRead(t *testing.T) {
-	texts := []string{""}
-	for begin := 0; len(texts[len(texts)-1]) < 3; {
-		end := len(texts)
-		for _, text := range texts[begin:end] {
-			for _, c := range "a `\"\\<#" {
-				texts = append(texts, text+string(c))
-			}
-		}
-		begin = end
-	}
-	text := "domain: edge\ndescriptors:\n"
-	for _, key := range texts[1:] {
-		text += fmt.Sprintf("- {key: %+q}\n", "k"+key) + fmt.Sprintf("- {key: %+q}\n", key+"e")
-	}
-	converted, err := envoy.Convert(envoy.File{Name: "f.yaml", Text: []byte(text)})
-	caddytest.Must(t, "convert", err)
-	adapted, err := caddytest.Adapt(converted.Caddyfile)
-	caddytest.Must(t, "adapt", err)
-	for _, key := range texts[1:] {
-		for _, key := range []string{"k" + key, key + "e"} {
-			encoded, err := json.Marshal(key)
-			caddytest.Must(t, "encode", err)
-			isRead := strings.Contains(string(adapted), `"key": `+string(encoded))
-			canBe := slices.ContainsFunc([]string{key, "`" + key + "`", `"` + strings.ReplaceAll(key, `"`, `\"`) + `"`}, func(form string) bool {
-				tokens, err := caddyfile.Tokenize([]byte("descriptor "+form+" zone"), "")
-				return err == nil && len(tokens) == 3 && tokens[1].Text == key
-			})
-			caddytest.Must(t, key, caddytest.Want("being read", isRead, canBe))
-		}
 	}
 }

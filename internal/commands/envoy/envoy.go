@@ -7,8 +7,8 @@ import (
 	"maps"
 	"slices"
 	"strings"
-	"unicode"
-	"unicode/utf8"
+
+	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
 // File is a config of envoyproxy/ratelimit, in YAML, with one domain.
@@ -218,20 +218,13 @@ func written(text string) (string, error) {
 	return quoted(text)
 }
 
-// quoted returns a text in the first of the forms that Caddy reads as that text: bare, in backquotes, in quotes.
+// quoted returns a text in the first of the forms that Caddy reads as that text.
 func quoted(text string) (string, error) {
-	// Of two backslashes the first escapes nothing. One alone escapes < outside of quotes, and " inside.
-	unpaired := strings.ReplaceAll(text, `\\`, "")
-	endsInEscape := strings.HasSuffix(unpaired, `\`)
-	begin := strings.TrimPrefix(text, `\`)
-	switch {
-	case !utf8.ValidString(text):
-	case begin != "" && !strings.ContainsAny(begin[:1], "\"`#") && !strings.HasPrefix(begin, "<<") && !strings.ContainsFunc(text, unicode.IsSpace) && !strings.Contains(unpaired, `\<`) && !endsInEscape:
-		return text, nil
-	case !strings.Contains(text, "`"):
-		return "`" + text + "`", nil
-	case !strings.Contains(unpaired, `\"`) && !endsInEscape:
-		return `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`, nil
+	for _, form := range []string{text, "`" + text + "`", `"` + strings.ReplaceAll(text, `"`, `\"`) + `"`} {
+		tokens, err := caddyfile.Tokenize([]byte("descriptor "+form+" zone"), "")
+		if err == nil && len(tokens) == 3 && tokens[1].Text == text {
+			return form, nil
+		}
 	}
 	return "", fmt.Errorf("%q has characters that a Caddyfile cannot have together", text)
 }
