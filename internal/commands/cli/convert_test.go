@@ -1,4 +1,4 @@
-package envoy_test
+package cli_test
 
 import (
 	"slices"
@@ -21,6 +21,7 @@ func lines(t *testing.T, text string) (all []string) {
 	return all
 }
 
+// TestConvert is here, beside the command, because each further test binary would link Caddy for its lexer.
 func TestConvert(t *testing.T) {
 	for name, x := range map[string]struct {
 		yaml string
