@@ -351,13 +351,13 @@ func TestRefusedTakesOffsetWaitingCharges(t *testing.T) {
 // for as long as it counts.
 func TestCountedAloneIsKept(t *testing.T) {
 	forEachWay(t, func(t *testing.T, limit store.Limit, _ bool) {
-		l := New(NewRegistry(nil), newSimulation(1), Options{MaxBuckets: 1000})
+		l := New(NewRegistry(nil), newSimulation(1), Options{MaxBuckets: 4000})
 		limit.Zone, limit.Window = "zone", time.Hour
 		request := func(client string) store.Request {
 			return store.Request{Limit: &limit, ClientKey: client, Events: 1, Cost: 1, ID: client}
 		}
 		flood := func() {
-			for i := range 5_000 {
+			for i := range 20_000 {
 				r := request(fmt.Sprint(i))
 				m := l.moment()
 				e := l.enter(&r, &m)
