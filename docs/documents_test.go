@@ -42,7 +42,7 @@ func TestReadmeNamesTheOldestVersions(t *testing.T) {
 func TestReadmeComparesInShort(t *testing.T) {
 	text := read(t, "README.md")
 	full := read(t, "docs/comparison.md")
-	limiters, _, _ := strings.Cut(string(full[strings.Index(full, "\n| |"):]), "\n|--")
+	limiters, _, _ := strings.Cut(full[strings.Index(full, "\n| |"):], "\n|--")
 	_, section, _ := strings.Cut(text, "\n## Why this one\n")
 	section, _, _ = strings.Cut(section, "\n## ")
 	link := regexp.MustCompile(`\]\([^)]*\)`)

@@ -302,8 +302,6 @@ func (c *Caddy) Kill() {
 	<-c.Ended
 }
 
-// validating is held while a config is validated: all configs of a process share a cache of certificates,
-// which Caddy closes twice if two end at the same time.
 // Adapt returns the JSON that a Caddyfile adapts to, indented.
 func Adapt(text string) ([]byte, error) {
 	config, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(text), nil)
@@ -317,6 +315,8 @@ func Adapt(text string) ([]byte, error) {
 	return append(indented.Bytes(), '\n'), nil
 }
 
+// validating is held while a config is validated: all configs of a process share a cache of certificates,
+// which Caddy closes twice if two end at the same time.
 var validating sync.Mutex
 
 // Validate loads a config in JSON as far as it goes without running it.

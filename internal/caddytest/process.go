@@ -304,8 +304,8 @@ var room struct {
 func allStacks() string {
 	room.Lock()
 	defer room.Unlock()
-	for n := len(room.bytes); ; room.bytes = make([]byte, max(2*n, 64<<10)) {
-		if n = runtime.Stack(room.bytes, true); n < len(room.bytes) {
+	for ; ; room.bytes = make([]byte, max(2*len(room.bytes), 64<<10)) {
+		if n := runtime.Stack(room.bytes, true); n < len(room.bytes) {
 			return string(room.bytes[:n])
 		}
 	}
