@@ -211,15 +211,15 @@ const unloadTimeout = 2 * time.Second
 func (p *instance) unload(limit time.Duration) error {
 	empty := fmt.Sprintf(`{"admin": {"listen": %q, "config": {"persist": false}}}`, p.admin)
 	// The endpoint of an older config may close while the call waits there.
-	if err := poll(limit, func() error { return p.call(http.MethodPost, "/load", empty) }); err != nil {
+	if err := redistest.Poll(limit, func() error { return p.call(http.MethodPost, "/load", empty) }); err != nil {
 		return err
 	}
 	line := fmt.Sprintf("-- %s has no config", rand.Text())
-	if err := poll(limit, func() error { return p.call(http.MethodPost, idlePath, line) }); err != nil {
+	if err := redistest.Poll(limit, func() error { return p.call(http.MethodPost, idlePath, line) }); err != nil {
 		return err
 	}
 	// All that the last config wrote comes before this line.
-	return poll(limit, func() error {
+	return redistest.Poll(limit, func() error {
 		return Want("the end of its output being read", strings.Contains(p.output.to.Load().String(), line), true)
 	})
 }

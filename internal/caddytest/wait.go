@@ -7,31 +7,18 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // WaitLimit bounds every wait for a condition. Even a slow machine meets it
 // earlier.
-const WaitLimit = time.Minute
+const WaitLimit = redistest.WaitTimeout
 
 // Eventually polls until f returns nil, for WaitLimit at most.
 func Eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
-	if err := poll(WaitLimit, f); err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
-	}
-}
-
-// poll calls f until it returns nil, or for that time, after which it returns f's last error.
-func poll(limit time.Duration, f func() error) error {
-	for start := time.Now(); ; {
-		err := f()
-		waited := time.Since(start)
-		if err == nil || waited > limit {
-			return err
-		}
-		// Each question costs as much as a request, so the pauses grow with the wait.
-		time.Sleep(min(max(waited, 2*time.Millisecond), 100*time.Millisecond))
-	}
+	redistest.Eventually(t, what, f)
 }
 
 // Want returns an error unless got is want.

@@ -9,24 +9,29 @@ import (
 // WaitTimeout bounds every wait of a test, and replaces the timeouts that it does not cover.
 const WaitTimeout = time.Minute
 
-// The pauses between polls are a part of the time waited so far: what takes long costs no
-// processor, and is noticed hardly later.
-const (
-	leastPause = 2 * time.Millisecond
-	mostPause  = 50 * time.Millisecond
-	pausesOf   = 16
-)
-
-// Eventually polls until f returns nil.
+// Eventually polls until f returns nil, for WaitTimeout at most.
 func Eventually(tb testing.TB, what string, f func() error) {
 	tb.Helper()
-	began := time.Now()
-	for err := f(); err != nil; err = f() {
+	if err := Poll(WaitTimeout, f); err != nil {
+		tb.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
+// The pauses between polls grow with the time waited, because each poll costs as much as a request.
+const (
+	leastPause = 2 * time.Millisecond
+	mostPause  = 100 * time.Millisecond
+)
+
+// Poll calls f until it returns nil. After limit it returns f's last error.
+func Poll(limit time.Duration, f func() error) error {
+	for began := time.Now(); ; {
+		err := f()
 		waited := time.Since(began)
-		if waited > WaitTimeout {
-			tb.Fatalf("waiting until %s: %v", what, err)
+		if err == nil || waited > limit {
+			return err
 		}
-		time.Sleep(min(max(waited/pausesOf, leastPause), mostPause))
+		time.Sleep(min(max(waited, leastPause), mostPause))
 	}
 }
 
