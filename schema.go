@@ -13,8 +13,9 @@ import (
 )
 
 // Schema returns the JSON schema of a config of Caddy: of the app rate_limit, and of its
-// handlers wherever they are. It accepts all else.
-func Schema() option.Schema {
+// handlers wherever they are. It accepts all else. The commands, which find the app in Caddy's registry,
+// print it.
+func (*App) Schema() any {
 	anything := option.Schema{"additionalProperties": reference("anything"), "items": reference("anything")}
 	defs := option.Schema{
 		"app":    appSchema(),
@@ -40,13 +41,10 @@ func Schema() option.Schema {
 	}
 }
 
-// Schema is [Schema], for the commands, which find the app in Caddy's registry.
-func (*App) Schema() any { return Schema() }
-
 // handlerSchemas are the schemas of handlers, by their names in JSON.
 var handlerSchemas = map[string]func() option.Schema{"rate_limit": handlerSchema}
 
-// AddHandlerSchema adds the schema of a handler of another package, before [Schema] is called. It is in $defs
+// AddHandlerSchema adds the schema of a handler of another package, before [App.Schema] is called. It is in $defs
 // under the name.
 func AddHandlerSchema(name string, schema func() option.Schema) { handlerSchemas[name] = schema }
 

@@ -12,7 +12,7 @@ import (
 
 // TestSchema accepts what loads and refuses slips of names, types and forms.
 func TestSchema(t *testing.T) {
-	schema := caddytest.CompileSchema(t, shardlimit.Schema())
+	schema := caddytest.CompileSchema(t, new(shardlimit.App).Schema())
 	zone := func(fields string) string { return string(configOf("", zoneOf(fields))) }
 	for config, accepts := range map[string]bool{
 		zone(``): true,

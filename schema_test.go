@@ -37,7 +37,7 @@ func TestSchemaDescribesFields(t *testing.T) {
 			walk(path+"."+name, inner)
 		}
 	}
-	text, err := json.Marshal(shardlimit.Schema())
+	text, err := json.Marshal(new(shardlimit.App).Schema())
 	must(t, "encode", err)
 	var value map[string]any
 	must(t, "decode", json.Unmarshal(text, &value))
@@ -45,7 +45,7 @@ func TestSchemaDescribesFields(t *testing.T) {
 	if described < 80 {
 		t.Errorf("only %d fields are described", described)
 	}
-	again, err := json.Marshal(shardlimit.Schema())
+	again, err := json.Marshal(new(shardlimit.App).Schema())
 	must(t, "encode again", err)
 	if !reflect.DeepEqual(text, again) {
 		t.Error("two schemas differ")

@@ -60,7 +60,7 @@ func ours(value any, isOurs bool, visit func(object map[string]any)) {
 }
 
 func TestSchemaAcceptsShippedConfigs(t *testing.T) {
-	schema := caddytest.CompileSchema(t, shardlimit.Schema())
+	schema := caddytest.CompileSchema(t, new(shardlimit.App).Schema())
 	objects := 0
 	for file, config := range adaptedConfigs(t) {
 		if err := schema.Validate(config); err != nil {
@@ -75,7 +75,7 @@ func TestSchemaAcceptsShippedConfigs(t *testing.T) {
 
 // TestSchemaRefusesMutations: a field more, or one of another type.
 func TestSchemaRefusesMutations(t *testing.T) {
-	schema := caddytest.CompileSchema(t, shardlimit.Schema())
+	schema := caddytest.CompileSchema(t, new(shardlimit.App).Schema())
 	for file, config := range adaptedConfigs(t) {
 		ours(config, false, func(object map[string]any) {
 			refused := func(what string) {

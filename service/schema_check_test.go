@@ -12,7 +12,7 @@ import (
 
 // TestSchema agrees with what loads, as far as a schema can.
 func TestSchema(t *testing.T) {
-	schema := caddytest.CompileSchema(t, shardlimit.Schema())
+	schema := caddytest.CompileSchema(t, new(shardlimit.App).Schema())
 	for _, x := range configsInJSON {
 		var value any
 		caddytest.Must(t, "decode", json.Unmarshal([]byte(service(x.fields)), &value))
