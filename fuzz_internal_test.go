@@ -49,7 +49,7 @@ func FuzzCaddyfile(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, text string) {
 		if strings.Contains(text, "import") || strings.Contains(text, "_file") {
-			t.Skip("reads files")
+			return // it reads files
 		}
 		adaptAndCheck(t, text)
 		adaptAndCheck(t, ":8080 {\n\trate_limit "+text+"\n}\n")

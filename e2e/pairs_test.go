@@ -445,7 +445,7 @@ func (p *pairRun) request(ctx context.Context, path string, r pairRequest) (*htt
 func (p *pairRun) startBackend() {
 	var n atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		time.Sleep(time.Duration(n.Add(1)%9) * time.Millisecond)
+		time.Sleep(time.Duration(n.Add(1)%9) * time.Millisecond) // so that requests overlap
 		switch r.URL.Path {
 		case "/free":
 			w.WriteHeader(http.StatusNotModified)

@@ -324,7 +324,7 @@ func TestCallWithAnIDThatWaits(t *testing.T) {
 				ended <- err
 			}()
 			for r := (*record)(nil); r == nil; _, r = f.there() {
-				time.Sleep(time.Millisecond)
+				time.Sleep(time.Millisecond) // between polls of the store
 			}
 			end(f, leave)
 			if err := <-ended; connect.CodeOf(err) != code {

@@ -46,7 +46,7 @@ func run(check bool) error {
 	if !check {
 		return os.WriteFile(document, []byte(render(project, cpu)), 0o644)
 	}
-	if render(project, "") != render0(string(old)) {
+	if render(project, "") != withoutCPU(string(old)) {
 		return fmt.Errorf("%s is out of date: run make weight, and commit it", document)
 	}
 	return nil
@@ -63,8 +63,8 @@ func cpuOf(document string) string {
 	return ""
 }
 
-// render0 returns a document without the CPU seconds.
-func render0(document string) string { return cpuLine.ReplaceAllString(document, "$1$3") }
+// withoutCPU returns a document without its CPU seconds.
+func withoutCPU(document string) string { return cpuLine.ReplaceAllString(document, "$1$3") }
 
 // render returns the document.
 func render(p *project, cpu string) string {
