@@ -188,7 +188,7 @@ func TestMigratingFromNginx(t *testing.T) {
 		ctx, leave := context.WithCancel(t.Context())
 		answers := make(chan int, atOnce+6)
 		var clients sync.WaitGroup
-		for range cap(answers) {
+		for i := range cap(answers) {
 			clients.Go(func() {
 				req, err := http.NewRequestWithContext(ctx, http.MethodGet, c.URL+path, http.NoBody)
 				if err != nil {
@@ -199,9 +199,13 @@ func TestMigratingFromNginx(t *testing.T) {
 					_ = resp.Body.Close()
 				}
 			})
+			// One after the other: requests that arrive together may each count the line before the others stand.
+			eventually(t, "each is answered or waits", func() error {
+				return want("requests", len(answers)+len(c.Stacks("internal/limiter.(*tracker).awaitTurn(")), i+1)
+			})
 		}
 		served, refused := 0, 0
-		for range atOnce + 3 {
+		for range len(answers) {
 			switch status := <-answers; status {
 			case http.StatusOK:
 				served++

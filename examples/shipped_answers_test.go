@@ -252,8 +252,7 @@ func (s *shippedSite) inLimiter() int {
 }
 
 func inLimiter(c *caddytest.Caddy) int {
-	_, stacks := c.AdminCall(http.MethodGet, "/debug/pprof/goroutine?debug=2", "", "")
-	return strings.Count(stacks, "internal/limiter.(*Limiter).ServeHTTP(")
+	return len(c.Stacks("internal/limiter.(*Limiter).ServeHTTP("))
 }
 
 const bruteForce = "examples/brute_force.caddyfile"
