@@ -8,7 +8,7 @@ FUZZTIME          ?= 5s
 TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 # The packages with tests that make test runs. Those of the build tag check belong to make check.
 TESTED             = $$($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...)
-# The flags of scripts/cputime, which says what make test costs.
+# The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
 # What make check and make check-all run with the race detector.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)

@@ -51,7 +51,7 @@ func prepared(r *http.Request) (http.ResponseWriter, *http.Request) {
 // server is the header that Caddy's server sets before its handlers run.
 var server = []string{"Caddy"}
 
-// served answers what the limiter lets through.
+// served answers the requests that the limiter passes.
 var served = caddyhttp.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
 	w.WriteHeader(http.StatusOK)
 	return nil

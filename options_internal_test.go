@@ -309,7 +309,7 @@ var notByRow = []string{
 	"Shard.name", "Sentinel.master", "Sentinel.addrs", "PasswordCommand.command",
 }
 
-// TestOptionsInComments: Caddy's documentation shows the comments of fields, so they are what the rows say.
+// TestOptionsInComments compares the comments of fields, which Caddy's documentation shows, with the rows.
 func TestOptionsInComments(t *testing.T) {
 	redis := redisstore.Rows()
 	blockOf := func(name string) []option.Row {
@@ -364,7 +364,7 @@ func checkComments(t *testing.T, file, name string, rows []option.Row) (byHand [
 		t.Fatalf("%s has no struct %s", file, name)
 	}
 	written := string(text)
-	// From the last one on, so that the places of those before stay.
+	// Backward, so that the offsets of earlier fields stay valid.
 	for _, field := range slices.Backward(fields) {
 		if field.Tag == nil {
 			continue

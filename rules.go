@@ -234,7 +234,7 @@ func (z *Zone) validateWindow() error {
 	return nil
 }
 
-// invalidWindow returns what is wrong with the window in the words of the options.
+// invalidWindow returns the error of a window in the words of the options.
 func (z *Zone) invalidWindow(invalid *algorithm.Invalid) error {
 	switch invalid.Field {
 	case "Align":

@@ -75,7 +75,7 @@ func TestMakeTestCompilesNoOtherModules(t *testing.T) {
 	}
 	others := map[string][]string{}
 	for path, p := range packages {
-		path, _, _ := strings.Cut(path, " ") // what is compiled for a test has that in brackets
+		path, _, _ := strings.Cut(path, " ") // a package compiled for a test is followed by the test in brackets
 		for _, imported := range p.imports {
 			if module := packages[imported].module; !linked[module] && module != p.module && !slices.Contains(others[module], path) {
 				others[module] = append(others[module], path)

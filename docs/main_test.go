@@ -1,4 +1,4 @@
-// Package docs tests what the documents and the files that no program compiles say: links, promises, rules of
+// Package docs tests the documents and the files that no program compiles: links, promises, rules of
 // contributing, workflows, dashboards and alerts. It links no Caddy; tests that adapt or load a config are in
 // examples and e2e.
 package docs

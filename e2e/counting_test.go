@@ -181,7 +181,7 @@ func (r *resets) add(client string, a caddytest.Answer) {
 	}
 }
 
-// in reports whether there were answers in that many different seconds, and that many in all.
+// in reports whether at least requests answers came, and in at least seconds different seconds.
 func (r *resets) in(seconds, requests int) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -31,7 +31,7 @@ var usual = []string{"key {header.X-Key}", "events 100", "window 10000h"}
 // way is one of [ways].
 type way struct{ algorithm, mode string }
 
-// allWays returns all of them, for samples.
+// allWays returns all ways, for samples.
 func allWays() (all []way) {
 	for algorithm, mode := range ways {
 		all = append(all, way{algorithm, mode})

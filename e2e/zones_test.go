@@ -447,7 +447,7 @@ func TestThreeZonesOneRoundTripToAReplica(t *testing.T) {
 				refused("first request too many", 1, once, nothing)
 				refused("second request too many", 1, nothing, once)
 				refused("request of a client that is known to be full", refusals, nothing, nothing)
-				time.Sleep(trust) // until what is known is too old
+				time.Sleep(trust) // until known states are too old
 				refused("first request when trust has run out", 1, nothing, once)
 				refused("request of a client that is still full", refusals, nothing, nothing)
 			}

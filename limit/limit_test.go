@@ -128,8 +128,8 @@ func allowedOf(t *testing.T, n int, allow func() (bool, error)) int64 {
 	return allowed.Load()
 }
 
-// TestSharedPenalty: what a program closes is closed for other processes until then. Caddy's tests
-// show the same for a zone.
+// TestSharedPenalty: a program's penalty holds for other processes too. A test of e2e shows
+// the same for a zone of Caddy.
 func TestSharedPenalty(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)

@@ -74,7 +74,7 @@ type PasswordCommand struct {
 	// The command and its arguments. It runs without a shell. Required.
 	Command []string `json:"command,omitempty"`
 
-	// How long what it prints is valid, at least 10s. Default: 10m.
+	// How long a printed password is valid, at least 10s. Default: 10m.
 	Lifetime caddy.Duration `json:"lifetime,omitempty"`
 }
 

@@ -212,7 +212,7 @@ func (c *Connection) rows() []option.Row {
 func (c *PasswordCommand) rows() []option.Row {
 	return []option.Row{{
 		Name: "lifetime", Args: "<duration>", Field: option.Duration(&c.Lifetime), Section: sectionConnections, Default: "10m",
-		Doc: "How long what it prints is valid, at least 10s.",
+		Doc: "How long a printed password is valid, at least 10s.",
 	}}
 }
 

@@ -71,7 +71,7 @@ func service(fields string) string {
 
 const zones = `"zones": [{"name": "ip", "events": 5, "window": "1m"}]`
 
-// configsInJSON are fields of the handler, what loading says of them, and whether they fit the schema, which
+// configsInJSON are fields of the handler, the error at load, and whether they fit the schema, which
 // knows no references and no missing parts.
 var configsInJSON = []struct {
 	fields, want string

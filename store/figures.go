@@ -102,7 +102,7 @@ const (
 
 // LaneFigures are the state of the connections to a server for one purpose.
 type LaneFigures struct {
-	// Purpose is what it is for: PurposeChecks or PurposeCharges.
+	// Purpose is PurposeChecks or PurposeCharges.
 	Purpose string
 	// Breaker is BreakerClosed, open, half-open or BreakerUnfit.
 	Breaker string

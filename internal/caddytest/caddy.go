@@ -296,10 +296,12 @@ func (c *Caddy) Stop() {
 	c.AwaitEnd()
 }
 
-// Kill ends Caddy at once and waits for it.
-func (c *Caddy) Kill() {
+// Kill ends Caddy at once and waits for it. It returns the time after which Caddy did nothing.
+func (c *Caddy) Kill() time.Time {
 	_ = c.process.cmd.Process.Kill()
+	killed := time.Now()
 	<-c.Ended
+	return killed
 }
 
 // Adapt returns the JSON that a Caddyfile adapts to, indented.
@@ -322,7 +324,7 @@ var validating sync.Mutex
 // Validate loads a config in JSON as far as it goes without running it.
 func Validate(config []byte) error { return validate(config, `{"output":"discard"}`) }
 
-// Warnings is [Validate], and returns what the log then has at the level warn or above.
+// Warnings validates a config as [Validate] does, and returns the log entries at level warn and above.
 func Warnings(t *testing.T, config []byte) (string, error) {
 	t.Helper()
 	file := filepath.Join(t.TempDir(), "log")

@@ -43,7 +43,7 @@ var gcSetting = fmt.Sprint("GOGC=", gcPercent)
 // Caddy. TestMain calls it.
 func Main(m *testing.M) { MainIn(".", m) }
 
-// MainIn is [Main] with the tests in another folder than that of the package.
+// MainIn is [Main], with dir as the working directory of the tests.
 func MainIn(dir string, m *testing.M) {
 	if os.Getenv(asCaddy) != "" {
 		caddycmd.Main()

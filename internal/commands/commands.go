@@ -1,7 +1,7 @@
 // Package commands adds `caddy rate-limit` to Caddy: the commands of package cli, with the page, the view
 // of several Caddys, the replay of logs and the conversion of Envoy's configs.
 //
-// The root package imports it for that effect, so it cannot import the root: it reaches the app through
+// The root package imports it for this effect. It cannot import the root, so it reaches the app through
 // Caddy's registry of modules.
 package commands
 

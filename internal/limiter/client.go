@@ -18,15 +18,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Client is a client key, and what it says by the templates of its zone's key.
+// Client is a client key, explained by the templates of its zone's key.
 type Client struct {
 	// ClientKey is the key as [ShownKey] has it.
 	ClientKey string
 	// Template is the text of the zone's key that yields the client key, as a Caddyfile has it; empty if
-	// that is unknown. Values are those of its placeholders, each once.
+	// unknown. Values are the values of its placeholders, each once.
 	Template string
 	Values   []string
-	// Note says what the client key is if Template and Values do not say all of it.
+	// Note describes the client key where Template and Values do not describe it fully.
 	Note string
 	// Unknown means that the zone cannot yield the client key, or not without the client's own.
 	Unknown bool

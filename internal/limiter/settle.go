@@ -596,7 +596,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 	st.Reset = resetAfter(&e.reqs[i], cost, before, after)
 }
 
-// resetAfter returns the reset once a cost is spent, if it is before without a cost, and after with that of r.
+// resetAfter returns the reset once cost is spent, given the resets before spending and after spending r's cost.
 func resetAfter(r *store.Request, cost, before, after int64) int64 {
 	if cost == 0 {
 		return before

@@ -2,12 +2,12 @@ package limiter
 
 import "github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 
-// ZoneCounts are what has happened in a zone since the process began, in all its stores together.
+// ZoneCounts counts the events of a zone since the process began, in all its stores together.
 type ZoneCounts struct {
 	Decisions [telemetry.Outcomes]int64
 	// Waited counts the requests that were held until they fit or were refused.
 	Waited int64
-	// Stores are those in which the zone counts.
+	// Stores are the names of the stores in which the zone counts.
 	Stores []string
 }
 

@@ -39,13 +39,13 @@ func SchemaOf(t reflect.Type, rows []Row) Schema {
 	}
 }
 
-// rowOf returns the row that sets a field, and what it means in plain text.
+// rowOf returns the row that sets a field, and its description in plain text.
 func rowOf(rows []Row, field string) (row Row, description string) {
 	row, doc := meaning(rows, field)
 	return row, plainText(described(row, field, doc))
 }
 
-// Comment returns what the field's comment in Go says, in Markdown, or "" if no row sets it.
+// Comment returns the text of the field's comment in Go, in Markdown, or "" if no row sets the field.
 func Comment(rows []Row, field string) string {
 	row, doc := meaning(rows, field)
 	text := described(row, field, doc)
@@ -62,11 +62,11 @@ func Comment(rows []Row, field string) string {
 	}))
 }
 
-// documents is where those who read comments find the documents.
+// documents is the address of the documents, for links in comments.
 const documents = "https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/"
 
-// meaning returns the row that sets a field, and what it says of it. A row without Doc shares that of a row
-// before; an option that is in no section is described in a block only.
+// meaning returns the row that sets a field, and its sentence about the field. A row without Doc shares the Doc
+// of a row before; an option that is in no section is described in a block only.
 func meaning(rows []Row, field string) (row Row, doc string) {
 	usual := ""
 	for _, row := range rows {
@@ -92,7 +92,7 @@ func meaning(rows []Row, field string) (row Row, doc string) {
 	return Row{}, ""
 }
 
-// described adds the default to what a row says of a field, and the line where that has another name.
+// described adds the default to a row's sentence, and the Caddyfile line where that has another name.
 func described(row Row, field, doc string) string {
 	if doc == "" {
 		return ""

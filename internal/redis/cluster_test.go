@@ -26,7 +26,7 @@ type movingSlot struct {
 	others []*redistest.Server
 }
 
-// beginMove opens the slot of "k" in a cluster of so many masters, each with so many replicas, so
+// beginMove opens the slot of "k" in a cluster of masters, each with replicas replicas, so
 // that its node redirects commands to another one.
 func beginMove(t *testing.T, masters, replicas int) *movingSlot {
 	t.Helper()
@@ -180,7 +180,7 @@ func keepPinging(t *testing.T, server *redistest.Server) (slowest func() time.Du
 	var pinging sync.WaitGroup
 	var most time.Duration
 	pinging.Go(func() {
-		// The pause is much shorter than what the caller compares with the slowest ping, and leaves the
+		// The pause is much shorter than the bound on the slowest ping, and leaves the
 		// processor to others.
 		for last := time.Now(); ctx.Err() == nil; time.Sleep(patience / 100) {
 			if err := server.Client().Ping(ctx).Err(); err != nil && ctx.Err() == nil {

@@ -153,7 +153,7 @@ func TestMemoryPerBucket(t *testing.T) {
 			}
 		}
 	}
-	// A server frees what it has kept for its clients, and its old hash tables, in the background.
+	// A server frees the buffers of its clients and its old hash tables in the background.
 	eventually(t, "buckets take no more memory", func() error {
 		perBucket := float64(usedMemory(t, server)-before) / buckets
 		if perBucket > limit {
@@ -164,7 +164,7 @@ func TestMemoryPerBucket(t *testing.T) {
 	})
 }
 
-// usedMemory is what a server uses but for its clients, of which a busy machine may have more.
+// usedMemory returns the memory that a server uses, without that of its clients, which grows on a busy machine.
 func usedMemory(t *testing.T, server *redistest.Server) int64 {
 	t.Helper()
 	info, err := server.Info("memory")

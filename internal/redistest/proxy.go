@@ -26,7 +26,7 @@ type Proxy struct {
 	running sync.WaitGroup
 }
 
-// faults is what a proxy does to bytes. The zero value passes everything.
+// faults are the faults that a proxy makes. The zero value passes everything.
 type faults struct {
 	delay                     time.Duration // of bytes from the server
 	dropRequests, dropReplies bool
@@ -260,7 +260,7 @@ func (p *Proxy) serve(s *session, upstream string) {
 	var flowing sync.WaitGroup
 	flowing.Go(func() {
 		p.passRequests(s)
-		p.end(s) // the client has gone, and with it the need for replies
+		p.end(s) // the client has gone, and with it the use of replies
 	})
 	flowing.Go(func() { p.readReplies(s, chunks) })
 	p.writeReplies(s, chunks)
@@ -310,7 +310,7 @@ func (p *Proxy) passRequests(s *session) {
 	}
 }
 
-// readReplies reads what the server sends, and closes chunks at its end.
+// readReplies reads from the server until it ends the connection, and then closes chunks.
 func (p *Proxy) readReplies(s *session, chunks chan<- chunk) {
 	defer close(chunks)
 	buffer := make([]byte, chunkSize)

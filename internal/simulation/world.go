@@ -3,7 +3,7 @@
 // that happens again in each run. The core of the ledger decides and the scripts of the
 // store count as in production; only the driver is another one, without goroutines.
 //
-// A [Run] checks at every step what the documents promise.
+// A [Run] checks the promises of the documents at every step.
 package simulation
 
 import (

@@ -179,7 +179,7 @@ func TestFailedLookIsRepeatedSoon(t *testing.T) {
 		if time.Now().After(deadline) {
 			t.Fatal("the look that failed is not repeated within a minute")
 		}
-		time.Sleep(time.Millisecond) // the follower tells nobody of its looks
+		time.Sleep(time.Millisecond) // no event tells of a look
 	}
 }
 

@@ -122,7 +122,7 @@ func (f *records) awaitDue(most int, ids ...string) (found []store.Record) {
 			f.Fatalf("due are %+v of %q", found, ids)
 		}
 		f.clock.Advance(10 * time.Millisecond)
-		// A store whose clock is real shows what is due later.
+		// A store with a real clock shows due records later.
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -1,6 +1,6 @@
 //go:build unix
 
-// Cputime runs a command and prints what it cost: the CPU time of its whole process tree, which
+// Cputime runs a command and prints its cost: the CPU time of its whole process tree, which
 // depends little on who else uses the machine, and wall time.
 //
 //	go run ./scripts/cputime -budget 360 make test-product
@@ -9,7 +9,7 @@
 // once more, because the same command takes up to a quarter longer in some runs than in others; the
 // lesser of the two counts. With -record the seconds that count are written into a file.
 //
-// The exit status is that of the command, 1 if it was over its budget or has left processes behind,
+// The exit status is the status of the command, 1 if it was over its budget or has left processes behind,
 // and 2 if it could not be run.
 package main
 

@@ -4,8 +4,8 @@
 //	go run ./scripts/weight          # writes the file
 //	go run ./scripts/weight -check   # fails if it would change, but for the CPU time
 //
-// The CPU time is that of the file bin/cpu-seconds, which make test writes in CI, or else what
-// docs/weight.md has.
+// The CPU time is read from bin/cpu-seconds, which make test writes in CI, or else kept from
+// docs/weight.md.
 package main
 
 import (
@@ -102,7 +102,7 @@ func render(p *project, cpu string) string {
 
 const head = `# Weight
 
-What there is to read, to test and to keep in mind. ` + "`make weight`" + ` writes this page, and CI fails if a change leaves it out of date, so each change shows here what it adds and removes. No number is a limit, except that CI holds the CPU time of ` + "`make test`" + ` to the budget in ` + "`.ci/run`" + `. Lines are all lines of Go files, generated ones not counted. Exported names are those at the top level of packages.
+The size of the project: code to read, tests to run, mechanisms to keep in mind. ` + "`make weight`" + ` writes this page, and CI fails if a change leaves it out of date, so each change shows here what it adds and removes. No number is a limit, except that CI holds the CPU time of ` + "`make test`" + ` to the budget in ` + "`.ci/run`" + `. Lines are all lines of Go files, generated ones not counted. Exported names are those at the top level of packages.
 
 `
 

@@ -14,7 +14,7 @@ import (
 	"strings"
 )
 
-// kind is what a file is for.
+// kind is the purpose of a file.
 type kind int
 
 const (
@@ -26,14 +26,14 @@ const (
 	kinds
 )
 
-// supporting are the folders of what only tests, builds and the laboratory use.
+// supporting are the folders that only tests, builds and the laboratory use.
 var supporting = []string{
 	"e2e", "scripts", "internal/caddyproc", "internal/caddytest", "internal/loadgen", "internal/process",
 	"internal/redistest", "internal/simredis", "internal/simstore", "internal/simulation",
 	"internal/storetest", "internal/sweep",
 }
 
-// project is what the document shows.
+// project has the figures of the document.
 type project struct {
 	lines     [kinds]int
 	byPackage map[string]int
@@ -50,7 +50,7 @@ type function struct {
 	mechanisms []string
 }
 
-// read reads the files of a checkout that git knows, so that what was built there does not count.
+// read reads the files of a checkout that git does not ignore, so that build results do not count.
 func read(root string) (*project, error) {
 	cmd := exec.Command("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard")
 	cmd.Dir = root

@@ -10,7 +10,7 @@ import (
 // Traits are what other packages have to know of an algorithm. They decide by these, and
 // not by its name.
 type Traits struct {
-	// Aging is how what was spent stops counting.
+	// Aging is the way in which spent events stop counting.
 	Aging Aging
 	// Lease is set if requests count while they run: charged again meanwhile, and refunded
 	// at their end, which is unknown before.
@@ -32,8 +32,8 @@ type Traits struct {
 	copies *copies
 }
 
-// Aging is how what was spent in a bucket stops counting. Arithmetic that depends on it has a case for
-// each, and panics with [Aging.Unknown] for any other.
+// Aging is the way in which spent events stop counting. Arithmetic that depends on it has a case for
+// each value, and panics with [Aging.Unknown] for any other.
 type Aging uint8
 
 const (
@@ -49,7 +49,7 @@ const (
 	OneByOne
 )
 
-// Unknown is what arithmetic says for which an aging has no case.
+// Unknown returns the message of a panic: a has no case in some arithmetic.
 func (a Aging) Unknown() string { return fmt.Sprintf("aging %d has no case here", a) }
 
 // Windowed reports whether events age [AtWindowEnd].

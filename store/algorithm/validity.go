@@ -16,7 +16,7 @@ const (
 	century = int64(store.MaxWindow / time.Microsecond)
 )
 
-// Invalid is what is wrong with a limit.
+// Invalid is the error of a limit that cannot be counted.
 type Invalid struct {
 	// Field is the wrong field of [store.Limit], such as Window or Calendar.Unit.
 	Field string
@@ -27,7 +27,7 @@ type Invalid struct {
 // Error implements the interface error.
 func (e *Invalid) Error() string { return e.Field + " " + e.Problem }
 
-// CheckLimit returns what is wrong with a limit as configs may have it, apart from its zone's name, or nil.
+// CheckLimit returns the first error of a limit, or nil. It does not check the name of the zone.
 func CheckLimit(l *store.Limit) *Invalid {
 	invalid := func(field, format string, args ...any) *Invalid {
 		return &Invalid{field, fmt.Sprintf(format, args...)}
@@ -60,8 +60,8 @@ func CheckLimit(l *store.Limit) *Invalid {
 	return nil
 }
 
-// CheckEvents returns why an algorithm cannot count so many events, as a text to stand behind the name of the
-// option, or nil.
+// CheckEvents returns an error if an algorithm cannot count that number of events. Its text continues the name
+// of the option.
 func CheckEvents(a store.Algorithm, events int64) error {
 	if t := Of(a); events < 1 || events > t.MostEvents {
 		return fmt.Errorf("%d: it must be from 1 to %s", events, t.MostWords)
@@ -69,8 +69,8 @@ func CheckEvents(a store.Algorithm, events int64) error {
 	return nil
 }
 
-// CheckBurst returns why a valid limit of so many events cannot admit so many at once, as a text to stand behind the
-// name of the option, or nil. Without a burst, it is 0.
+// CheckBurst returns an error if a valid limit with that number of events cannot have the burst; 0 is none. Its
+// text continues the name of the option.
 func CheckBurst(l *store.Limit, events, burst int64) error {
 	switch {
 	case burst == 0:

@@ -31,7 +31,7 @@ func (a *asked) idOf(store, key, address string) clientID {
 	return clientID{store, key, address}
 }
 
-// clientOf returns what the config of that Caddy says of a client key which knows it.
+// clientOf returns the description of a client key by a Caddy whose config knows the key.
 func clientOf(a, b adminapi.Client) adminapi.Client {
 	if a.Unknown {
 		return b

@@ -188,7 +188,7 @@ func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
 		v.SetMapIndex(reflect.ValueOf("key"), element)
 	case reflect.Struct:
 		c.fieldsOf(v.Type(), func(i int, _ string, own rule) {
-			// What is alike as a whole is so in all its fields.
+			// A struct that is alike is alike in all fields.
 			if by == alike || by == tested {
 				own = by
 			}
@@ -199,7 +199,7 @@ func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
 	}
 }
 
-// compare holds what was merged to the rules. low and high are the fields of the two answers.
+// compare checks the merged value got against the rule. low and high are the values of the two answers.
 func (c *ruleCheck) compare(name string, by rule, got, low, high reflect.Value) {
 	switch {
 	case by == filled || by == tested:

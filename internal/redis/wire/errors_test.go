@@ -46,7 +46,7 @@ func TestKindsOfOutcomes(t *testing.T) {
 			}
 		}
 	}
-	// A server may be unfit by what it replied.
+	// A reply may make a server unfit.
 	if got := store.KindOf(fmt.Errorf("redis a: %w: %w", ErrUnfit, classified(reply("LOADING")))); got != store.KindMisconf {
 		t.Errorf("an unfit server is %s", got)
 	}
