@@ -284,6 +284,7 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	must(t, "replace the certificate", client.Renew(anHourAgo()))
 	cut(t, servers...)
 	awaitLeftOut(c, "")
+	awaitLine(c, "info", "client certificate can be read again", "")
 	must(t, "log", want("lines about unreadable files", countLines(c, "client certificate cannot be read"), 1))
 	must(t, "log", want("lines about readable files", countLines(c, "client certificate can be read again"), 1))
 	must(t, "replace the certificate", client.Renew(inAnHour()))

@@ -62,8 +62,8 @@ var variable = []struct {
 	{regexp.MustCompile(`[+-]\d+\.\d{3}s`), "<lead>"},
 	{regexp.MustCompile(`\b(\d+(\.\d+)?(ns|µs|ms|h|m|s))+\b`), "<duration>"},
 	{regexp.MustCompile(` \d+\.\d+\.\d+ `), " <version> "},
-	// More than none on a machine that takes longer than ledger_trust.
-	{regexp.MustCompile(`\d+ admitted without a call`), "<n> admitted without a call"},
+	// They depend on whether the machine takes longer than ledger_trust.
+	{regexp.MustCompile(`\d+ refused and \d+ admitted without a call`), "<n> refused and <n> admitted without a call"},
 	{regexp.MustCompile(` +`), " "},
 }
 
