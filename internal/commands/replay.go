@@ -12,21 +12,21 @@ import (
 	caddycmd "github.com/caddyserver/caddy/v2/cmd"
 	"github.com/spf13/cobra"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/cli"
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
 // replayLogs runs the requests of logs through the limits of a config, and does not run the config.
-func replayLogs(ctx context.Context, cmd *cobra.Command, asked cli.Replayed) (adminapi.Replay, error) {
+func replayLogs(ctx context.Context, cmd *cobra.Command, asked cli.Replayed) (result.Replay, error) {
 	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
 	text, _, _, err := caddycmd.LoadConfig(flags.String("config"), flags.String("adapter"))
 	if err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	if len(text) == 0 {
-		return adminapi.Replay{}, errors.New("there is no config: name one, such as --config Caddyfile")
+		return result.Replay{}, errors.New("there is no config: name one, such as --config Caddyfile")
 	}
 	r := replay.Config{
 		Server: asked.Server, Host: asked.Host, Logs: asked.Logs, Stdin: cmd.InOrStdin(), Suggest: asked.Suggest,
@@ -40,24 +40,24 @@ func replayLogs(ctx context.Context, cmd *cobra.Command, asked cli.Replayed) (ad
 }
 
 // ReplayConfig replays logs through the limits of a config in JSON, and does not run the config.
-func ReplayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi.Replay, error) {
+func ReplayConfig(ctx context.Context, config []byte, r replay.Config) (result.Replay, error) {
 	var root struct {
 		Apps    map[string]any  `json:"apps"`
 		Logging json.RawMessage `json:"logging"`
 	}
 	if err := json.Unmarshal(config, &root); err != nil {
-		return adminapi.Replay{}, fmt.Errorf("decode config: %w", err)
+		return result.Replay{}, fmt.Errorf("decode config: %w", err)
 	}
 	if root.Apps["http"] == nil {
-		return adminapi.Replay{}, errors.New("the config has no HTTP servers")
+		return result.Replay{}, errors.New("the config has no HTTP servers")
 	}
 	inMemory, bounds, err := storesInMemory(root.Apps)
 	if err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	r.MaxNewBuckets, r.Logging = bounds, root.Logging
 	if r.HTTP, err = json.Marshal(root.Apps["http"]); err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	// The logs of the config are those of the running Caddy.
 	loaded, err := caddy.ProvisionContext(&caddy.Config{
@@ -65,7 +65,7 @@ func ReplayConfig(ctx context.Context, config []byte, r replay.Config) (adminapi
 		Logging: &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "WARN"}}}},
 	})
 	if err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	defer stores.End(caddy.Log())
 	if module, err := loaded.App(appID); err == nil {

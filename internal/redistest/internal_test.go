@@ -227,7 +227,7 @@ func TestDirectoryIsRemovedWhileAChildWrites(t *testing.T) {
 for i in 1 2 3 4 5 6 7 8; do
 	(n=0; while [ $n -lt 2000 ]; do n=$((n + 1)); : >"$i.$n" || exit; done) 3>&- &
 done
-sleep 600`
+exec sleep 600`
 	w, err := watch(dir, []string{"/bin/sh", "-c", server, dir})
 	Must(t, err)
 	for written := false; !written; {

@@ -26,6 +26,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/ui"
 )
 
@@ -64,7 +65,7 @@ type Host struct {
 	Schema func() any
 	// Replay replays logs through the limits of the config that a command's flags select, and does
 	// not run it.
-	Replay func(ctx context.Context, cmd *cobra.Command, asked Replayed) (adminapi.Replay, error)
+	Replay func(ctx context.Context, cmd *cobra.Command, asked Replayed) (result.Replay, error)
 	// Exit returns the error that makes the program exit with a code if a RunE of
 	// cobra returns it; nil for 0.
 	Exit func(cmd *cobra.Command, code int) error

@@ -16,7 +16,7 @@ import (
 	"github.com/dustin/go-humanize"
 	"github.com/spf13/cobra"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 )
 
 // Replayed says which logs are replayed.
@@ -119,7 +119,7 @@ func (p *progress) end() {
 	}
 }
 
-func (s *session) showReplay(r *adminapi.Replay, suggest string) error {
+func (s *session) showReplay(r *result.Replay, suggest string) error {
 	if s.raw {
 		out := json.NewEncoder(s.out)
 		out.SetEscapeHTML(false)
@@ -149,8 +149,8 @@ func (s *session) showReplay(r *adminapi.Replay, suggest string) error {
 	return nil
 }
 
-func (s *session) showTopClients(r *adminapi.Replay) {
-	isAny := func(z adminapi.ReplayedZone) bool { return len(z.Top) > 0 }
+func (s *session) showTopClients(r *result.Replay) {
+	isAny := func(z result.Zone) bool { return len(z.Top) > 0 }
 	if !slices.ContainsFunc(r.Zones, isAny) {
 		return
 	}
@@ -167,8 +167,8 @@ func (s *session) showTopClients(r *adminapi.Replay) {
 // mostHours is how many hours of a zone the text shows.
 const mostHours = 24
 
-func (s *session) showHours(r *adminapi.Replay) {
-	if !slices.ContainsFunc(r.Zones, func(z adminapi.ReplayedZone) bool { return z.ClientsRefused+z.ClientsWouldRefuse > 0 }) {
+func (s *session) showHours(r *result.Replay) {
+	if !slices.ContainsFunc(r.Zones, func(z result.Zone) bool { return z.ClientsRefused+z.ClientsWouldRefuse > 0 }) {
 		return
 	}
 	fmt.Fprintln(s.out)
@@ -182,16 +182,16 @@ func (s *session) showHours(r *adminapi.Replay) {
 }
 
 // worstHours returns the hours with most refusals, those that would have been included, in the order of time.
-func worstHours(hours []adminapi.ReplayedHour) []adminapi.ReplayedHour {
-	refusals := func(h adminapi.ReplayedHour) int64 { return h.Refused + h.WouldRefuse }
-	worst := slices.DeleteFunc(slices.Clone(hours), func(h adminapi.ReplayedHour) bool { return refusals(h) == 0 })
-	slices.SortStableFunc(worst, func(a, b adminapi.ReplayedHour) int { return cmp.Compare(refusals(b), refusals(a)) })
+func worstHours(hours []result.Hour) []result.Hour {
+	refusals := func(h result.Hour) int64 { return h.Refused + h.WouldRefuse }
+	worst := slices.DeleteFunc(slices.Clone(hours), func(h result.Hour) bool { return refusals(h) == 0 })
+	slices.SortStableFunc(worst, func(a, b result.Hour) int { return cmp.Compare(refusals(b), refusals(a)) })
 	worst = worst[:min(len(worst), mostHours)]
-	slices.SortFunc(worst, func(a, b adminapi.ReplayedHour) int { return cmp.Compare(a.Start, b.Start) })
+	slices.SortFunc(worst, func(a, b result.Hour) int { return cmp.Compare(a.Start, b.Start) })
 	return worst
 }
 
-func (s *session) showSuggestions(r *adminapi.Replay, suggest string) {
+func (s *session) showSuggestions(r *result.Replay, suggest string) {
 	if suggest == "" {
 		return
 	}
@@ -230,7 +230,7 @@ func windowOf(window float64, calendar string) string {
 }
 
 // writeReport writes a report in the form that the file's name asks for.
-func writeReport(file string, r *adminapi.Replay) error {
+func writeReport(file string, r *result.Replay) error {
 	text := reportSVG(r)
 	if filepath.Ext(file) == ".html" {
 		text = reportHTML(r, text)

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 )
 
 func TestShareOf(t *testing.T) {
@@ -28,15 +29,15 @@ func TestShareOf(t *testing.T) {
 
 // TestReportsAreSelfContained: reports are well-formed, load nothing, and escape what clients choose.
 func TestReportsAreSelfContained(t *testing.T) {
-	r := &adminapi.Replay{
+	r := &result.Replay{
 		Requests: 10, Refused: 3,
-		Zones: []adminapi.ReplayedZone{{
+		Zones: []result.Zone{{
 			Name: "a", Requests: 10, Refused: 3, Clients: 2, ClientsRefused: 1,
-			Hours:       []adminapi.ReplayedHour{{Start: 3600, Requests: 4, Refused: 3}, {Start: 3600 * 1000, Requests: 6}},
-			Top:         []adminapi.ReplayedClient{{Client: adminapi.Client{ClientKey: "<script>"}, Refused: 3}},
-			Suggestions: []adminapi.Suggestion{{Window: 60, Events: 7, Clients: 2, How: "exact"}},
+			Hours:       []result.Hour{{Start: 3600, Requests: 4, Refused: 3}, {Start: 3600 * 1000, Requests: 6}},
+			Top:         []result.Client{{Client: adminapi.Client{ClientKey: "<script>"}, Refused: 3}},
+			Suggestions: []result.Suggestion{{Window: 60, Events: 7, Clients: 2, How: "exact"}},
 		}, {Name: "empty"}},
-		LeftOut: []adminapi.LeftOut{{Zone: "b", Reason: "<b>"}}, Notes: []string{"note & more"},
+		LeftOut: []result.LeftOut{{Zone: "b", Reason: "<b>"}}, Notes: []string{"note & more"},
 	}
 	svg := filepath.Join(t.TempDir(), "r.svg")
 	page := filepath.Join(t.TempDir(), "r.html")

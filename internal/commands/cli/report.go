@@ -7,7 +7,7 @@ import (
 	"html/template"
 	"strings"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 )
 
 //go:embed report.html
@@ -18,10 +18,10 @@ var reportPage = template.Must(template.New("report").Funcs(template.FuncMap{
 }).Parse(reportText))
 
 // reportHTML returns a page with the tables of a replay and its chart. It loads nothing.
-func reportHTML(r *adminapi.Replay, chart string) string {
+func reportHTML(r *result.Replay, chart string) string {
 	var page bytes.Buffer
 	err := reportPage.Execute(&page, struct {
-		*adminapi.Replay
+		*result.Replay
 		Chart template.HTML
 	}{r, template.HTML(chart)}) //nolint:gosec // reportSVG has escaped what it contains
 	if err != nil {
@@ -39,7 +39,7 @@ const (
 )
 
 // reportSVG returns a chart of each zone: its requests by hour, and those that are refused.
-func reportSVG(r *adminapi.Replay) string {
+func reportSVG(r *result.Replay) string {
 	var svg strings.Builder
 	height := len(r.Zones) * (chartHeight + 50)
 	fmt.Fprintf(&svg, `<svg xmlns="http://www.w3.org/2000/svg" width="%d" height="%d" font-family="sans-serif" font-size="12">`, chartWidth, height)
@@ -51,14 +51,14 @@ func reportSVG(r *adminapi.Replay) string {
 }
 
 // bars returns the hours of a zone, without gaps, as at most mostBars bars, and how many hours each is.
-func bars(hours []adminapi.ReplayedHour) (all []adminapi.ReplayedHour, step int64) {
+func bars(hours []result.Hour) (all []result.Hour, step int64) {
 	if len(hours) == 0 {
 		return nil, 1
 	}
 	first := hours[0].Start
 	count := (hours[len(hours)-1].Start-first)/3600 + 1
 	step = (count + mostBars - 1) / mostBars
-	all = make([]adminapi.ReplayedHour, (count+step-1)/step)
+	all = make([]result.Hour, (count+step-1)/step)
 	for _, h := range hours {
 		bar := &all[(h.Start-first)/3600/step]
 		bar.Requests, bar.Refused, bar.WouldRefuse = bar.Requests+h.Requests, bar.Refused+h.Refused, bar.WouldRefuse+h.WouldRefuse
@@ -69,7 +69,7 @@ func bars(hours []adminapi.ReplayedHour) (all []adminapi.ReplayedHour, step int6
 	return all, step
 }
 
-func chartZone(svg *strings.Builder, z *adminapi.ReplayedZone, top int) {
+func chartZone(svg *strings.Builder, z *result.Zone, top int) {
 	all, step := bars(z.Hours)
 	most := int64(1)
 	for _, h := range all {

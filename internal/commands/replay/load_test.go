@@ -13,15 +13,15 @@ import (
 	_ "github.com/caddyserver/caddy/v2/modules/standard"
 
 	_ "github.com/shardlimit/caddy-shardlimit"
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 var quiet = &caddy.Logging{Logs: map[string]*caddy.CustomLog{caddy.DefaultLoggerName: {BaseLog: caddy.BaseLog{Level: "ERROR"}}}}
 
 // rerun replays logs through the limits of a Caddyfile whose stores are in memory.
-func rerun(tb testing.TB, caddyfile string, c replay.Config) (adminapi.Replay, error) {
+func rerun(tb testing.TB, caddyfile string, c replay.Config) (result.Replay, error) {
 	tb.Helper()
 	text, _, err := caddyconfig.GetAdapter("caddyfile").Adapt([]byte(caddyfile), nil)
 	redistest.Must(tb, err)

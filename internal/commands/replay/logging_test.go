@@ -5,18 +5,18 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // logged replays a log by a site with these directives and log directives.
-func logged(t *testing.T, directives, log string) (adminapi.Replay, error) {
+func logged(t *testing.T, directives, log string) (result.Replay, error) {
 	t.Helper()
 	return rerun(t, "http://example.com {\n"+directives+"\n}\n", replay.Config{Logs: []string{"-"}, Stdin: strings.NewReader(log), Suggest: -1})
 }
 
-func leftOut(a adminapi.Replay) (names []string) {
+func leftOut(a result.Replay) (names []string) {
 	for _, z := range a.LeftOut {
 		names = append(names, z.Zone)
 	}

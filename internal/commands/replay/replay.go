@@ -22,7 +22,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/routes"
 )
@@ -99,7 +99,7 @@ type run struct {
 	skip    func(z *limiter.Zone) bool
 	// pending counts requests that were read and have not ended.
 	pending  int
-	answer   adminapi.Replay
+	answer   result.Replay
 	late     int64
 	unjudged int64
 	reason   string
@@ -109,27 +109,27 @@ type tallyID struct{ store, zone string }
 
 // Run replays logs until ctx ends. With an error about logs that could not be read to their ends it
 // returns what it found.
-func Run(ctx context.Context, loaded caddy.Context, c Config) (adminapi.Replay, error) {
+func Run(ctx context.Context, loaded caddy.Context, c Config) (result.Replay, error) {
 	c.MostClients, c.MostBuckets = cmp.Or(c.MostClients, defaultMost), cmp.Or(c.MostBuckets, defaultMost)
 	r := &run{Config: &c, tallies: map[tallyID]*tally{}, passedOver: map[string]bool{}, formats: map[Format]bool{}, origins: map[origin]bool{}}
 	var err error
 	if r.site, err = loadSite(loaded, r.Config, &r.clock); err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	defer func() { r.close() }()
 	if c.Suggest >= 0 {
 		if r.sizing, err = r.newSizing(loaded); err != nil {
-			return adminapi.Replay{}, err
+			return result.Replay{}, err
 		}
 		defer r.sizing.close()
 	}
 	reading, stop := context.WithCancel(ctx)
 	defer stop()
 	if r.logs, err = openLogs(c.Logs, c.Stdin, r.wanted(), r.prepare); err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	if err := r.replay(reading); err != nil {
-		return adminapi.Replay{}, err
+		return result.Replay{}, err
 	}
 	return r.sum()
 }
@@ -403,14 +403,14 @@ func (p *passing) end() {
 const statusClientClosedRequest = 499
 
 // sum returns what was found.
-func (r *run) sum() (adminapi.Replay, error) {
+func (r *run) sum() (result.Replay, error) {
 	a := &r.answer
 	a.Lines = a.Requests + r.logs.other + r.logs.unreadable
 	unread := errors.Join(r.logs.errs...)
 	if a.Requests == 0 {
 		return *a, errors.Join(unread, r.noRequest())
 	}
-	a.Zones, a.LeftOut, a.Notes = []adminapi.ReplayedZone{}, []adminapi.LeftOut{}, []string{}
+	a.Zones, a.LeftOut, a.Notes = []result.Zone{}, []result.LeftOut{}, []string{}
 	leftOut := r.sumLeftOut()
 	r.noteRest()
 	before := map[string]int64{}
@@ -443,7 +443,7 @@ func (r *run) sumLeftOut() map[tallyID]bool {
 			continue
 		}
 		if !leftOut[tallyID{z.stores[0], z.Name}] {
-			r.answer.LeftOut = append(r.answer.LeftOut, adminapi.LeftOut{Zone: z.Name, Reason: z.reason})
+			r.answer.LeftOut = append(r.answer.LeftOut, result.LeftOut{Zone: z.Name, Reason: z.reason})
 		}
 		for _, store := range z.stores {
 			leftOut[tallyID{store, z.Name}] = true

@@ -9,8 +9,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
@@ -24,7 +24,7 @@ func entry(second, took float64, client, path string, status int, headers string
 		ts.Unix(), ts.Nanosecond(), client, path, headers, took, status)
 }
 
-func run(t *testing.T, zones, log string, c replay.Config) adminapi.Replay {
+func run(t *testing.T, zones, log string, c replay.Config) result.Replay {
 	t.Helper()
 	c.Logs, c.Stdin = []string{"-"}, strings.NewReader(log)
 	a, err := rerun(t, "http://example.com {\n\trate_limit {\n"+zones+"\n\t}\n\trespond hello\n}\n", c)
@@ -41,7 +41,7 @@ func TestCountsByStatusAndTime(t *testing.T) {
 		t.Errorf("replayed as %+v", a)
 	}
 	start := began.Unix()
-	if want := []adminapi.ReplayedHour{{Start: start, Requests: 5, Refused: 1}, {Start: start + 3600, Requests: 1}}; !slices.Equal(z.Hours, want) {
+	if want := []result.Hour{{Start: start, Requests: 5, Refused: 1}, {Start: start + 3600, Requests: 1}}; !slices.Equal(z.Hours, want) {
 		t.Errorf("hours are %v, want %v", z.Hours, want)
 	}
 	if len(z.Top) != 1 || z.Top[0].Values[0] != "192.0.2.1" || z.Top[0].Requests != 5 {
@@ -144,7 +144,7 @@ func TestSuggestsTheLeastLimit(t *testing.T) {
 		stream.written++
 	}
 	redistest.Must(t, os.WriteFile(file, []byte(log.String()), 0o600))
-	again := func(algorithm, window string, events int64, suggest float64) adminapi.ReplayedZone {
+	again := func(algorithm, window string, events int64, suggest float64) result.Zone {
 		a, err := rerun(t, fmt.Sprintf("http://example.com {\n\trate_limit {\n\t\tzone all {\n\t\t\tkey {client_ip}\n\t\t\tevents %d\n\t\t\twindow %s\n\t\t\talgorithm %s\n\t\t}\n\t}\n}\n", events, window, algorithm),
 			replay.Config{Logs: []string{file}, Suggest: suggest})
 		redistest.Must(t, err)

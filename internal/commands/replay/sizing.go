@@ -12,7 +12,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 	"go.uber.org/zap"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -200,7 +200,7 @@ func (t *trial) halve() {
 }
 
 // suggest returns the limits of a zone that refuse at most a share of the clients.
-func (s *sizing) suggest(id tallyID, share float64) (suggestions []adminapi.Suggestion, notes []string) {
+func (s *sizing) suggest(id tallyID, share float64) (suggestions []result.Suggestion, notes []string) {
 	var tried []*trial
 	for _, t := range s.lists[id] {
 		if t.factor > 0 {
@@ -220,12 +220,12 @@ func (s *sizing) suggest(id tallyID, share float64) (suggestions []adminapi.Sugg
 }
 
 // suggestion returns one without a limit.
-func (t *trial) suggestion() adminapi.Suggestion {
+func (t *trial) suggestion() result.Suggestion {
 	how := "exact"
 	if sample := t.skip + 1; sample > 1 {
 		how = fmt.Sprintf("for a sample of 1 in %d clients, exact", sample)
 	}
-	return adminapi.Suggestion{
+	return result.Suggestion{
 		Window: t.zone.Window.Seconds(), Calendar: t.zone.Calendar.String(), Clients: int64(len(t.needs)), How: how, IsOwn: t.isOwn,
 	}
 }
@@ -236,7 +236,7 @@ func mostOf(share float64, n int) int {
 	return sort.Search(n, func(k int) bool { return float64(k+1)/float64(n) > share })
 }
 
-func (t *trial) suggest(share float64) adminapi.Suggestion {
+func (t *trial) suggest(share float64) result.Suggestion {
 	needs := make([]int64, 0, len(t.needs))
 	for _, n := range t.needs {
 		needs = append(needs, n)
@@ -261,7 +261,7 @@ func (t *trial) suggest(share float64) adminapi.Suggestion {
 }
 
 // suggestTried returns the least of limits that were tried, if one is enough. They rise.
-func suggestTried(tried []*trial, share float64) ([]adminapi.Suggestion, string) {
+func suggestTried(tried []*trial, share float64) ([]result.Suggestion, string) {
 	for _, t := range tried {
 		a := t.suggestion()
 		a.Events = t.zone.Events.Number
@@ -273,7 +273,7 @@ func suggestTried(tried []*trial, share float64) ([]adminapi.Suggestion, string)
 			if t.zone.Burst.Number > 0 {
 				a.How += fmt.Sprintf(", with burst %d", t.zone.Burst.Number)
 			}
-			return []adminapi.Suggestion{a}, ""
+			return []result.Suggestion{a}, ""
 		}
 	}
 	return nil, fmt.Sprintf("of the limits that were tried, up to %d, none is enough", tried[len(tried)-1].zone.Events.Number)

@@ -10,6 +10,7 @@ import (
 	"github.com/cespare/xxhash/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay/result"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
@@ -111,14 +112,14 @@ func (t *tally) flush() {
 }
 
 // sum returns what the zone has done, and notes what was dropped.
-func (t *tally) sum() (z adminapi.ReplayedZone, notes []string) {
+func (t *tally) sum() (z result.Zone, notes []string) {
 	t.flush()
-	z = adminapi.ReplayedZone{
+	z = result.Zone{
 		Name: t.zone.Name, Store: t.store, Algorithm: t.zone.Algorithm.String(), Events: t.zone.Events.String(),
 		Window: t.zone.Window.Seconds(), Calendar: t.zone.Calendar.String(),
 		Requests: t.requests, Refused: t.refused, WouldRefuse: t.wouldRefuse,
 		Clients: int64(len(t.clients)),
-		Top:     t.top(), Hours: []adminapi.ReplayedHour{},
+		Top:     t.top(), Hours: []result.Hour{},
 	}
 	for hash := range t.keys {
 		if c := t.clients[hash]; c.refused > 0 {
@@ -129,7 +130,7 @@ func (t *tally) sum() (z adminapi.ReplayedZone, notes []string) {
 	}
 	for _, start := range slices.Sorted(maps.Keys(t.hours)) {
 		c := t.hours[start]
-		z.Hours = append(z.Hours, adminapi.ReplayedHour{Start: start, Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
+		z.Hours = append(z.Hours, result.Hour{Start: start, Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
 	}
 	if t.unknown > 0 {
 		notes = append(notes, fmt.Sprintf("zone %s: %d clients are remembered; %d requests of others count as requests only", z.Name, len(t.clients), t.unknown))
@@ -144,14 +145,14 @@ func (t *tally) sum() (z adminapi.ReplayedZone, notes []string) {
 }
 
 // top returns the clients that were refused most, and then those that would have been.
-func (t *tally) top() []adminapi.ReplayedClient {
+func (t *tally) top() []result.Client {
 	hashes := slices.SortedFunc(maps.Keys(t.keys), func(a, b uint64) int {
 		return cmp.Or(cmp.Compare(t.clients[b].refused, t.clients[a].refused), cmp.Compare(t.clients[b].wouldRefuse, t.clients[a].wouldRefuse), cmp.Compare(t.keys[a], t.keys[b]))
 	})
-	top := []adminapi.ReplayedClient{}
+	top := []result.Client{}
 	for _, hash := range hashes[:min(len(hashes), topClients)] {
 		c := t.clients[hash]
-		top = append(top, adminapi.ReplayedClient{Client: adminapi.Client(t.zone.ClientOf(t.keys[hash])), Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
+		top = append(top, result.Client{Client: adminapi.Client(t.zone.ClientOf(t.keys[hash])), Requests: int64(c.requests), Refused: int64(c.refused), WouldRefuse: int64(c.wouldRefuse)})
 	}
 	return top
 }

@@ -1,4 +1,7 @@
-package adminapi
+// Package result has the result of a replay, which commands print as text, HTML and JSON.
+package result
+
+import "github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 
 // Replay is what the zones of a config would have done with the requests of logs.
 type Replay struct {
@@ -10,17 +13,17 @@ type Replay struct {
 	Requests int64 `json:"requests"`
 	// Refused are the requests that no handler would have seen, and RefusedBefore those that a
 	// limit had refused when they were logged.
-	Refused       int64          `json:"refused"`
-	RefusedBefore int64          `json:"refused_before"`
-	Zones         []ReplayedZone `json:"zones"`
+	Refused       int64  `json:"refused"`
+	RefusedBefore int64  `json:"refused_before"`
+	Zones         []Zone `json:"zones"`
 	// LeftOut are zones that logs cannot decide about.
 	LeftOut []LeftOut `json:"left_out"`
 	// Notes are what the replay does not follow, or has dropped.
 	Notes []string `json:"notes"`
 }
 
-// ReplayedZone is what a zone would have done.
-type ReplayedZone struct {
+// Zone is what a zone would have done.
+type Zone struct {
 	Name      string  `json:"name"`
 	Store     string  `json:"store"`
 	Algorithm string  `json:"algorithm"`
@@ -38,8 +41,8 @@ type ReplayedZone struct {
 	ClientsRefused     int64 `json:"clients_refused"`
 	ClientsWouldRefuse int64 `json:"clients_would_refuse"`
 	// Top are the clients that are, or would be, refused most, and Hours when.
-	Top   []ReplayedClient `json:"top"`
-	Hours []ReplayedHour   `json:"hours"`
+	Top   []Client `json:"top"`
+	Hours []Hour   `json:"hours"`
 	// Suggestions are by window.
 	Suggestions []Suggestion `json:"suggestions,omitempty"`
 }
@@ -50,17 +53,17 @@ type LeftOut struct {
 	Reason string `json:"reason"`
 }
 
-// ReplayedClient is a client of a zone.
-type ReplayedClient struct {
-	Client
+// Client is a client of a zone.
+type Client struct {
+	adminapi.Client
 	Requests    int64 `json:"requests"`
 	Refused     int64 `json:"refused"`
 	WouldRefuse int64 `json:"would_refuse"`
 }
 
-// ReplayedHour is what a zone would have done in an hour, which begins at an instant in seconds since
+// Hour is what a zone would have done in an hour, which begins at an instant in seconds since
 // the epoch.
-type ReplayedHour struct {
+type Hour struct {
 	Start       int64 `json:"start"`
 	Requests    int64 `json:"requests"`
 	Refused     int64 `json:"refused"`
