@@ -6,21 +6,23 @@ GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 5s
 # Without what debuggers need, test binaries are linked in two thirds of the time.
 TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
-# The packages with tests that make test runs. Those of the build tag check belong to make check.
-TESTED             = $$($(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...)
+# Lists the packages with tests that make test runs. Those of the build tag check belong to make check.
+LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
-# What make check and make check-all run with the race detector.
+# What make check and make check-all run with the race detector: not texts, the page in a browser, models and
+# simulations in one goroutine, and tests of what tests use.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
+UNRACED            = /(docs|examples|scripts|internal/(caddyproc|commands/ui|loadgen|option|process|redistest|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# The tests that the race detector has nothing to find in: models and simulations, which run in one
-# goroutine, one of memory, and one that computes.
-ALONE              = TestModel|TestSimulation|TestSimulationOfArithmetic|TestMemoryDoesNotGrowWithTheLog|TestSuggestsTheLeastLimit
+# The same of other packages: pairs of features, of which it would leave time for few, models, one test of memory,
+# and one that computes.
+ALONE              = TestPairs|TestModel|TestSimulationOfArithmetic|TestMemoryDoesNotGrowWithTheLog|TestSuggestsTheLeastLimit
 # Its own libraries are none of go.mod.
 GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
 SYFT               = bin/syft/v1.57.1/syft
@@ -32,7 +34,7 @@ export PATH := $(PATH):$(CURDIR)/bin/needed
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help servers family build run test weight race-product race-lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test weight race unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -48,28 +50,30 @@ run: ## run Caddy with Caddyfile.example
 test: ## install redis-server if it is missing, and run the test of every promise once
 	@echo "make test: after 'go run ./cmd/caddy' Go compiles the tests for a minute or two, which then take about three minutes."
 	@scripts/install-needed.sh redis-server
-	@$(GO) run ./scripts/cputime $(CPUTIME) $(TEST) $(TESTED)
+	@packages=$$($(LIST_TESTED)) && $(GO) run ./scripts/cputime $(CPUTIME) $(TEST) $$packages
 
 weight: ## write docs/weight.md: how large the project is
 	$(GO) run ./scripts/weight
 
-race-product: export SWEEP ?= more
-race-product:
-	$(RACE) -skip '^($(ALONE))$$' ./...
-	$(TEST) -run '^($(ALONE))$$' ./internal/simulation ./internal/commands/replay ./internal/ledger
+race:
+	packages=$$($(GO) list ./...) && $(RACE) -skip '^($(ALONE))$$' $$(echo "$$packages" | grep -vE '$(UNRACED)')
 
-race-lab:
-	cd lab && $(RACE) -p 3 ./...
+unraced:
+	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/commands/replay ./internal/ledger
+
+lab:
+	cd lab && $(TEST) -p 3 ./...
 	cd contrib && $(TEST) ./...
 
 # Tests that make test leaves out have this build tag. Programs that tests build get it too.
-check check-all family lint bench-quick soak fmt: export GOFLAGS = -tags=check
+check check-all family lint bench-quick soak fmt: export GOFLAGS += -tags=check
 
 check: export RACETIME = 40m
-check: ## run all tests with the race detector, those of make test and all others: larger samples of simulations and pairs, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
+check: ## run all tests, those of make test and all others, with the race detector where code runs concurrently: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
 	scripts/install-needed.sh
-	@$(MAKE) --no-print-directory race-product race-lab
-	@SWEEP=$${SWEEP:-more} UNGUIDED=1 $(MAKE) --no-print-directory -j 2 -O family fuzz-build-model
+	@$(MAKE) --no-print-directory race
+	@UNGUIDED=1 $(MAKE) --no-print-directory -j 2 -O unraced lab family fuzz-build-model
 
 # Most of these compute, where family waits.
 fuzz-build-model:
@@ -81,7 +85,7 @@ check-all: export SWEEP = all
 check-all: export RACETIME = 4h
 check-all: ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
 	scripts/install-needed.sh
-	@$(MAKE) --no-print-directory race-product race-lab
+	@$(MAKE) --no-print-directory race unraced lab
 	@$(MAKE) --no-print-directory fuzz-build-model contrib FUZZTIME=1m
 
 contrib: ## build the last commit by the README's command, with the newest and the oldest Caddy and Go, and run what that builds

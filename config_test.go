@@ -107,6 +107,7 @@ func TestConfigOfHandlers(t *testing.T) {
 		"count_status_not no list":      {zoneOf(`"count_status_not": 304`), `304: it must be a list of statuses, such as [304]`},
 
 		"window as nanoseconds":   {handler: zoneOf(`"window": 60000000000`)},
+		"aligned, no window":      {zoneOf(`"window": 0, "align": true`), `zones[0].window is missing: add one, such as "1m", in zone api`},
 		"window missing":          {zoneOf(`"window": 0`), `zones[0].window is missing: add one, such as "1m", in zone api`},
 		"window negative":         {zoneOf(`"window": "-1m"`), `zones[0].window -1m0s: it must be from 1ms to 100 years, in zone api`},
 		"window in seconds":       {zoneOf(`"window": 60`), `zones[0].window: 60 nanoseconds: write a text with the unit, such as "60s"`},

@@ -113,6 +113,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Section: aboutLimits, Default: "required; `concurrency`: 1m",
 			Doc: "The length of the window, from 1ms to 100 years. Changing it starts new counts. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. With `fixed_window`, a window begins with a client's first request. `aligned` windows begin at multiples of their length since 1970, in UTC, for all clients at the same moment. `day`, `week`, `month` and `year` are calendar windows, which begin at midnight, in UTC or the time zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the day after `from`. Time zones have the rules of the machine or, without any there, those in the binary; all Caddys need the same.",
 			Parts: map[string]string{
+				"window":      "The length of the window, from 1ms to 100 years. Changing it starts new counts. With `fixed_window`, a window begins with a client's first request. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. Default: 1m with `concurrency`; else it is required, unless there is a `calendar`.",
 				"align":       "With `fixed_window`: whether windows begin for all clients at once, at multiples of their length since 1970 in UTC, and not with a client's first request. A change starts new counts. Default: false.",
 				"calendar":    "With `fixed_window`, instead of `window`: `day`, `week`, `month` or `year`. A window begins for all clients at once, at midnight in `time_zone`. A change starts new counts. Default: none.",
 				"time_zone":   "With `calendar`: the IANA name of the time zone, such as `Europe/Berlin`. Days on which its clocks are changed are longer or shorter. A change starts new counts. Default: `UTC`.",
@@ -177,7 +178,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Section: aboutCosts, Default: "`not 304`",
 			Doc: "The statuses that cost something, such as `401 403`; with `not`, those that do not, such as `not 304 5xx grpc:5`; or `all`.",
 			Parts: map[string]string{
-				"count_status":     "The response statuses that cost something: codes like `401` and classes like `4xx`, or statuses of gRPC like `grpc:16`. `[\"all\"]` charges every status.",
+				"count_status":     "The response statuses that cost something: codes like `401` and classes like `4xx`, or statuses of gRPC like `grpc:16`. `[\"all\"]` charges every status. Default: all but 304.",
 				"count_status_not": "The response statuses that cost nothing. Not with `count_status`. Default: `[\"304\"]`, or none with `count_status`.",
 			},
 		},

@@ -221,7 +221,7 @@ func (z *Zone) validateWindow() error {
 	if err := z.validateCalendar(); err != nil {
 		return err
 	}
-	if z.Window == 0 && z.Calendar == "" && !z.isLease() && !z.Align {
+	if z.Window == 0 && z.Calendar == "" && !z.isLease() && (!z.Align || algorithm.Of(z.algorithm()).Windowed()) {
 		return option.Errorf("window", "is missing: add one, such as window 1m").JSONf(`is missing: add one, such as "1m"`)
 	}
 	limit := store.Limit{Algorithm: z.algorithm(), Window: z.window(), Align: z.Align, Calendar: z.calendar()}

@@ -55,16 +55,11 @@ type Zone struct {
 	EventsFallback int64 `json:"events_fallback,omitempty"`
 
 	// The length of the window, from 1ms to 100 years. Changing it starts new
-	// counts. With `concurrency`: how long the slots of a Caddy that died stay
-	// occupied, at least 1s. With `fixed_window`, a window begins with a client's
-	// first request. `aligned` windows begin at multiples of their length since
-	// 1970, in UTC, for all clients at the same moment. `day`, `week`, `month` and
-	// `year` are calendar windows, which begin at midnight, in UTC or the time
-	// zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the
-	// day after `from`. Time zones have the rules of the machine or, without any
-	// there, those in the binary; all Caddys need the same. In a Caddyfile:
-	// `window <duration> [aligned] | day|week|month|year [from monday|sunday] [in
-	// <IANA name>]`. Required; `concurrency`: 1m.
+	// counts. With `fixed_window`, a window begins with a client's first request.
+	// With `concurrency`: how long the slots of a Caddy that died stay occupied,
+	// at least 1s. Default: 1m with `concurrency`; else it is required, unless
+	// there is a `calendar`. In a Caddyfile: `window <duration> [aligned] |
+	// day|week|month|year [from monday|sunday] [in <IANA name>]`.
 	Window caddy.Duration `json:"window,omitempty"`
 
 	// With `fixed_window`, instead of `window`: `day`, `week`, `month` or `year`.
@@ -136,7 +131,7 @@ type Zone struct {
 
 	// The response statuses that cost something: codes like `401` and classes like
 	// `4xx`, or statuses of gRPC like `grpc:16`. `["all"]` charges every status.
-	// Default: `not 304`. In a Caddyfile: `count_status [not]
+	// Default: all but 304. In a Caddyfile: `count_status [not]
 	// <code|class|grpc:code>... | all`.
 	CountStatus StatusList `json:"count_status,omitempty"`
 

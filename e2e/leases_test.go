@@ -183,7 +183,7 @@ func TestSlotIsRenewedWhileOthersAreSettled(t *testing.T) {
 	backend := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 		// The slot is renewed every third of a second.
 		for range 3 {
-			time.Sleep(300 * time.Millisecond)
+			time.Sleep(300 * time.Millisecond) // the response outlasts renewals
 			_, _ = w.Write([]byte("some"))
 			_ = http.NewResponseController(w).Flush()
 		}

@@ -45,16 +45,15 @@ func TestDeadShardCostsNoMemory(t *testing.T) {
 				return result.Requests
 			}
 			load(*deadDuration / 2)
-			memory, goroutines := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
+			goroutines, heap := footprint(c)
 			n := load(*deadDuration)
-			memoryAfter, goroutinesAfter := gaugeOf(t, c, "go_memstats_heap_inuse_bytes"), gaugeOf(t, c, "go_goroutines")
-			t.Logf("%d requests: heap %.1f to %.1f MB, goroutines %.0f to %.0f", n, memory/1e6, memoryAfter/1e6, goroutines, goroutinesAfter)
-			// The collector lets a heap double before it collects.
-			if memoryAfter > 2.5*memory+8e6 {
-				t.Errorf("the heap grew from %.1f to %.1f MB", memory/1e6, memoryAfter/1e6)
+			goroutinesAfter, heapAfter := footprint(c)
+			t.Logf("%d requests: heap %d to %d bytes, goroutines %d to %d", n, heap, heapAfter, goroutines, goroutinesAfter)
+			if heapAfter > heap+heap/2+8<<20 {
+				t.Errorf("the heap grew from %d to %d bytes", heap, heapAfter)
 			}
-			if goroutinesAfter > 1.5*goroutines+100 {
-				t.Errorf("goroutines grew from %.0f to %.0f", goroutines, goroutinesAfter)
+			if goroutinesAfter > goroutines+goroutines/2+100 {
+				t.Errorf("goroutines grew from %d to %d", goroutines, goroutinesAfter)
 			}
 		})
 	}

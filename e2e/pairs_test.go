@@ -84,7 +84,7 @@ func (p *pairRun) has(name string) bool {
 // await is eventually with pairTimeout.
 func (p *pairRun) await(what string, f func() error) {
 	p.t.Helper()
-	for deadline := time.Now().Add(pairTimeout); ; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(pairTimeout); ; time.Sleep(20 * time.Millisecond) { // polls
 		err := f()
 		switch {
 		case err == nil:

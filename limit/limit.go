@@ -176,7 +176,7 @@ func (c *Config) completeWindow() error {
 	case hasCalendar && c.Window != 0:
 		return errors.New("field Window does not go with Calendar: set one")
 	case hasCalendar:
-		if c.Calendar.TimeZone == "UTC" {
+		if c.Calendar.Unit != "" && c.Calendar.TimeZone == "UTC" {
 			c.Calendar.TimeZone = ""
 		}
 		c.Window, c.Align = c.Calendar.Window(), true

@@ -166,6 +166,7 @@ func TestBadConfigs(t *testing.T) {
 		"Align":             func(c *limit.Config) { c.Align, c.Algorithm = true, limit.GCRA },
 		"Calendar.Unit":     func(c *limit.Config) { c.Window, c.Calendar.Unit = 0, "decade" },
 		"Calendar.TimeZone": func(c *limit.Config) { c.Window, c.Calendar = 0, limit.Calendar{Unit: "day", TimeZone: "Mars"} },
+		`Calendar.Unit ""`:  func(c *limit.Config) { c.Window, c.Calendar = 0, limit.Calendar{TimeZone: "UTC"} },
 		"Window does":       func(c *limit.Config) { c.Calendar.Unit = "day" },
 		"Burst":             func(c *limit.Config) { c.Burst = 5 },
 		"Burst -1":          func(c *limit.Config) { c.Burst, c.Algorithm = -1, limit.GCRA },

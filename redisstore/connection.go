@@ -55,7 +55,7 @@ type Connection struct {
 
 	// Uses TLS, to sentinels too:
 	// [TLS](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/redis.md#tls).
-	// Without a block it trusts the authorities of the system. Default: off.
+	// `{}` trusts the authorities of the system. Default: none, no TLS.
 	TLS *TLS `json:"tls,omitempty"`
 
 	// Connections to each server for checks and takes, and as many again to each

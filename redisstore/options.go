@@ -120,7 +120,7 @@ func (s *Shard) ownRows() []option.Row {
 				"primary": "The address of the primary: `host`, `host:port` or `unix/path`. Placeholders work. If the primary fails, nothing takes its place until it is back.",
 			},
 		},
-		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards, Parts: map[string]string{"replicas": "The addresses of the primary's replicas, in the same form. They answer checks in turn."}},
+		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards, Parts: map[string]string{"replicas": "The addresses of the primary's replicas, in the same form. They answer checks in turn. Default: none; the primary answers."}},
 		{
 			Name: "url", Args: "<url>", Field: option.Filled(&s.URL), Section: sectionShards, Default: "none",
 			Doc: "A primary as cloud providers give it: `redis://`, or `rediss://` for TLS, then `<user>:<password>@<host>:<port>/<db>`. It replaces `primary`, `username`, `password` and `db`, and may contain `{file.*}`. In the block of a store, it is the only shard.",
@@ -137,6 +137,7 @@ func (s *Shard) ownRows() []option.Row {
 			Name: "weight", JSON: []string{"weight", "previous_weight"}, Args: "<now> [was <before>]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
 			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
 			Parts: map[string]string{
+				"weight":          "The share of the clients, from 0 to 1000. 0 is for a shard that is being removed, whose `previous_weight` says what it was: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: 1.",
 				"previous_weight": "While shards are added, removed or weighted anew: the weight that this one had before, 0 if it is new: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: none; the weight is the same.",
 			},
 		},
@@ -183,6 +184,9 @@ func (c *Connection) rows() []option.Row {
 		{
 			Name: "tls", Field: option.Field{Set: c.setTLS}, Block: new(TLS).rows(), Section: sectionConnections, Default: "off",
 			Doc: "Uses TLS, to sentinels too: [TLS](redis.md#tls). Without a block it trusts the authorities of the system.",
+			Parts: map[string]string{
+				"tls": "Uses TLS, to sentinels too: [TLS](redis.md#tls). `{}` trusts the authorities of the system. Default: none, no TLS.",
+			},
 			Check: func() error {
 				if err := c.TLS.validate(); err != nil {
 					return option.In("tls", "tls", err)

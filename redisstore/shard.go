@@ -36,7 +36,8 @@ type Shard struct {
 	URL string `json:"url,omitempty"`
 
 	// The addresses of the primary's replicas, in the same form. They answer
-	// checks in turn. Default: port 6379. In a Caddyfile: `replica <addr>...`.
+	// checks in turn. Default: none; the primary answers. In a Caddyfile: `replica
+	// <addr>...`.
 	Replicas []string `json:"replicas,omitempty"`
 
 	// The name under which the sentinels watch the primary, and the addresses of
@@ -47,8 +48,8 @@ type Shard struct {
 	// `host:port`. Default: port 6379.
 	Cluster []string `json:"cluster,omitempty"`
 
-	// The share of the clients, 1 to 1000. While shards are added, removed or
-	// weighted anew, `was` says what it was before: [the
+	// The share of the clients, from 0 to 1000. 0 is for a shard that is being
+	// removed, whose `previous_weight` says what it was: [the
 	// steps](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#when-shards-are-added-or-removed).
 	// Default: 1. In a Caddyfile: `weight <now> [was <before>]`.
 	Weight *int `json:"weight,omitempty"`

@@ -59,7 +59,7 @@ func TestPacedKeepsTheRate(t *testing.T) {
 	var served atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
 		if served.Add(1) == 20 {
-			time.Sleep(stall)
+			time.Sleep(stall) // requests are due meanwhile
 		}
 	}))
 	defer server.Close()

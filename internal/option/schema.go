@@ -49,7 +49,7 @@ func rowOf(rows []Row, field string) (row Row, description string) {
 func Comment(rows []Row, field string) string {
 	row, doc := meaning(rows, field)
 	text := described(row, field, doc)
-	if required, ok := strings.CutPrefix(row.Default, "required"); ok && field == row.Fields()[0] {
+	if required, ok := strings.CutPrefix(row.Default, "required"); ok && field == row.Fields()[0] && !saysDefault(doc) {
 		text += " Required" + required + "."
 	}
 	return longForms.Replace(link.ReplaceAllStringFunc(text, func(l string) string {
@@ -92,12 +92,13 @@ func meaning(rows []Row, field string) (row Row, doc string) {
 	return Row{}, ""
 }
 
-// described adds the default to a row's sentence, and the Caddyfile line where that has another name.
+// described adds the default to a row's sentence, and the Caddyfile line where that has another name. A part may
+// have a default of its own, because that of the line may be no value of the field.
 func described(row Row, field, doc string) string {
 	if doc == "" {
 		return ""
 	}
-	if row.Default != "" && !strings.HasPrefix(row.Default, "required") && field == row.Fields()[0] {
+	if row.Default != "" && !strings.HasPrefix(row.Default, "required") && field == row.Fields()[0] && !saysDefault(doc) {
 		doc += " Default: " + row.Default + "."
 	}
 	if row.JSON != nil {
@@ -105,6 +106,8 @@ func described(row Row, field, doc string) string {
 	}
 	return doc
 }
+
+func saysDefault(doc string) bool { return strings.Contains(doc, " Default: ") }
 
 // Fields are the fields of JSON that the line sets.
 func (r Row) Fields() []string {

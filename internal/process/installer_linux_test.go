@@ -191,7 +191,7 @@ func TestMakeTestSaysFirst(t *testing.T) {
 	}
 	c.has("redis-server", "")
 	c.has("echo", `printf '%s\n' "$*"`)
-	cmd := exec.CommandContext(t.Context(), path, "-f", makefile, "test", "GO=echo go", "TESTED=./...")
+	cmd := exec.CommandContext(t.Context(), path, "-f", makefile, "test", "GO=echo go", "LIST_TESTED=echo ./...")
 	cmd.Dir = c.dir
 	out, ok := c.run("", cmd)
 	lines := strings.Split(strings.TrimSpace(out), "\n")

@@ -1,5 +1,5 @@
 // Package sweep says how many of many similar cases a test goes through: a sample with `make
-// test`, more with `make check`, and all of them with `make check-all`. Which ones a sample has, a seed
+// test` and `make check`, which has more pairs of features, and all of them with `make check-all`. Which ones a sample has, a seed
 // decides, so that a failure can be repeated.
 //
 // The environment variable SWEEP is empty, "more" or "all", and SWEEP_SEED is the seed, 1 if it is

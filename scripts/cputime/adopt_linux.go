@@ -2,6 +2,7 @@ package main
 
 import (
 	"os"
+	"path/filepath"
 	"strconv"
 	"strings"
 	"syscall"
@@ -18,12 +19,22 @@ func adopt() error {
 	return nil
 }
 
-// countChildren returns how many children this process has.
-func countChildren() int {
+// children returns the commands of this process's children.
+func children() (commands []string) {
 	pid := strconv.Itoa(os.Getpid())
-	text, err := os.ReadFile("/proc/" + pid + "/task/" + pid + "/children")
-	if err != nil {
-		return 1 // at least one has not been waited for
+	tasks, _ := filepath.Glob("/proc/" + pid + "/task/*/children")
+	for _, task := range tasks {
+		text, err := os.ReadFile(task)
+		if err != nil {
+			continue // the thread has ended
+		}
+		for _, child := range strings.Fields(string(text)) {
+			command, _ := os.ReadFile("/proc/" + child + "/cmdline")
+			commands = append(commands, child+" "+strings.TrimSpace(strings.ReplaceAll(string(command), "\x00", " ")))
+		}
 	}
-	return max(len(strings.Fields(string(text))), 1)
+	if len(commands) == 0 {
+		return []string{"unknown"} // at least one has not been waited for
+	}
+	return commands
 }

@@ -3,7 +3,7 @@
 // Cputime runs a command and prints its cost: the CPU time of its whole process tree, which
 // depends little on who else uses the machine, and wall time.
 //
-//	go run ./scripts/cputime -budget 360 make test-product
+//	go run ./scripts/cputime -budget 360 make test
 //
 // With -budget a command that passes must not have used more CPU seconds than that. One that has is run
 // once more, because the same command takes up to a quarter longer in some runs than in others; the
@@ -21,12 +21,13 @@ import (
 	"os/exec"
 	"os/signal"
 	"strconv"
+	"strings"
 	"syscall"
 	"time"
 )
 
 // leftBehind is how long processes that outlive the command have to end.
-const leftBehind = 10 * time.Second
+const leftBehind = time.Minute
 
 func main() {
 	budget := flag.Float64("budget", 0, "CPU `seconds` that the command may use; 0 means any")
@@ -86,8 +87,8 @@ func measure(command []string) (status int, used float64) {
 		fmt.Fprintln(os.Stderr, err)
 		status = 2
 	}
-	if n := awaitOrphans(); n > 0 {
-		fmt.Printf("%d processes of the command still run\n", n)
+	if left := awaitOrphans(); len(left) > 0 {
+		fmt.Printf("processes of the command still run: %s\n", strings.Join(left, ", "))
 		status = max(status, 1)
 	}
 	after := usage()
@@ -107,16 +108,15 @@ func usage() (times [2]time.Duration) {
 	return [2]time.Duration{time.Duration(of.Utime.Nano()), time.Duration(of.Stime.Nano())}
 }
 
-// awaitOrphans waits for the processes that the command has left, and returns how many of them do
-// not end.
-func awaitOrphans() (left int) {
+// awaitOrphans waits for the processes that the command has left, and returns those that do not end.
+func awaitOrphans() (left []string) {
 	for deadline := time.Now().Add(leftBehind); ; {
 		pid, err := syscall.Wait4(-1, nil, syscall.WNOHANG, nil)
 		switch {
 		case errors.Is(err, syscall.ECHILD):
-			return 0
+			return nil
 		case err == nil && pid == 0 && time.Now().After(deadline):
-			return countChildren()
+			return children()
 		case err == nil && pid == 0:
 			time.Sleep(10 * time.Millisecond) // Wait4 has no deadline of its own
 		}

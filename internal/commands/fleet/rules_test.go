@@ -13,8 +13,10 @@ import (
 type rule string
 
 const (
-	// alike: Caddys have the same, or their elements are not the same one, or that is a problem of its own.
+	// alike: Caddys have the same, or their elements are not the same one.
 	alike rule = "alike"
+	// told: that of one Caddy, and a problem says that another one differs.
+	told rule = "told"
 	// inside: the rules of its type hold.
 	inside rule = "inside"
 	sum    rule = "sum"
@@ -42,8 +44,8 @@ var mergeRules = map[string]rule{
 	"Problem.Kind": alike, "Problem.Store": alike, "Problem.Shard": alike, "Problem.Zone": alike, "Problem.Server": alike, "Problem.Text": alike,
 	"Problem.Since": least, "Problem.Addresses": filled,
 
-	"Zone.Name": alike, "Zone.Store": alike, "Zone.Rollout": alike, "Zone.Algorithm": alike, "Zone.Key": alike, "Zone.Events": alike,
-	"Zone.Burst": alike, "Zone.Window": alike, "Zone.Calendar": alike, "Zone.Charge": alike, "Zone.Enforce": alike, "Zone.Definition": alike,
+	"Zone.Name": alike, "Zone.Store": alike, "Zone.Rollout": told, "Zone.Algorithm": alike, "Zone.Key": alike, "Zone.Events": alike,
+	"Zone.Burst": alike, "Zone.Window": alike, "Zone.Calendar": alike, "Zone.Charge": alike, "Zone.Enforce": told, "Zone.Definition": told,
 	"Zone.Rule": leader, "Zone.Decisions": sum, "Zone.LastRefused": most, "Zone.Shares": filled,
 	"ZoneShare.Address": filled, "ZoneShare.Decisions": filled, "ZoneShare.Rule": filled,
 	"Rollout.Store": alike, "Rollout.Percent": alike,
@@ -118,6 +120,33 @@ func TestEachFieldHasARule(t *testing.T) {
 	}
 }
 
+// TestDifferencesAreTold merges two answers that differ in one field only, which the zone shows of one Caddy.
+func TestDifferencesAreTold(t *testing.T) {
+	c := ruleCheck{t: t, used: map[string]bool{}}
+	zones := reflect.TypeFor[adminapi.Zone]()
+	found := 0
+	for i := range zones.NumField() {
+		name := "Zone." + zones.Field(i).Name
+		if mergeRules[name] != told {
+			continue
+		}
+		found++
+		var answers [2]adminapi.Status
+		for n := range answers {
+			answers[n].Zones = []adminapi.Zone{{Name: "api", Store: "default"}}
+			if field := reflect.ValueOf(&answers[n].Zones[0]).Elem().Field(i); n == 0 || field.Kind() != reflect.Pointer {
+				c.fill(field, inside, 1+n)
+			}
+		}
+		if merged := mergeStatus(parts(answers[0], answers[1]), asked{}); len(merged.Problems) != 1 || merged.Problems[0].Kind != adminapi.ProblemDisagreement {
+			t.Errorf("%s: problems are %+v", name, merged.Problems)
+		}
+	}
+	if found == 0 {
+		t.Error("no field has the rule")
+	}
+}
+
 func checkMerge[T any](t *testing.T, used map[string]bool, merge func([]part[T], asked) T) {
 	t.Helper()
 	c := ruleCheck{t: t, used: used}
@@ -159,7 +188,7 @@ func (c *ruleCheck) answer(of reflect.Type, n int) reflect.Value {
 }
 
 func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
-	if by == alike || by == tested {
+	if by == alike || by == told || by == tested {
 		n = 0
 	}
 	switch v.Kind() {
@@ -189,7 +218,7 @@ func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
 	case reflect.Struct:
 		c.fieldsOf(v.Type(), func(i int, _ string, own rule) {
 			// A struct that is alike is alike in all fields.
-			if by == alike || by == tested {
+			if by == alike || by == told || by == tested {
 				own = by
 			}
 			c.fill(v.Field(i), own, n)
@@ -209,7 +238,7 @@ func (c *ruleCheck) compare(name string, by rule, got, low, high reflect.Value) 
 			c.compare(strings.TrimSpace(name+" "+field), own, got.Field(i), low.Field(i), high.Field(i))
 		})
 		return
-	case got.Kind() == reflect.Pointer && by != leader && by != alike:
+	case got.Kind() == reflect.Pointer && by != leader && by != alike && by != told:
 		if got.IsNil() {
 			c.t.Errorf("%s is nil", name)
 			return
@@ -230,7 +259,7 @@ func (c *ruleCheck) compare(name string, by rule, got, low, high reflect.Value) 
 	}
 	want := high.Interface()
 	switch by {
-	case least, all, knowing, alike:
+	case least, all, knowing, alike, told:
 		want = low.Interface()
 	case sum:
 		want = reflect.ValueOf(3).Convert(got.Type()).Interface()

@@ -61,6 +61,11 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 					Kind: adminapi.ProblemDisagreement, Store: z.Store, Zone: z.Name,
 					Text: fmt.Sprintf("zone %s is defined otherwise than for %s: load the same config, or give one zone another name", z.Name, into.Shares[0].Address),
 				}, p.address)
+			} else if into.Enforce != z.Enforce || !sameRollout(into.Rollout, z.Rollout) {
+				addProblem(&problems, adminapi.Problem{
+					Kind: adminapi.ProblemDisagreement, Store: z.Store, Zone: z.Name,
+					Text: fmt.Sprintf("zone %s has another enforce or rollout than for %s: load the same config", z.Name, into.Shares[0].Address),
+				}, p.address)
 			}
 			for outcome, n := range z.Decisions {
 				into.Decisions[outcome] += n
@@ -100,6 +105,10 @@ func withoutTwins(parts []part[adminapi.Status]) (rest []part[adminapi.Status], 
 		known[id], rest = p.address, append(rest, p)
 	}
 	return rest, twins
+}
+
+func sameRollout(a, b *adminapi.Rollout) bool {
+	return (a == nil) == (b == nil) && (a == nil || *a == *b)
 }
 
 // tellRules makes a zone have the rule that all Caddys have or, where each keeps its own and they differ, each

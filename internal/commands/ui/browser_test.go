@@ -166,7 +166,7 @@ func (s *site) load(t *testing.T, most string) (stop func()) {
 				t.Errorf("load: %v", err)
 				return
 			}
-			time.Sleep(4 * time.Millisecond)
+			time.Sleep(4 * time.Millisecond) // the load has to last, not to be a flood
 		}
 	})
 	return func() {
@@ -283,7 +283,7 @@ const waitTimeout = 3 * time.Minute
 // await waits until an expression is true on the page.
 func (b *browser) await(what, expression string) {
 	b.t.Helper()
-	for deadline := time.Now().Add(waitTimeout); !b.is(expression); time.Sleep(100 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); !b.is(expression); time.Sleep(100 * time.Millisecond) { // polls
 		if time.Now().After(deadline) {
 			b.t.Fatalf("%s: it does not come; the page is\n%s", what, run[string](b, "document.body.innerText"))
 		}

@@ -246,7 +246,7 @@ func TestLateAnswers(t *testing.T) {
 // awaitCalls waits until the page has asked for a target so many times.
 func (b *browser) awaitCalls(api *scripted, target string, times int) {
 	b.t.Helper()
-	for deadline := time.Now().Add(waitTimeout); api.count(target) < times; time.Sleep(20 * time.Millisecond) {
+	for deadline := time.Now().Add(waitTimeout); api.count(target) < times; time.Sleep(20 * time.Millisecond) { // polls
 		if time.Now().After(deadline) {
 			b.t.Fatalf("the page does not ask for %s again", target)
 		}

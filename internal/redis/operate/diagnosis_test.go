@@ -497,7 +497,7 @@ func TestDiagnosisOfAReplicaBesideAHungOne(t *testing.T) {
 		// More often than the diagnosis compares offsets, and not so often that it takes a processor.
 		for ctx.Err() == nil {
 			sh.Primary.Client().Incr(ctx, "k")
-			time.Sleep(lagPeriod / 10)
+			time.Sleep(lagPeriod / 10) // see above
 		}
 	})
 	const lagLimit = 4 * time.Second
