@@ -1,6 +1,6 @@
-// Package sweep says how many of many similar cases a test goes through: a sample with `make
-// test` and `make check`, which has more pairs of features, and all of them with `make check-all`. Which ones a sample has, a seed
-// decides, so that a failure can be repeated.
+// Package sweep says how many of many similar cases a test goes through: a sample with `make test`, the same or
+// more with `make check`, and all of them with `make check-all`. Which ones a sample has, a seed decides, so that
+// a failure can be repeated.
 //
 // The environment variable SWEEP is empty, "more" or "all", and SWEEP_SEED is the seed, 1 if it is
 // empty.
@@ -14,10 +14,10 @@ import (
 	"testing"
 )
 
-// moreTimes is how many times as many cases as a sample has `make check` goes through.
+// moreTimes is how many times as many cases as a sample has SWEEP=more goes through.
 const moreTimes = 4
 
-// Size returns n, or with `make check` a multiple of it; with `make check-all`, or where
+// Size returns n, or with SWEEP=more a multiple of it; with `make check-all`, or where
 // that is less, it returns all.
 func Size(n, all int) int {
 	switch os.Getenv("SWEEP") {
