@@ -366,7 +366,7 @@ func opensWindows(t *testing.T, s *redis.Store, shard *redis.Shard) {
 		}
 		limit := &store.Limit{Zone: "acl", Algorithm: store.FixedWindow, Window: 24 * time.Hour}
 		// A take is a script, which tells the time.
-		for i, run := range []func(context.Context, []store.Request, []store.State){s.Take, s.Check} {
+		for i, run := range []func(context.Context, []*store.Ask){s.Take, s.Check} {
 			must(t, "open a window", store.Answers(t.Context(), run, []store.Request{
 				{Limit: limit, ClientKey: fmt.Sprintf("unknown-%d-%d", n, i), Events: 2, Cost: 1},
 			})[0].Err)

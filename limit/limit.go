@@ -258,12 +258,12 @@ func (l *Limit) take(ctx context.Context, r *store.Request) (store.State, error)
 
 // call makes an operation on one bucket. If ctx has ended, the error is that of ctx, whatever the store
 // says.
-func (l *Limit) call(ctx context.Context, op func(context.Context, []store.Request, []store.State), r *store.Request) (store.State, error) {
-	reqs, states := [1]store.Request{*r}, [1]store.State{}
-	op(ctx, reqs[:], states[:])
-	switch err := states[0].Err; {
+func (l *Limit) call(ctx context.Context, op func(context.Context, []*store.Ask), r *store.Request) (store.State, error) {
+	asked := store.Ask{Request: *r}
+	op(ctx, []*store.Ask{&asked})
+	switch err := asked.Err; {
 	case err == nil:
-		return states[0], nil
+		return asked.State, nil
 	case ctx.Err() != nil && errors.Is(err, ErrUncertain):
 		return store.State{}, fmt.Errorf("limit: limit %q: %w: %w", l.config.Name, ErrUncertain, ctx.Err())
 	case ctx.Err() != nil:

@@ -38,15 +38,15 @@ func (f *faulty) set(latency time.Duration, err error) {
 	f.latency, f.err = latency, err
 }
 
-func (f *faulty) Take(ctx context.Context, reqs []store.Request, states []store.State) {
-	f.do(ctx, f.Store.Take, reqs, states)
+func (f *faulty) Take(ctx context.Context, asks []*store.Ask) {
+	f.do(ctx, f.Store.Take, asks)
 }
 
-func (f *faulty) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
-	f.do(ctx, f.Store.Penalize, reqs, states)
+func (f *faulty) Penalize(ctx context.Context, asks []*store.Ask) {
+	f.do(ctx, f.Store.Penalize, asks)
 }
 
-func (f *faulty) do(ctx context.Context, op func(context.Context, []store.Request, []store.State), reqs []store.Request, states []store.State) {
+func (f *faulty) do(ctx context.Context, op func(context.Context, []*store.Ask), asks []*store.Ask) {
 	f.mu.Lock()
 	latency, err := f.latency, f.err
 	f.mu.Unlock()
@@ -55,10 +55,10 @@ func (f *faulty) do(ctx context.Context, op func(context.Context, []store.Reques
 	case <-ctx.Done():
 	}
 	if err != nil {
-		states[0].Err = err
+		asks[0].Err = err
 		return
 	}
-	op(ctx, reqs, states)
+	op(ctx, asks)
 }
 
 // memoryWith opens a store in memory behind a faulty one.

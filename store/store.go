@@ -29,11 +29,17 @@ var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)
 // its answer did not arrive, or says that it failed halfway. Such an operation is never repeated.
 var ErrUncertain = errors.New("outcome unknown")
 
-// Store keeps buckets. The caller of an operation brings the room for the answers: states
-// has the length of reqs, and a method sets each state at the place of its request, whatever it
-// was before, and writes none after it has returned. That a request does not fit is no
-// error: State.Allowed is false. [State.Err] is set only where the backend failed for that
-// one bucket, and the failure of one bucket spoils no other answer.
+// Ask is what a request asks of one bucket, and the answer. The zero State is that of an ask that no store has
+// answered.
+type Ask struct {
+	Request
+	State
+}
+
+// Store keeps buckets. An operation sets the State of each ask, whatever it was before, reads its Request only,
+// and touches none after it has returned. That a request does not fit is no error: State.Allowed is
+// false. [State.Err] is set only where the backend failed for that one bucket, and the failure of one bucket
+// spoils no other answer.
 //
 // Stores are safe for concurrent use. When a context ends, the waiting ends with
 // State.Err set; what was sent may still run. A Store that is not [Remote] answers at once: it may
@@ -44,31 +50,31 @@ type Store interface {
 	// to be a reset, and none is, it opens one, count 0, so that the reset it returns
 	// is one that is stored. A cost of 0 fits however much is spent, unless the bucket
 	// is under a penalty.
-	Check(ctx context.Context, reqs []Request, states []State)
+	Check(ctx context.Context, asks []*Ask)
 
 	// Charge spends each request's cost, whether or not it still fits, in the
 	// window that is open now; it opens one where none is. Under
 	// [Concurrency] it makes the lease of the request's ID last for another
 	// window from now on.
-	Charge(ctx context.Context, reqs []Request, states []State)
+	Charge(ctx context.Context, asks []*Ask)
 
 	// Take spends each request's cost where it fits, and nothing where it does not;
 	// each request by itself. State.Allowed says which, and State.Receipt is what a
 	// refund of it takes.
-	Take(ctx context.Context, reqs []Request, states []State)
+	Take(ctx context.Context, asks []*Ask)
 
 	// Refund gives back all or a part of what an earlier Take spent; the request has
 	// that Take's Receipt and ID. What the passing of time has given back is not given
 	// back again. The store does not check that no more is given back than was taken.
-	Refund(ctx context.Context, reqs []Request, states []State)
+	Refund(ctx context.Context, asks []*Ask)
 
 	// Penalize keeps each request's bucket refused until the request's Until,
 	// unless it is under a penalty already. Buckets of [SlidingLog] and
 	// [Concurrency] know no penalty.
-	Penalize(ctx context.Context, reqs []Request, states []State)
+	Penalize(ctx context.Context, asks []*Ask)
 
 	// Peek is Check, but opens no window. It may read a replica.
-	Peek(ctx context.Context, reqs []Request, states []State)
+	Peek(ctx context.Context, asks []*Ask)
 
 	// Reset empties the request's bucket wherever it is kept, so that its client
 	// begins anew. Charges in flight may count in the new bucket. After an error the
@@ -103,9 +109,27 @@ type Remote interface {
 	Warm(ctx context.Context)
 }
 
+// Asks returns asks of requests.
+func Asks(reqs []Request) []*Ask {
+	room, asks := make([]Ask, len(reqs)), make([]*Ask, len(reqs))
+	for i := range reqs {
+		room[i].Request, asks[i] = reqs[i], &room[i]
+	}
+	return asks
+}
+
 // Answers returns the states of an operation of a store.
-func Answers(ctx context.Context, op func(context.Context, []Request, []State), reqs []Request) []State {
-	states := make([]State, len(reqs))
-	op(ctx, reqs, states)
+func Answers(ctx context.Context, op func(context.Context, []*Ask), reqs []Request) []State {
+	asks := Asks(reqs)
+	op(ctx, asks)
+	return States(asks)
+}
+
+// States returns the states of asks.
+func States(asks []*Ask) []State {
+	states := make([]State, len(asks))
+	for i, a := range asks {
+		states[i] = a.State
+	}
 	return states
 }

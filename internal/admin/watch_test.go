@@ -48,11 +48,11 @@ type watchedStore struct {
 	module *watchedModule
 }
 
-func (s watchedStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.Store.Check(ctx, reqs, states)
-	for i := range states {
+func (s watchedStore) Check(ctx context.Context, asks []*store.Ask) {
+	s.Store.Check(ctx, asks)
+	for i := range asks {
 		if s.module.fails {
-			states[i] = store.State{Err: errors.New("away")}
+			asks[i].State = store.State{Err: errors.New("away")}
 		}
 	}
 }

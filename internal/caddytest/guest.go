@@ -24,9 +24,9 @@ type GuestStore struct {
 
 type unsureStore struct{ store.Store }
 
-func (unsureStore) Check(_ context.Context, _ []store.Request, states []store.State) {
-	for i := range states {
-		states[i] = store.State{Err: store.ErrUncertain}
+func (unsureStore) Check(_ context.Context, asks []*store.Ask) {
+	for _, a := range asks {
+		a.State = store.State{Err: store.ErrUncertain}
 	}
 }
 

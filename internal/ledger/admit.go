@@ -13,13 +13,13 @@ import (
 // allowed request in flight: it counts against later requests until
 // [Ledger.Settle]. If a bucket is known to refuse its request, Admit checks no
 // other, and leaves their states as they were: the caller passes zero states.
-func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
+func (l *Ledger) Admit(ctx context.Context, asks []*store.Ask) {
 	// A single request is judged when it joins a check.
-	if len(reqs) > 1 && l.RefuseKnown(reqs, states) {
+	if len(asks) > 1 && l.RefuseKnown(asks) {
 		return
 	}
 	a := admissions.Get().(*admission)
-	a.call = call{ledger: l, ctx: ctx, reqs: reqs, states: states}
+	a.call = call{ledger: l, ctx: ctx, asks: asks}
 	a.run()
 	*a = admission{}
 	admissions.Put(a)
@@ -27,35 +27,34 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store
 
 // RefuseKnown sets the states of requests that are refused without a call, and
 // reports whether there are any.
-func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
+func (l *Ledger) RefuseKnown(asks []*store.Ask) (refused bool) {
 	m := l.moment()
-	for i := range reqs {
-		if e := l.findFor(&reqs[i]); e != nil {
-			refused = e.Refuse(&reqs[i], &states[i], &m) || refused
+	for _, a := range asks {
+		if e := l.findFor(&a.Request); e != nil {
+			refused = e.Refuse(&a.Request, &a.State, &m) || refused
 			e.release(&m)
 		}
 	}
 	return refused
 }
 
-// call is one call of Admit or Take. Each request has its place in states.
+// call is one call of Admit or Take.
 type call struct {
 	ledger *Ledger
 	ctx    context.Context
-	reqs   []store.Request
-	states []store.State
+	asks   []*store.Ask
 	// turns has room for a message about each request; nil until one waits.
 	turns chan message
 }
 
 func (c *call) waiter(place int) core.Waiter {
-	return core.Waiter{Request: &c.reqs[place], State: &c.states[place], Call: c, Place: place}
+	return core.Waiter{Request: &c.asks[place].Request, State: &c.asks[place].State, Call: c, Place: place}
 }
 
 // expectTurn makes room for turns. The entry of the request that waits is locked.
 func (c *call) expectTurn() {
 	if c.turns == nil {
-		c.turns = make(chan message, len(c.reqs))
+		c.turns = make(chan message, len(c.asks))
 	}
 }
 
@@ -95,14 +94,16 @@ type admission struct {
 
 	askingRoom [2]asking
 	placeRoom  [8]int
-	answerRoom [1]store.State
+	// checked is what the store is asked, which must not set the states.
+	checked     [1]store.Ask
+	checkedRoom [1]*store.Ask
 }
 
 // run checks all requests: those without a check in flight in one call, the
 // others with the one that makes their next check.
 func (a *admission) run() {
 	pending := a.placeRoom[:0]
-	for i := range a.reqs {
+	for i := range a.asks {
 		pending = append(pending, i)
 	}
 	for len(pending) > 0 {
@@ -130,7 +131,7 @@ func (a *admission) run() {
 
 // join lets the core decide about a request, and reports whether the request waits.
 func (a *admission) join(place int, m *core.Moment) (waits bool) {
-	l, r := a.ledger, &a.reqs[place]
+	l, r := a.ledger, &a.asks[place].Request
 	e := l.enterFor(r, m)
 	defer e.release(m)
 	q := asking{place: place, entry: e}
@@ -156,7 +157,7 @@ func (a *admission) ask(what []asking) (unclear []int) {
 		q := what[n]
 		q.entry.acquire()
 		m := a.ledger.moment()
-		switch q.entry.Answered(a.waiter(q.place), answer, &q.Check, &m) {
+		switch q.entry.Answered(a.waiter(q.place), answer.State, &q.Check, &m) {
 		case core.CheckPrimary:
 			repeated = append(repeated, q)
 		case core.AwaitCharge:
@@ -167,34 +168,25 @@ func (a *admission) ask(what []asking) (unclear []int) {
 	return append(unclear, a.ask(repeated)...)
 }
 
-func (a *admission) answers(what []asking) []store.State {
-	reqs, ctx, own, moves := a.reqs, a.ctx, false, false
+// answers asks the store about the buckets of some requests.
+func (a *admission) answers(what []asking) []*store.Ask {
+	room, asks, ctx, moves := a.checked[:], a.checkedRoom[:], a.ctx, false
+	if len(what) > 1 {
+		room, asks = make([]store.Ask, len(what)), make([]*store.Ask, len(what))
+	}
 	for n, q := range what {
 		moves = moves || q.moves
 		if q.Joined {
 			// The check outlasts this client, because others wait for it.
 			ctx = context.WithoutCancel(a.ctx)
 		}
-		// Repeated checks come in another order.
-		if !own && (q.Primary || len(what) < len(reqs) || q.place != n) {
-			reqs, own = make([]store.Request, len(what)), true
-			for n, q := range what {
-				reqs[n] = a.reqs[q.place]
-			}
-		}
-		if q.Primary {
-			reqs[n].Primary = true
-		}
+		room[n], asks[n] = store.Ask{Request: a.asks[q.place].Request}, &room[n]
+		room[n].Primary = room[n].Primary || q.Primary
 	}
-	if failed := a.ledger.awaitMoves(moves, reqs); failed != nil {
-		return failed
+	if a.ledger.awaitMoves(moves, asks) {
+		a.ledger.Check(ctx, asks)
 	}
-	answers := a.answerRoom[:]
-	if len(reqs) > 1 {
-		answers = make([]store.State, len(reqs))
-	}
-	a.ledger.Check(ctx, reqs, answers)
-	return answers
+	return asks
 }
 
 // awaitCharges waits for the charges in flight that decide, and returns the
@@ -205,13 +197,13 @@ func (a *admission) awaitCharges(unclear []int) (pending []int) {
 		a.until = l.registry.clock().Add(l.opts.Timeout)
 	}
 	for _, i := range unclear {
-		if l.awaitCharge(&a.reqs[i], a.until) {
+		if l.awaitCharge(&a.asks[i].Request, a.until) {
 			pending = append(pending, i)
 			continue
 		}
 		m := l.moment()
-		e := l.enter(&a.reqs[i], &m)
-		e.RefuseUnclear(&a.reqs[i], &a.states[i], &m)
+		e := l.enter(&a.asks[i].Request, &m)
+		e.RefuseUnclear(&a.asks[i].Request, &a.asks[i].State, &m)
 		e.release(&m)
 	}
 	return pending
@@ -246,11 +238,11 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 
 func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) store.State {
 	r.Primary = true
-	reqs := []store.Request{r}
-	if failed := l.awaitMoves(moves, reqs); failed != nil {
-		return failed[0]
+	asked := store.Ask{Request: r}
+	if asks := []*store.Ask{&asked}; l.awaitMoves(moves, asks) {
+		l.Check(ctx, asks)
 	}
-	return store.Answers(ctx, l.Check, reqs)[0]
+	return asked.State
 }
 
 // AdmitAlone decides about a request that the store does not answer, by what this process
@@ -319,11 +311,11 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 }
 
 // ForeseeKnown is RefuseKnown, and counts nothing.
-func (l *Ledger) ForeseeKnown(reqs []store.Request, states []store.State) (refused bool) {
+func (l *Ledger) ForeseeKnown(asks []*store.Ask) (refused bool) {
 	m := l.moment()
-	for i := range reqs {
-		b := l.copyOf(&reqs[i], &m)
-		refused = b.Refuse(&reqs[i], &states[i], &m) || refused
+	for _, a := range asks {
+		b := l.copyOf(&a.Request, &m)
+		refused = b.Refuse(&a.Request, &a.State, &m) || refused
 	}
 	return refused
 }

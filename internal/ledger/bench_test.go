@@ -17,27 +17,29 @@ import (
 // instant is a store that answers at once, so that benchmarks measure the ledger alone.
 type instant struct{ simulation }
 
-func (*instant) answer(reqs []store.Request, states []store.State) {
+func (*instant) view(r *store.Request) store.State {
 	now := time.Now().UnixMicro()
-	for i := range reqs {
-		b := &algorithm.FixedWindow{Used: 1, Reset: now + time.Hour.Microseconds()}
-		states[i] = b.View(&reqs[i], now, false)
+	b := &algorithm.FixedWindow{Used: 1, Reset: now + time.Hour.Microseconds()}
+	return b.View(r, now, false)
+}
+
+func (s *instant) answer(asks []*store.Ask) {
+	for _, a := range asks {
+		a.State = s.view(&a.Request)
 	}
 }
 
-func (s *instant) Check(_ context.Context, reqs []store.Request, states []store.State) {
-	s.answer(reqs, states)
+func (s *instant) Check(_ context.Context, asks []*store.Ask) {
+	s.answer(asks)
 }
 
-func (s *instant) Take(_ context.Context, reqs []store.Request, states []store.State) {
-	s.answer(reqs, states)
+func (s *instant) Take(_ context.Context, asks []*store.Ask) {
+	s.answer(asks)
 }
 
 func (s *instant) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
-	states := make([]store.State, len(reqs))
-	s.answer(reqs, states)
-	for i, st := range states {
-		report(i, st)
+	for i := range reqs {
+		report(i, s.view(&reqs[i]))
 	}
 }
 
@@ -49,37 +51,38 @@ func BenchmarkLedger(b *testing.B) {
 	}
 	for _, c := range []struct {
 		name string
-		run  func(l *Ledger, reqs []store.Request, states []store.State)
+		run  func(l *Ledger, reqs []store.Request, asks []*store.Ask)
 	}{
-		{"store alone", func(l *Ledger, reqs []store.Request, _ []store.State) {
+		{"store alone", func(l *Ledger, reqs []store.Request, _ []*store.Ask) {
 			store.Answers(context.Background(), l.Check, reqs)
 			l.ChargeReported(reqs, func(int, store.State) {})
 		}},
-		{"charge after", func(l *Ledger, reqs []store.Request, states []store.State) {
-			l.Admit(context.Background(), reqs, states)
+		{"charge after", func(l *Ledger, reqs []store.Request, asks []*store.Ask) {
+			l.Admit(context.Background(), asks)
 			l.Settle(reqs, nil)
 		}},
-		{"charge before", func(l *Ledger, reqs []store.Request, _ []store.State) {
+		{"charge before", func(l *Ledger, reqs []store.Request, _ []*store.Ask) {
 			store.Answers(context.Background(), l.Take, reqs)
 		}},
-		{"batch", func(l *Ledger, reqs []store.Request, _ []store.State) {
+		{"batch", func(l *Ledger, reqs []store.Request, _ []*store.Ask) {
 			reqs[0].Batch = 1000
 			store.Answers(context.Background(), l.Take, reqs)
 		}},
-		{"refused", func(l *Ledger, reqs []store.Request, states []store.State) {
-			reqs[0].Events = 1
-			l.Admit(context.Background(), reqs, states)
+		{"refused", func(l *Ledger, reqs []store.Request, asks []*store.Ask) {
+			asks[0].Events = 1
+			l.Admit(context.Background(), asks)
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
 			l := New(NewRegistry(nil), new(instant), Options{})
 			defer l.Leave()
 			b.ReportAllocs()
-			// Callers reuse their states.
-			states := make([]store.State, 1)
+			// Callers have room for what they ask.
+			asked := new(store.Ask)
+			asks := []*store.Ask{asked}
 			for i := 0; b.Loop(); i++ {
-				clear(states)
-				c.run(l, []store.Request{requests[i%len(requests)]}, states)
+				*asked = store.Ask{Request: requests[i%len(requests)]}
+				c.run(l, []store.Request{asked.Request}, asks)
 			}
 		})
 	}
@@ -109,10 +112,10 @@ func BenchmarkRedis(b *testing.B) {
 			return st
 		}},
 		{"ledger", func(r []store.Request) store.State {
-			var states [1]store.State
-			l.Admit(context.Background(), r, states[:])
+			asked := store.Ask{Request: r[0]}
+			l.Admit(context.Background(), []*store.Ask{&asked})
 			l.Settle(r, nil)
-			return states[0]
+			return asked.State
 		}},
 	} {
 		b.Run(c.name, func(b *testing.B) {
@@ -146,10 +149,9 @@ func BenchmarkWalk(b *testing.B) {
 	l := New(NewRegistry(nil), new(instant), Options{})
 	defer l.Leave()
 	limit := store.Limit{Zone: "bench", Algorithm: store.FixedWindow, Window: time.Hour}
-	states := make([]store.State, 1)
 	for i := range clients {
 		r := []store.Request{{Limit: &limit, ClientKey: "client-" + strconv.Itoa(i), Events: 100, Cost: 1}}
-		l.Admit(context.Background(), r, states)
+		l.Admit(context.Background(), store.Asks(r))
 		l.Settle(r, nil)
 	}
 	visited := 0

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -321,20 +320,23 @@ func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
 
 var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
 
-// awaitMoves waits, if one of them moves, until no charge of the requests' buckets is in flight
-// to another owner: the call that follows may copy a bucket from there, which would lack it. If
-// that takes too long, it returns errors.
-func (l *Ledger) awaitMoves(moves bool, reqs []store.Request) (failed []store.State) {
+// awaitMoves waits, if one of them moves, until no charge of the buckets is in flight to another owner: the
+// call that follows may copy a bucket from there, which would lack it. If that takes too long, it sets the states
+// to an error, and returns false.
+func (l *Ledger) awaitMoves(moves bool, asks []*store.Ask) bool {
 	if !moves {
-		return nil
+		return true
 	}
 	until := l.registry.clock().Add(l.opts.Timeout)
-	for i := range reqs {
-		if !l.awaitCharges(&reqs[i], true, until) {
-			return slices.Repeat([]store.State{{Err: errMoves}}, len(reqs))
+	for _, a := range asks {
+		if !l.awaitCharges(&a.Request, true, until) {
+			for _, a := range asks {
+				a.State = store.State{Err: errMoves}
+			}
+			return false
 		}
 	}
-	return nil
+	return true
 }
 
 // awaitCharges waits until no charge of the bucket is in flight, or none that moves if only those

@@ -37,8 +37,9 @@ type flight struct {
 	// users hold some of the cost or look at it. The stripe's lock guards the
 	// number.
 	users int
-	// asked has room for the request to check.
-	asked [1]store.Request
+	// asked has room for what the store is asked, and room for the asks.
+	asked store.Ask
+	room  [1]*store.Ask
 }
 
 var idleFlights = sync.Pool{New: func() any { return new(flight) }}
@@ -113,38 +114,41 @@ type Local struct {
 func NewLocal(flights *Flights, s store.Store) *Local { return &Local{Store: s, flights: flights} }
 
 // Admit is [Ledger.Admit].
-func (l *Local) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
+func (l *Local) Admit(ctx context.Context, asks []*store.Ask) {
 	n := 0
 	defer func() {
-		if n < len(reqs) {
-			l.release(reqs[:n], states)
+		if n < len(asks) {
+			l.release(asks[:n])
 		}
 	}()
-	for ; n < len(reqs); n++ {
-		l.admit(ctx, &reqs[n], states[n:n+1])
+	for ; n < len(asks); n++ {
+		l.admit(ctx, asks[n])
 	}
 }
 
 // release ends the flights of requests that were admitted before the store panicked.
-func (l *Local) release(reqs []store.Request, states []store.State) {
-	for i, r := range reqs {
-		if hold := r.Cost; states[i].Err == nil && states[i].Allowed {
+func (l *Local) release(asks []*store.Ask) {
+	for _, a := range asks {
+		if r := a.Request; a.Err == nil && a.Allowed {
 			r.Cost = 0
-			l.settle([]store.Request{r}, hold)
+			l.settle([]store.Request{r}, a.Cost)
 		}
 	}
 }
 
-// admit sets the state of a request, the only one of states.
-func (l *Local) admit(ctx context.Context, r *store.Request, states []store.State) {
+func (l *Local) admit(ctx context.Context, a *store.Ask) {
+	r, st := &a.Request, &a.State
 	stripe, id, fl := l.flights.use(r)
 	users, cost := 1, int64(0)
 	// Deferred, because a panic of the store must not leave the flight locked.
 	defer func() { stripe.leave(id, fl, users, cost) }()
-	asked, st := fl.asked[:], &states[0]
-	asked[0] = *r
-	asked[0].Ahead += fl.cost
-	l.Check(ctx, asked, states)
+	check := func(ahead int64) {
+		fl.asked.Request, fl.room[0] = *r, &fl.asked
+		fl.asked.Ahead += ahead
+		l.Check(ctx, fl.room[:])
+		*st = fl.asked.State
+	}
+	check(fl.cost)
 	switch {
 	case st.Err != nil:
 	case st.Allowed:
@@ -152,8 +156,7 @@ func (l *Local) admit(ctx context.Context, r *store.Request, states []store.Stat
 		fl.cost += r.Cost
 		users, cost = 0, r.Cost
 	case fl.cost > 0:
-		asked[0].Ahead = r.Ahead
-		if l.Check(ctx, asked, states); st.Err == nil && st.Allowed {
+		if check(0); st.Err == nil && st.Allowed {
 			core.RefuseForFlight(st, r, algorithm.Known{Content: st.Content}, fl.cost)
 			core.ShowFlight(st, fl.cost)
 		}
@@ -206,7 +209,7 @@ func (*Local) ForeseeAlone(r *store.Request) store.State {
 func (l *Local) Figures() Figures { return l.flights.Figures() }
 
 // RefuseKnown is [Ledger.RefuseKnown]. It refuses nothing: the store is as quick.
-func (*Local) RefuseKnown([]store.Request, []store.State) bool { return false }
+func (*Local) RefuseKnown([]*store.Ask) bool { return false }
 
 // IsFull is [Ledger.IsFull]. The store is as quick.
 func (l *Local) IsFull(r *store.Request) bool {
@@ -215,7 +218,7 @@ func (l *Local) IsFull(r *store.Request) bool {
 }
 
 // ForeseeKnown is [Ledger.ForeseeKnown].
-func (*Local) ForeseeKnown([]store.Request, []store.State) bool { return false }
+func (*Local) ForeseeKnown([]*store.Ask) bool { return false }
 
 // Settle is [Ledger.Settle].
 func (l *Local) Settle(reqs []store.Request, held []int64) {
@@ -268,15 +271,24 @@ func (l *Local) RefundReported(r store.Request, report func(st store.State)) {
 }
 
 // unread has room for answers that nobody reads.
-var unread = sync.Pool{New: func() any { return new([]store.State) }}
+var unread = sync.Pool{New: func() any { return new(unreadAnswers) }}
+
+type unreadAnswers struct {
+	room []store.Ask
+	asks []*store.Ask
+}
 
 // discard makes an operation, and discards the answers.
-func discard(op func(context.Context, []store.Request, []store.State), reqs []store.Request) {
-	room := unread.Get().(*[]store.State)
-	*room = slices.Grow((*room)[:0], len(reqs))[:len(reqs)]
-	op(context.Background(), reqs, *room)
-	clear(*room) // errors
-	unread.Put(room)
+func discard(op func(context.Context, []*store.Ask), reqs []store.Request) {
+	u := unread.Get().(*unreadAnswers)
+	u.room, u.asks = slices.Grow(u.room[:0], len(reqs))[:len(reqs)], u.asks[:0]
+	for i := range reqs {
+		u.room[i].Request = reqs[i]
+		u.asks = append(u.asks, &u.room[i])
+	}
+	op(context.Background(), u.asks)
+	clear(u.room) // errors, and keys of clients
+	unread.Put(u)
 }
 
 // Account is [Ledger.Account]. The store says all that is known.

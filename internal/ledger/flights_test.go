@@ -98,18 +98,18 @@ type panickingStore struct {
 	client, in string
 }
 
-func (s panickingStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
-	if s.in == "check" && reqs[0].ClientKey == s.client {
+func (s panickingStore) Check(ctx context.Context, asks []*store.Ask) {
+	if s.in == "check" && asks[0].Request.ClientKey == s.client {
 		panic(s.in)
 	}
-	s.Store.Check(ctx, reqs, states)
+	s.Store.Check(ctx, asks)
 }
 
-func (s panickingStore) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
-	if s.in == "charge" && reqs[0].ClientKey == s.client {
+func (s panickingStore) Charge(ctx context.Context, asks []*store.Ask) {
+	if s.in == "charge" && asks[0].Request.ClientKey == s.client {
 		panic(s.in)
 	}
-	s.Store.Charge(ctx, reqs, states)
+	s.Store.Charge(ctx, asks)
 }
 
 // TestStoreThatPanicsLeavesNothingInFlight, in the bucket that it panics for and in those
@@ -130,7 +130,7 @@ func TestStoreThatPanicsLeavesNothingInFlight(t *testing.T) {
 							t.Errorf("the panic is %v", got)
 						}
 					}()
-					l.Admit(t.Context(), reqs, make([]store.State, len(reqs)))
+					l.Admit(t.Context(), store.Asks(reqs))
 					l.Settle(reqs, nil)
 				}()
 				if got := l.Figures(); got.Buckets != 0 || got.InFlight != 0 {

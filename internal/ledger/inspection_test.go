@@ -396,9 +396,9 @@ type lateAnswers struct {
 	late chan struct{}
 }
 
-func (s *lateAnswers) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s *lateAnswers) Check(ctx context.Context, asks []*store.Ask) {
 	late := s.late
-	s.simulation.Check(ctx, reqs, states)
+	s.simulation.Check(ctx, asks)
 	if late != nil {
 		<-late
 	}
@@ -457,9 +457,7 @@ func (s *lateAnswers) admitLate(l *Ledger, reqs ...store.Request) (done chan sto
 	s.late = late
 	done = make(chan store.State, len(reqs))
 	go func() {
-		states := make([]store.State, len(reqs))
-		l.Admit(context.Background(), reqs, states)
-		for _, st := range states {
+		for _, st := range store.Answers(context.Background(), l.Admit, reqs) {
 			done <- st
 		}
 	}()
@@ -791,23 +789,23 @@ func TestRecall(t *testing.T) {
 			l.Settle([]store.Request{request(40)}, []int64{0})
 			recalls("charged without asking", 40)
 			pass(time.Second)
-			for _, asks := range []func(reqs []store.Request, states []store.State){
-				func(reqs []store.Request, states []store.State) { l.Admit(t.Context(), reqs, states) },
-				func(reqs []store.Request, states []store.State) { l.Take(t.Context(), reqs, states) },
-				func(reqs []store.Request, states []store.State) { l.RefuseKnown(reqs, states) },
-				func(reqs []store.Request, states []store.State) { states[0] = l.CheckAhead(t.Context(), reqs[0], 0) },
-				func(reqs []store.Request, states []store.State) { states[0] = l.AdmitAlone(&reqs[0]) },
+			for _, asks := range []func(asked *store.Ask){
+				func(asked *store.Ask) { l.Admit(t.Context(), []*store.Ask{asked}) },
+				func(asked *store.Ask) { l.Take(t.Context(), []*store.Ask{asked}) },
+				func(asked *store.Ask) { l.RefuseKnown([]*store.Ask{asked}) },
+				func(asked *store.Ask) { asked.State = l.CheckAhead(t.Context(), asked.Request, 0) },
+				func(asked *store.Ask) { asked.State = l.AdmitAlone(&asked.Request) },
 			} {
 				for _, events := range []int64{20, 1} {
-					r, states := []store.Request{request(events)}, make([]store.State, 1)
-					asks(r, states)
-					recalls(fmt.Sprintf("asked, answer %+v", states[0]), events)
+					asked := store.Ask{Request: request(events)}
+					asks(&asked)
+					recalls(fmt.Sprintf("asked, answer %+v", asked.State), events)
 				}
 			}
 			look := request(77)
 			l.Foresee(look, false, s.word)
 			l.Foresee(look, true, s.word)
-			l.ForeseeKnown([]store.Request{look}, make([]store.State, 1))
+			l.ForeseeKnown(store.Asks([]store.Request{look}))
 			l.ForeseeAlone(&look)
 			l.IsFull(&look)
 			l.Account(&look)

@@ -97,11 +97,11 @@ func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]in
 func (l *Ledger) ChargeByID(reqs []store.Request) { l.ChargeReported(reqs, nil) }
 
 // Refund implements [store.Store].
-func (l *Ledger) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
-	entries, sent := l.beginRefund(reqs)
-	l.Remote.Refund(ctx, reqs, states)
+func (l *Ledger) Refund(ctx context.Context, asks []*store.Ask) {
+	entries, sent := l.beginRefund(len(asks), func(i int) *store.Request { return &asks[i].Request })
+	l.Remote.Refund(ctx, asks)
 	for i, e := range entries {
-		l.endRefund(e, &reqs[i], &states[i], sent)
+		l.endRefund(e, &asks[i].Request, &asks[i].State, sent)
 	}
 }
 
@@ -153,7 +153,7 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 }
 
 func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.State)) {
-	entries, sent := l.beginRefund(reqs)
+	entries, sent := l.beginRefund(len(reqs), func(i int) *store.Request { return &reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
@@ -165,12 +165,13 @@ func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.
 	})
 }
 
-func (l *Ledger) beginRefund(reqs []store.Request) (entries []*entry, at int64) {
-	entries = make([]*entry, len(reqs))
+func (l *Ledger) beginRefund(n int, request func(i int) *store.Request) (entries []*entry, at int64) {
+	entries = make([]*entry, n)
 	m := l.moment()
-	for i := range reqs {
-		e := l.enter(&reqs[i], &m)
-		e.RefundSent(reqs[i].Cost, &m)
+	for i := range n {
+		r := request(i)
+		e := l.enter(r, &m)
+		e.RefundSent(r.Cost, &m)
 		e.release(&m)
 		entries[i] = e
 	}
@@ -185,27 +186,29 @@ func (l *Ledger) endRefund(e *entry, r *store.Request, st *store.State, sent int
 }
 
 // Penalize implements [store.Store].
-func (l *Ledger) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
-	l.notePenalties(reqs)
-	l.writer().Remote.Penalize(ctx, reqs, states)
+func (l *Ledger) Penalize(ctx context.Context, asks []*store.Ask) {
+	for _, a := range asks {
+		l.notePenalty(&a.Request)
+	}
+	l.writer().Remote.Penalize(ctx, asks)
 }
 
 // PenalizeDetached is Penalize without waiting.
 func (l *Ledger) PenalizeDetached(reqs []store.Request) {
-	l.notePenalties(reqs)
+	for i := range reqs {
+		l.notePenalty(&reqs[i])
+	}
 	l.writer().Remote.PenalizeDetached(reqs)
 }
 
-func (l *Ledger) notePenalties(reqs []store.Request) {
-	m := l.moment()
-	for i := range reqs {
-		if !algorithm.Of(reqs[i].Limit.Algorithm).Copies() {
-			continue
-		}
-		e := l.enter(&reqs[i], &m)
-		e.Penalize(&reqs[i], &m)
-		e.release(&m)
+func (l *Ledger) notePenalty(r *store.Request) {
+	if !algorithm.Of(r.Limit.Algorithm).Copies() {
+		return
 	}
+	m := l.moment()
+	e := l.enter(r, &m)
+	e.Penalize(r, &m)
+	e.release(&m)
 }
 
 // Figures are those of the registry.

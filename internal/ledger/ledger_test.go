@@ -25,19 +25,17 @@ func requestOf(client string, events int64) store.Request {
 
 // admitter is a Ledger or a Local.
 type admitter interface {
-	Admit(ctx context.Context, reqs []store.Request, states []store.State)
+	Admit(ctx context.Context, asks []*store.Ask)
 }
 
 func admit(l admitter, r store.Request) store.State {
-	var states [1]store.State
-	l.Admit(context.Background(), []store.Request{r}, states[:])
-	return states[0]
+	asked := store.Ask{Request: r}
+	l.Admit(context.Background(), []*store.Ask{&asked})
+	return asked.State
 }
 
 func admitAll(l *Ledger, reqs []store.Request) []store.State {
-	states := make([]store.State, len(reqs))
-	l.Admit(context.Background(), reqs, states)
-	return states
+	return store.Answers(context.Background(), l.Admit, reqs)
 }
 
 func takeAll(l *Ledger, reqs []store.Request) []store.State {
@@ -297,9 +295,9 @@ func TestReservationIsNoRefusal(t *testing.T) {
 		b := newBatches(t, 1, 1, 10, 10)
 		l := b.ledgers[0]
 		b.take(l, 1)
-		states := make([]store.State, 1)
-		if l.RefuseKnown([]store.Request{b.request(1)}, states) {
-			t.Errorf("refused: %+v", states[0])
+		asks := store.Asks([]store.Request{b.request(1)})
+		if l.RefuseKnown(asks) {
+			t.Errorf("refused: %+v", asks[0].State)
 		}
 		for range 9 {
 			if st := b.take(l, 1); !st.Allowed {
@@ -310,7 +308,7 @@ func TestReservationIsNoRefusal(t *testing.T) {
 		if st := b.take(l, 1); st.Allowed {
 			t.Errorf("served more than the limit: %+v", st)
 		}
-		if !l.RefuseKnown([]store.Request{b.request(1)}, states) {
+		if !l.RefuseKnown(asks) {
 			t.Error("the bucket is not known to be full")
 		}
 		b.leave()

@@ -329,14 +329,14 @@ type newOwner struct {
 
 func (newOwner) Owner(string) string { return "other shard" }
 
-func (s newOwner) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s newOwner) Check(ctx context.Context, asks []*store.Ask) {
 	s.asked()
-	s.simulation.Check(ctx, reqs, states)
+	s.simulation.Check(ctx, asks)
 }
 
-func (s newOwner) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s newOwner) Take(ctx context.Context, asks []*store.Ask) {
 	s.asked()
-	s.simulation.Take(ctx, reqs, states)
+	s.simulation.Take(ctx, asks)
 }
 
 // TestNewOwnerIsAskedAfterChargesInFlight checks that no call to a bucket's new owner, which may

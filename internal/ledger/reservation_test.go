@@ -162,8 +162,8 @@ func TestCostZeroIsNeverRefused(t *testing.T) {
 				if st := admit(l, free); !st.Allowed {
 					t.Errorf("%s: nothing is admitted: %+v", a, st)
 				}
-				if states := make([]store.State, 1); l.RefuseKnown([]store.Request{free}, states) {
-					t.Errorf("%s: known to be refused: %+v", a, states[0])
+				if asks := store.Asks([]store.Request{free}); l.RefuseKnown(asks) {
+					t.Errorf("%s: known to be refused: %+v", a, asks[0].State)
 				}
 				pass(100 * time.Millisecond)
 			}

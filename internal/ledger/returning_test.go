@@ -261,12 +261,12 @@ type failingTakes struct {
 	err         error
 }
 
-func (s *failingTakes) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s *failingTakes) Take(ctx context.Context, asks []*store.Ask) {
 	if s.takes++; s.takes >= s.from {
 		fail(states, s.err)
 		return
 	}
-	s.simulation.Take(ctx, reqs, states)
+	s.simulation.Take(ctx, asks)
 }
 
 // TestRefusalStandsIfItsRepetitionFails, unless that may have spent something.
@@ -365,15 +365,15 @@ func TestClaimIsUndoneIfAnotherRequestIsRefused(t *testing.T) {
 		e.RefundSent(1, &m)
 		e.RefundArrived(&first, new(store.State), now, &m)
 		e.release(&m)
-		both := &taking{call: call{ledger: l, reqs: []store.Request{first, second}, states: make([]store.State, 2)}}
-		one := &taking{call: call{ledger: l, reqs: []store.Request{first}, states: make([]store.State, 1)}}
+		both := &taking{call: call{ledger: l, asks: store.Asks([]store.Request{first, second})}}
+		one := &taking{call: call{ledger: l, asks: store.Asks([]store.Request{first})}}
 		for _, c := range []struct {
 			t    *taking
 			want int
 		}{{both, 0}, {one, 1}, {one, 0}} {
-			refused := new(core.Retakes).ToRepeat(c.t.states)
+			refused := new(core.Retakes).ToRepeat(c.t.asks)
 			if claims, _ := c.t.claimReturns(refused, now); len(claims) != c.want {
-				t.Errorf("a call of %d requests repeats %d, want %d", len(c.t.reqs), len(claims), c.want)
+				t.Errorf("a call of %d requests repeats %d, want %d", len(c.t.asks), len(claims), c.want)
 			}
 		}
 	})

@@ -218,50 +218,76 @@ var (
 	errLost = fmt.Errorf("%w: simulated loss", store.ErrUncertain)
 )
 
-func (s *simulation) Check(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.begin(reqs, 1)
-	defer s.begin(reqs, -1)
+func (s *simulation) Check(ctx context.Context, asks []*store.Ask) {
+	s.begin(requestsOf(asks), 1)
+	defer s.begin(requestsOf(asks), -1)
 	s.travel()
 	s.mu.Lock()
 	s.checks++
 	down, lost := s.down, s.chance(s.lossy)
-	for i := range reqs {
-		r := &reqs[i]
+	for i := range asks {
+		r := &asks[i].Request
 		now := s.now()
 		b := bucketIn(s.replica, r)
-		switch states[i] = b.View(r, now, false); {
-		case (!r.Primary || s.away) && states[i].Reset != 0:
-			states[i].Replica = true
+		switch asks[i].State = b.View(r, now, false); {
+		case (!r.Primary || s.away) && asks[i].State.Reset != 0:
+			asks[i].State.Replica = true
 		case s.away:
-			states[i] = store.State{Err: errDown}
+			asks[i].State = store.State{Err: errDown}
 		default:
-			states[i] = s.write(algorithm.Check, *r)
+			asks[i].State = s.write(algorithm.Check, *r)
 		}
 	}
 	s.mu.Unlock()
 	switch {
 	case ctx.Err() != nil:
-		fail(states, ctx.Err())
+		failAll(asks, ctx.Err())
 		return
 	case down:
 		pass(20 * time.Millisecond)
-		fail(states, errDown)
+		failAll(asks, errDown)
 		return
 	case lost:
 		pass(50 * time.Millisecond)
-		fail(states, errDown)
+		failAll(asks, errDown)
 		return
 	}
 	s.travel()
-	s.deliver(states)
+	for _, a := range asks {
+		s.tell(&a.State)
+	}
 }
 
 // deliver passes the primary's answers to said.
 func (s *simulation) deliver(states []store.State) {
 	for i := range states {
-		if !states[i].Replica && states[i].Err == nil {
-			s.said(&states[i])
-		}
+		s.tell(&states[i])
+	}
+}
+
+func (s *simulation) tell(st *store.State) {
+	if !st.Replica && st.Err == nil {
+		s.said(st)
+	}
+}
+
+func requestsOf(asks []*store.Ask) (reqs []store.Request) {
+	for _, a := range asks {
+		reqs = append(reqs, a.Request)
+	}
+	return reqs
+}
+
+func failAll(asks []*store.Ask, err error) {
+	for _, a := range asks {
+		a.State = store.State{Err: err}
+	}
+}
+
+// answer makes writes, and waits for them.
+func (s *simulation) answer(op algorithm.Operation, asks []*store.Ask) {
+	for i, st := range s.run(op, requestsOf(asks)) {
+		asks[i].State = st
 	}
 }
 
@@ -325,24 +351,24 @@ func (s *simulation) run(op algorithm.Operation, reqs []store.Request) []store.S
 	return states
 }
 
-func (s *simulation) Charge(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.run(algorithm.Charge, reqs))
+func (s *simulation) Charge(_ context.Context, asks []*store.Ask) {
+	s.answer(algorithm.Charge, asks)
 }
 
-func (s *simulation) Take(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.run(algorithm.Take, reqs))
+func (s *simulation) Take(_ context.Context, asks []*store.Ask) {
+	s.answer(algorithm.Take, asks)
 }
 
-func (s *simulation) Refund(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.run(algorithm.Refund, reqs))
+func (s *simulation) Refund(_ context.Context, asks []*store.Ask) {
+	s.answer(algorithm.Refund, asks)
 }
 
-func (s *simulation) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.run(algorithm.Penalize, reqs))
+func (s *simulation) Penalize(_ context.Context, asks []*store.Ask) {
+	s.answer(algorithm.Penalize, asks)
 }
 
-func (s *simulation) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.Check(ctx, reqs, states)
+func (s *simulation) Peek(ctx context.Context, asks []*store.Ask) {
+	s.Check(ctx, asks)
 }
 
 func (s *simulation) PenalizeDetached(reqs []store.Request) { go s.run(algorithm.Penalize, reqs) }

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
@@ -13,9 +12,11 @@ import (
 // Take implements [store.Store]. If a bucket is known to refuse its request, Take
 // takes nothing from the others, and their states are zero. Requests with a batch
 // are served from tokens taken in advance.
-func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.State) {
-	clear(states)
-	t := taking{call: call{ledger: l, ctx: ctx, reqs: reqs, states: states}}
+func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
+	for _, a := range asks {
+		a.State = store.State{}
+	}
+	t := taking{call: call{ledger: l, ctx: ctx, asks: asks}}
 	t.marks = t.roomMarks[:0]
 	if !t.refuseKnown() {
 		t.run()
@@ -51,14 +52,14 @@ type taking struct {
 func (t *taking) refuseKnown() (refused bool) {
 	m := t.ledger.moment()
 	var asking []*entry
-	for i := range t.reqs {
-		r := &t.reqs[i]
+	for i := range t.asks {
+		r := &t.asks[i].Request
 		e := t.ledger.findFor(r)
 		if e == nil {
 			continue
 		}
 		t.moves = t.moves || t.ledger.moves(e, r)
-		do, asks := e.AskTake(r, &t.states[i], &m)
+		do, asks := e.AskTake(r, &t.asks[i].State, &m)
 		refused = refused || do == core.Nothing
 		if asks {
 			asking = append(asking, e)
@@ -82,14 +83,14 @@ func (t *taking) run() {
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
-	for i := range t.reqs {
-		if t.reqs[i].Batch == 0 {
+	for i, a := range t.asks {
+		if a.Batch == 0 {
 			own = append(own, i)
 			continue
 		}
 		switch what, size := t.claim(i); what {
 		case core.Fetch:
-			fetches, batches = append(fetches, i), append(batches, t.reqs[i])
+			fetches, batches = append(fetches, i), append(batches, a.Request)
 			batches[len(batches)-1].Cost = size
 		case core.Wait:
 			waiting++
@@ -106,8 +107,8 @@ func (t *taking) run() {
 // claim serves a request from its batch, or says what it has to do.
 func (t *taking) claim(i int) (do core.Do, size int64) {
 	m := t.ledger.moment()
-	m.Processes = t.ledger.processes(&t.reqs[i])
-	e := t.ledger.enter(&t.reqs[i], &m)
+	m.Processes = t.ledger.processes(&t.asks[i].Request)
+	e := t.ledger.enter(&t.asks[i].Request, &m)
 	defer e.release(&m)
 	if do, size = e.Claim(t.waiter(i), &m); do == core.Wait {
 		t.expectTurn()
@@ -130,37 +131,30 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 	if len(own)+len(fetches) == 0 {
 		return nil
 	}
-	asked, reqs := t.ledger.registry.now(), t.reqs
-	var loans []core.Loan
-	if len(fetches) > 0 || len(own) < len(reqs) || slices.ContainsFunc(reqs, func(r store.Request) bool { return r.Batch != 0 }) {
-		reqs = make([]store.Request, 0, len(own)+len(fetches))
-		loans = make([]core.Loan, len(own))
-		for n, i := range own {
-			reqs = append(reqs, t.reqs[i])
-			loans[n] = t.ledger.borrow(&reqs[n])
-		}
-		reqs = append(reqs, batches...)
+	asked, reqs := t.ledger.registry.now(), make([]store.Request, 0, len(own)+len(fetches))
+	loans := make([]core.Loan, len(own))
+	for n, i := range own {
+		reqs = append(reqs, t.asks[i].Request)
+		loans[n] = t.ledger.borrow(&reqs[n])
 	}
-	answers, unclear := t.ask(reqs), []int(nil)
+	answers, unclear := t.ask(append(reqs, batches...)), []int(nil)
 	answered := func(n int) {
-		st := &answers[n]
+		r, st := &answers[n].Request, &answers[n].State
 		if n >= len(own) {
-			if i := fetches[n-len(own)]; t.fetched(i, &reqs[n], st) == core.Take {
+			if i := fetches[n-len(own)]; t.fetched(i, r, st) == core.Take {
 				again = append(again, i)
 			}
 			return
 		}
-		if loans != nil {
-			t.ledger.repay(&reqs[n], loans[n], st)
-		}
-		if core.Stands(&t.states[own[n]], st) {
+		t.ledger.repay(r, loans[n], st)
+		if was := &t.asks[own[n]].State; core.Stands(was, st) {
 			t.stands = true
 		} else {
-			t.states[own[n]] = *st
+			*was = *st
 		}
 	}
-	for n := range answers {
-		if t.ledger.hearTake(&reqs[n], &answers[n], asked, t.marks[n]) == core.AwaitCharge {
+	for n, a := range answers {
+		if t.ledger.hearTake(&a.Request, &a.State, asked, t.marks[n]) == core.AwaitCharge {
 			unclear = append(unclear, n)
 			continue
 		}
@@ -172,31 +166,32 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 	// Nobody waits for the charges of others' buckets.
 	until := t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
 	for _, n := range unclear {
-		t.ledger.judgeTake(&reqs[n], &answers[n], t.marks[n], until)
+		t.ledger.judgeTake(&answers[n].Request, &answers[n].State, t.marks[n], until)
 		answered(n)
 	}
 	return again
 }
 
 // ask takes from the store.
-func (t *taking) ask(reqs []store.Request) []store.State {
+func (t *taking) ask(reqs []store.Request) []*store.Ask {
+	asks := store.Asks(reqs)
 	m := t.ledger.moment()
-	if t.marks = t.marks[:0]; cap(t.marks) < len(reqs) {
-		t.marks = make([]int64, 0, len(reqs))
+	if t.marks = t.marks[:0]; cap(t.marks) < len(asks) {
+		t.marks = make([]int64, 0, len(asks))
 	}
-	for i := range reqs {
+	for _, a := range asks {
 		mark := int64(0)
-		if !isLease(&reqs[i]) {
-			e := t.ledger.enter(&reqs[i], &m)
-			mark = e.TakeSent(&reqs[i])
+		if !isLease(&a.Request) {
+			e := t.ledger.enter(&a.Request, &m)
+			mark = e.TakeSent(&a.Request)
 			e.release(&m)
 		}
 		t.marks = append(t.marks, mark)
 	}
-	if failed := t.ledger.awaitMoves(t.moves, reqs); failed != nil {
-		return failed
+	if t.ledger.awaitMoves(t.moves, asks) {
+		t.ledger.Remote.Take(t.ctx, asks)
 	}
-	return store.Answers(t.ctx, t.ledger.Remote.Take, reqs)
+	return asks
 }
 
 // isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends
@@ -265,7 +260,7 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 func (t *taking) retake(asked int64) {
 	l := t.ledger
 	for again := (core.Retakes{Asked: asked}); ; {
-		refused := again.ToRepeat(t.states)
+		refused := again.ToRepeat(t.asks)
 		claims, waiting := t.claimReturns(refused, again.Asked)
 		if len(claims) == 0 {
 			return
@@ -306,7 +301,7 @@ func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*co
 }
 
 func (t *taking) claimReturn(place int, asked int64) *core.Claim {
-	e := t.ledger.find(&t.reqs[place])
+	e := t.ledger.find(&t.asks[place].Request)
 	if e == nil {
 		return nil
 	}
@@ -353,8 +348,7 @@ func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
 
 // awaitReturn waits until something has arrived that is on its way back to the bucket of r.
 func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
-	t := taking{call: call{ledger: l, ctx: context.Background(), reqs: []store.Request{r}}}
-	t.states = make([]store.State, 1)
+	t := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
 	e := l.find(&r)
 	if e == nil {
 		return
@@ -373,7 +367,7 @@ func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
 func (t *taking) reclaim() {
 	var again []int
 	waiting := 0
-	for _, i := range core.Reclaimable(t.reqs, t.states) {
+	for _, i := range core.Reclaimable(t.asks) {
 		switch t.reclaimOne(i) {
 		case core.Wait:
 			waiting++
@@ -385,7 +379,7 @@ func (t *taking) reclaim() {
 }
 
 func (t *taking) reclaimOne(i int) core.Do {
-	e := t.ledger.find(&t.reqs[i])
+	e := t.ledger.find(&t.asks[i].Request)
 	if e == nil {
 		return core.Nothing
 	}

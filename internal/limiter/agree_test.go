@@ -33,15 +33,15 @@ type silentStore struct {
 	leave    func()
 }
 
-func (s *silentStore) Take(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s *silentStore) Take(ctx context.Context, asks []*store.Ask) {
 	if s.isSilent {
 		if s.leave != nil {
 			s.leave()
 		}
-		setAll(states, store.State{Err: store.ErrNotExecuted})
+		setAll(asks, store.State{Err: store.ErrNotExecuted})
 		return
 	}
-	s.Store.Take(ctx, reqs, states)
+	s.Store.Take(ctx, asks)
 }
 
 func (s *silentStore) Inspect(ctx context.Context, r store.Request) store.Inspection {

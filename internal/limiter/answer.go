@@ -30,24 +30,24 @@ const (
 
 // refuse returns the error of a request that a zone refuses.
 func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) error {
-	z, st, l := v.zone(), v.state(), v.limiter
+	z, st, l := v.Zone, &v.ask.State, v.by.limiter
 	z.Counts.Declined.Inc()
 	for _, other := range t.own {
 		other.showRefunds()
 	}
-	v.addJitter()
-	l.reportRefusal(v.evaluation, v.i, r)
-	v.promise()
+	v.by.addJitter()
+	v.reportRefusal(r)
+	v.by.promise()
 	t.endBy(v)
 	deleteLimitHeaders(w.Header())
 	t.setHeaders(w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
 		setRetryAfter(w.Header(), ceilSeconds(wait(st)))
-	case v.reqs[v.i].Events > 0:
-		l.warnNever(z, &v.reqs[v.i])
+	case v.ask.Events > 0:
+		l.warnNever(z, &v.ask.Request)
 	}
-	v.zones[v.i].refused.note(v.decidedBy(v.i), l.Now())
+	v.refused.note(v.decidedBy(), l.Now())
 	if v.outcome == telemetry.Blocked {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)
 	}
@@ -74,7 +74,7 @@ func (t *tracker) all() []*evaluation {
 // setHeaders sets the headers about the verdict of the handlers that show it.
 func (t *tracker) setHeaders(h http.Header) {
 	if v := t.verdict((*Limiter).setsGitHub); ranks[v.outcome] > rankError {
-		t.setLimitHeaders(h, v.zone(), v.state())
+		t.setLimitHeaders(h, v.Zone, &v.ask.State)
 	}
 	if t.showsFields() {
 		t.setFields(h)
@@ -85,7 +85,7 @@ func (t *tracker) setHeaders(h http.Header) {
 // any that let it pass: the policies hold although no zone has decided.
 func (t *tracker) showsFields() bool {
 	if ending := t.refusal(); ending != nil {
-		return ending.limiter.setsIETF()
+		return ending.by.limiter.setsIETF()
 	}
 	return slices.ContainsFunc(t.all(), func(e *evaluation) bool { return e.limiter.setsIETF() })
 }
@@ -151,8 +151,8 @@ func deleteLimitHeaders(h http.Header) {
 // addJitter adds jitter to the wait of the zones that refuse.
 func (e *evaluation) addJitter() {
 	jitter := rand.Float64() * e.limiter.Jitter
-	for i := range e.zones {
-		if st := &e.states[i]; refuses(e.zones[i].outcome()) && st.RetryAfter != store.Never {
+	for _, z := range e.zones {
+		if st := &z.ask.State; refuses(z.outcome()) && st.RetryAfter != store.Never {
 			// Eleven times a century is no Duration.
 			st.RetryAfter += time.Duration(min(jitter*float64(st.RetryAfter), float64(mostJitter)))
 			st.RetryAfter = max(st.RetryAfter, time.Microsecond)
@@ -165,9 +165,8 @@ func (e *evaluation) addJitter() {
 // ahead if there is none, because without one some clients ask again at once. Call it after
 // reportRefusal, which reads the end of the window.
 func (e *evaluation) promise() {
-	for i := range e.zones {
-		z := &e.zones[i]
-		st := &e.states[i]
+	for _, z := range e.zones {
+		st := &z.ask.State
 		switch {
 		case !refuses(z.outcome()):
 		case st.RetryAfter != store.Never:
@@ -208,11 +207,10 @@ func (t *tracker) setFields(h http.Header) {
 		if !e.limiter.setsIETF() {
 			continue
 		}
-		for i := range e.zones {
-			z := &e.zones[i]
-			policies = append(policies, policyItem(z.Name, &e.reqs[i]))
+		for _, z := range e.zones {
+			policies = append(policies, policyItem(z.Name, &z.ask.Request))
 			if z.hasAnswered() {
-				limits = append(limits, limitItem(z.Name, &e.states[i], z.answer == hasNoRoom))
+				limits = append(limits, limitItem(z.Name, &z.ask.State, z.answer == hasNoRoom))
 			}
 		}
 	}
@@ -275,7 +273,7 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 // respond writes the response to a request that e ended with err if the request is a call
 // of gRPC, or the handler is configured to; otherwise it returns err.
 func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !l.Problem && !isGRPC(r) || !t.isEnded() || t.refusal().evaluation != e {
+	if err == nil || !l.Problem && !isGRPC(r) || !t.isEnded() || t.refusal().by != e {
 		return err
 	}
 	var why caddyhttp.HandlerError // It allocates, so most requests have returned.
@@ -359,13 +357,12 @@ func writeGRPC(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerErro
 // problem returns why the evaluation ended the request.
 func (e *evaluation) problem(status int) problem {
 	p := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
-	for i := range e.zones {
-		z := &e.zones[i]
+	for _, z := range e.zones {
 		if !refuses(z.outcome()) {
 			continue
 		}
 		p.Violated = append(p.Violated, z.Name)
-		if e.reason(i) != reasonReserved {
+		if z.reason() != reasonReserved {
 			p.Type, p.Title = problemQuotaExceeded, "The quota is exceeded"
 		}
 	}

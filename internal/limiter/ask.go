@@ -17,16 +17,15 @@ import (
 
 // enter opens the stores. An error fails the zones that count there.
 func (e *evaluation) enter() {
-	for i := range e.zones {
-		z := &e.zones[i]
-		sharer := slices.IndexFunc(e.zones[:i], func(other inZone) bool { return other.in == z.in })
+	for i, z := range e.zones {
+		sharer := slices.IndexFunc(e.zones[:i], func(other *inZone) bool { return other.in == z.in })
 		if sharer >= 0 && e.zones[sharer].open == nil {
-			e.rareZone(i).openErr = e.rareZone(sharer).openErr
+			z.ensureRare().openErr = e.zones[sharer].rare.openErr
 			continue
 		}
 		var err error
 		if z.open, err = z.handle.Enter(); err != nil {
-			e.rareZone(i).openErr = err
+			z.ensureRare().openErr = err
 		}
 	}
 }
@@ -42,14 +41,14 @@ func (e *evaluation) onlyOpen() *stores.Opened {
 
 // isSplit reports whether the zones do not all count in the same store.
 func (e *evaluation) isSplit() bool {
-	return e.anyZone(func(i int) bool { return e.zones[i].in != e.zones[0].in })
+	return slices.ContainsFunc(e.zones, func(z *inZone) bool { return z.in != e.zones[0].in })
 }
 
 // refusesOutright reports whether a zone whose limit is 0, or in which the client is
 // blocked, refuses the request, so that no store is asked.
 func (e *evaluation) refusesOutright() bool {
-	for i := range e.zones {
-		if role := e.zones[i].role; role == blocks || role == enforces && e.reqs[i].Events == 0 {
+	for _, z := range e.zones {
+		if z.role == blocks || z.role == enforces && z.ask.Events == 0 {
 			e.resetStates()
 			return true
 		}
@@ -60,36 +59,38 @@ func (e *evaluation) refusesOutright() bool {
 // resetStates sets the states as they are before any store is asked: only zones whose limit
 // is 0, or in which the client is blocked, have an answer.
 func (e *evaluation) resetStates() {
-	e.states = slices.Grow(e.states[:0], len(e.reqs))[:len(e.reqs)]
-	clear(e.states)
-	for i := range e.zones {
-		z := &e.zones[i]
-		z.alone, z.answer = localNone, notAsked
+	e.isAsked = true
+	for _, z := range e.zones {
+		z.ask.State, z.alone, z.answer = store.State{}, localNone, notAsked
 		if z.role == blocks {
-			now, until := e.limiter.Now().UnixMicro(), e.rare.zones[i].block.Until
-			e.learn(i, store.State{
-				Limit: max(e.reqs[i].Capacity(), 0), Reset: until, Now: now,
+			now, until := e.limiter.Now().UnixMicro(), z.rare.block.Until
+			z.learn(store.State{
+				Limit: max(z.ask.Capacity(), 0), Reset: until, Now: now,
 				RetryAfter: time.Duration(max(until-now, 1)) * time.Microsecond,
 			})
-		} else if e.reqs[i].Events == 0 {
-			e.learn(i, store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()})
+		} else if z.ask.Events == 0 {
+			z.learn(store.State{RetryAfter: store.Never, Now: e.limiter.Now().UnixMicro()})
 		}
 	}
 }
 
-// learn sets the state of zone i.
-func (e *evaluation) learn(i int, st store.State) {
-	e.states[i], e.zones[i].answer = st, answerOf(&st)
+// learn sets the state.
+func (z *inZone) learn(st store.State) {
+	z.ask.State = st
+	z.note()
 }
+
+// note notes that the state is set.
+func (z *inZone) note() { z.answer = answerOf(&z.ask.State) }
 
 // answering is what the plan of a request asks of a store. That of a simulation foresees the
 // same answers without effects.
 type answering interface {
-	Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []stores.Overflow
-	RefuseKnown(reqs []store.Request, states []store.State) (refused bool)
+	Overflow(ctx context.Context, asks []*store.Ask, now func() time.Time) []stores.Overflow
+	RefuseKnown(asks []*store.Ask) (refused bool)
 	IsFull(r *store.Request) bool
-	Admit(ctx context.Context, reqs []store.Request, states []store.State)
-	Take(ctx context.Context, reqs []store.Request, states []store.State)
+	Admit(ctx context.Context, asks []*store.Ask)
+	Take(ctx context.Context, asks []*store.Ask)
 	AdmitAlone(known, local *store.Request, takes bool) store.State
 }
 
@@ -104,27 +105,21 @@ func (l *Limiter) answering(open *stores.Opened) answering {
 // countOverflow makes clients beyond the bound of a store share a bucket, unless they are known to
 // have one.
 func (e *evaluation) countOverflow(r *http.Request) {
-	// Most requests need no list of zones.
-	if open := e.onlyOpen(); open != nil {
-		for _, o := range e.limiter.answering(open).Overflow(r.Context(), e.reqs, e.limiter.Now) {
-			e.share(r, o.Index, o.Err)
+	for _, there := range e.byStore(e.zones) {
+		if len(there) == 0 || there[0].open == nil {
+			continue
 		}
-		return
-	}
-	for _, there := range e.byStore(e.where(func(z *inZone) bool { return z.open != nil })) {
-		if len(there) > 0 {
-			for _, o := range e.limiter.answering(e.zones[there[0]].open).Overflow(r.Context(), e.pick(there), e.limiter.Now) {
-				e.share(r, there[o.Index], o.Err)
-			}
+		for _, o := range e.limiter.answering(there[0].open).Overflow(r.Context(), e.asksOf(there), e.limiter.Now) {
+			there[o.Index].share(r, o.Err)
 		}
 	}
 }
 
-// share makes zone i count the request in a bucket that clients share: the overflow bucket or,
+// share makes the zone count the request in a bucket that clients share: the overflow bucket or,
 // if the store failed with err to say whether the client is new, or to answer about the
 // overflow bucket, the unknown one.
-func (e *evaluation) share(r *http.Request, i int, err error) {
-	req, z, rare := &e.reqs[i], &e.zones[i], e.rareZone(i)
+func (z *inZone) share(r *http.Request, err error) {
+	req, rare := &z.ask.Request, z.ensureRare()
 	if z.role == blocks {
 		// It is refused as the client that it is.
 		return
@@ -133,56 +128,51 @@ func (e *evaluation) share(r *http.Request, i int, err error) {
 		rare.own = ownRequest{req.ClientKey, req.Events, req.Burst}
 	}
 	rare.err = err
-	if of := z.overridesOf(req.ClientKey, e.limiter); of.Grant != nil || of.Limit != nil {
+	if of := z.overridesOf(req.ClientKey, z.of.limiter); of.Grant != nil || of.Limit != nil {
 		// They are the client's own. A matcher that fails has ended the request before.
-		if events, burst := z.limitBy(z.rule(e.limiter), e.replOf(i), e.limiter); events != unlimited {
-			_ = z.setLimit(req, e.requestOf(i, r), events, burst, stores.ClientOverrides{})
+		if events, burst := z.limitBy(z.rule(z.of.limiter), z.replOf(), z.of.limiter); events != unlimited {
+			_ = z.setLimit(req, z.requestOf(r), events, burst, stores.ClientOverrides{})
 		}
 	}
 	req.ClientKey, z.bucket = stores.OverflowKey, overflowBucket
 	if err != nil {
 		req.ClientKey, z.bucket = stores.UnknownKey, unknownBucket
 		if r.Context().Err() == nil {
-			e.noteError(i, err)
+			z.noteError(err)
 		}
 	}
 }
 
-// resolvedKey returns what the key of zone i yields for the request, whichever
+// resolvedKey returns what the key of the zone yields for the request, whichever
 // bucket counts it.
-func (e *evaluation) resolvedKey(i int) string {
-	if e.zones[i].bucket == ownBucket {
-		return e.reqs[i].ClientKey
+func (z *inZone) resolvedKey() string {
+	if z.bucket == ownBucket {
+		return z.ask.ClientKey
 	}
-	return e.rare.zones[i].own.clientKey
+	return z.rare.own.clientKey
 }
 
-// letsWait reports whether requests can wait in zone i, for which its store is
+// letsWait reports whether requests can wait in the zone, for which its store is
 // needed.
-func (e *evaluation) letsWait(i int) bool {
-	z := &e.zones[i]
+func (z *inZone) letsWait() bool {
 	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && z.open != nil
 }
 
 // askZones asks the stores of e, the newest evaluation. The error that it returns ends the request.
 func (t *tracker) askZones(e *evaluation, r *http.Request) error {
-	if e.anyZone(e.letsWait) {
+	if slices.ContainsFunc(e.zones, (*inZone).letsWait) {
 		return t.askInTurn(e, r)
 	}
-	return e.ask(r, noFirst)
+	return e.ask(r, nil)
 }
 
-// noFirst stands for no zone that is asked before others.
-const noFirst = -1
-
 // ask sets the states: it checks, and takes if the checks let the request pass. Of the zones that
-// take, the one with the index first goes before others. An error of the store is part of a
+// take, first goes before others, unless it is nil. An error of the store is part of a
 // state; the error that ask returns ends the request.
-func (e *evaluation) ask(r *http.Request, first int) error {
+func (e *evaluation) ask(r *http.Request, first *inZone) error {
 	e.resetStates()
 	onlyChecks, anyObserves, anyUnknown := true, false, false
-	for i := range e.zones {
-		z := &e.zones[i]
+	for _, z := range e.zones {
 		onlyChecks = onlyChecks && !z.ChargeBefore && z.role != observes
 		anyObserves = anyObserves || z.role == observes
 		anyUnknown = anyUnknown || z.bucket == unknownBucket
@@ -192,10 +182,10 @@ func (e *evaluation) ask(r *http.Request, first int) error {
 			return err
 		}
 	} else if open := e.onlyOpen(); open != nil && onlyChecks {
-		e.limiter.answering(open).Admit(r.Context(), e.reqs, e.states)
-		e.learnAll()
-		e.noteHeld(nil)
-		return e.handleErrors(r, nil)
+		e.limiter.answering(open).Admit(r.Context(), e.asks)
+		noteAll(e.zones)
+		noteHeld(e.zones)
+		return e.handleErrors(r, e.zones)
 	}
 	if !anyObserves {
 		return e.askEnforced(r, first)
@@ -222,37 +212,37 @@ func (z *inZone) takes() bool { return z.ChargeBefore && !z.isUncertain() }
 // on_error says, and reports whether the request passes there.
 func (e *evaluation) answerUnknown(r *http.Request) (passes bool, err error) {
 	unknown := e.where(func(z *inZone) bool { return z.bucket == unknownBucket })
-	for _, i := range unknown {
-		e.learn(i, store.State{Err: e.rare.zones[i].err})
+	for _, z := range unknown {
+		z.learn(store.State{Err: z.rare.err})
 	}
 	err = e.handleErrors(r, unknown)
 	e.noteTaken(e.where(func(z *inZone) bool { return z.bucket == unknownBucket && z.takes() }))
-	return e.passes(unknown), err
+	return passAll(unknown), err
 }
 
 // askEach asks about some zones at the same time, each in a call of its own: a refusal of one must
 // not keep another from being asked. The function that it returns waits for the answers and
 // handles them.
-func (e *evaluation) askEach(r *http.Request, some []int) (await func() error) {
+func (e *evaluation) askEach(r *http.Request, some []*inZone) (await func() error) {
 	var calls sync.WaitGroup
-	checks, takes := []int{}, []int{}
-	for _, i := range some {
+	var checks, takes []*inZone
+	for _, z := range some {
 		question, ctx := answering.Admit, r.Context()
-		if e.zones[i].ChargeBefore {
-			question, ctx, takes = answering.Take, context.WithoutCancel(ctx), append(takes, i)
+		if z.ChargeBefore {
+			question, ctx, takes = answering.Take, context.WithoutCancel(ctx), append(takes, z)
 		} else {
-			checks = append(checks, i)
+			checks = append(checks, z)
 		}
-		if open := e.zones[i].open; open != nil && !open.IsRemote {
+		if z.open != nil && !z.open.IsRemote {
 			// Memory answers at once.
-			e.askIn(ctx, question, []int{i})
+			e.askIn(ctx, question, []*inZone{z})
 			continue
 		}
-		calls.Go(func() { e.askIn(ctx, question, []int{i}) })
+		calls.Go(func() { e.askIn(ctx, question, []*inZone{z}) })
 	}
 	return func() error {
 		calls.Wait()
-		e.noteHeld(checks)
+		noteHeld(checks)
 		err := e.handleErrors(r, some)
 		e.noteTaken(takes)
 		return err
@@ -260,7 +250,7 @@ func (e *evaluation) askEach(r *http.Request, some []int) (await func() error) {
 }
 
 // askEnforced asks the zones that may each refuse the request.
-func (e *evaluation) askEnforced(r *http.Request, first int) error {
+func (e *evaluation) askEnforced(r *http.Request, first *inZone) error {
 	checks := e.where(func(z *inZone) bool { return !z.ChargeBefore && z.isAskedAsEnforced() })
 	takes := e.where(func(z *inZone) bool { return z.takes() && z.isAskedAsEnforced() })
 	// No zone is asked if another is known to refuse. A store that gets all takes
@@ -274,8 +264,8 @@ func (e *evaluation) askEnforced(r *http.Request, first int) error {
 	}
 	if len(checks) > 0 {
 		e.askSome(r.Context(), answering.Admit, checks)
-		e.noteHeld(checks)
-		if err := e.handleErrors(r, checks); err != nil || !e.passes(checks) {
+		noteHeld(checks)
+		if err := e.handleErrors(r, checks); err != nil || !passAll(checks) {
 			return err
 		}
 	}
@@ -284,32 +274,31 @@ func (e *evaluation) askEnforced(r *http.Request, first int) error {
 
 // refuseKnown sets the states of those of some zones that refuse without being
 // asked, and reports whether there are any.
-func (e *evaluation) refuseKnown(some []int) (refused bool) {
+func (e *evaluation) refuseKnown(some []*inZone) (refused bool) {
 	for _, there := range e.byStore(some) {
-		if len(there) == 0 || e.zones[there[0]].open == nil {
+		if len(there) == 0 || there[0].open == nil {
 			continue
 		}
-		states := make([]store.State, len(there))
-		refused = e.limiter.answering(e.zones[there[0]].open).RefuseKnown(e.pick(there), states) || refused
-		e.put(there, states)
+		refused = e.limiter.answering(there[0].open).RefuseKnown(e.asksOf(there)) || refused
+		noteAll(there)
 	}
 	return refused
 }
 
 // take takes from some zones. Those that are known to be full, and the one for which the request
 // has waited, go first: if they refuse again, the others are not touched.
-func (e *evaluation) take(r *http.Request, takes []int, first int) error {
+func (e *evaluation) take(r *http.Request, takes []*inZone, first *inZone) error {
 	if len(takes) > 1 {
-		var full, others []int
-		for _, i := range takes {
-			if open := e.zones[i].open; open != nil && (i == first || e.limiter.answering(open).IsFull(&e.reqs[i])) {
-				full = append(full, i)
+		var full, others []*inZone
+		for _, z := range takes {
+			if z.open != nil && (z == first || e.limiter.answering(z.open).IsFull(&z.ask.Request)) {
+				full = append(full, z)
 			} else {
-				others = append(others, i)
+				others = append(others, z)
 			}
 		}
 		if len(full) > 0 && len(others) > 0 {
-			if err := e.takeSome(r, full); err != nil || !e.passes(full) {
+			if err := e.takeSome(r, full); err != nil || !passAll(full) {
 				return err
 			}
 			takes = others
@@ -318,7 +307,7 @@ func (e *evaluation) take(r *http.Request, takes []int, first int) error {
 	return e.takeSome(r, takes)
 }
 
-func (e *evaluation) takeSome(r *http.Request, takes []int) error {
+func (e *evaluation) takeSome(r *http.Request, takes []*inZone) error {
 	if len(takes) == 0 {
 		return nil
 	}
@@ -327,17 +316,17 @@ func (e *evaluation) takeSome(r *http.Request, takes []int) error {
 	e.askSome(context.WithoutCancel(r.Context()), answering.Take, takes)
 	err := e.handleErrors(r, takes)
 	e.noteTaken(takes)
-	if item := e.itemOf(takes[0]); err == nil && (item == nil || !item.Exactly) {
+	if item := takes[0].itemOf(); err == nil && (item == nil || !item.Exactly) {
 		err = e.limiter.leftBy(r, r.Context().Err())
 	}
 	return err
 }
 
-// question is a method of answering that sets the states of requests.
-type question = func(by answering, ctx context.Context, reqs []store.Request, states []store.State)
+// question is a method of answering that sets the states of asks.
+type question = func(by answering, ctx context.Context, asks []*store.Ask)
 
 // askSome asks about some zones: each store in one call, both at the same time.
-func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
+func (e *evaluation) askSome(ctx context.Context, ask question, some []*inZone) {
 	in := e.byStore(some)
 	if len(in[ownStore]) == 0 || len(in[rolloutStore]) == 0 {
 		e.askIn(ctx, ask, some)
@@ -350,27 +339,34 @@ func (e *evaluation) askSome(ctx context.Context, ask question, some []int) {
 }
 
 // askIn asks the store in which some zones count.
-func (e *evaluation) askIn(ctx context.Context, ask question, some []int) {
-	open := e.zones[some[0]].open
-	switch {
-	case open == nil:
-		for _, i := range some {
-			e.learn(i, store.State{Err: e.rare.zones[i].openErr})
+func (e *evaluation) askIn(ctx context.Context, ask question, some []*inZone) {
+	open := some[0].open
+	if open == nil {
+		for _, z := range some {
+			z.learn(store.State{Err: z.rare.openErr})
 		}
-	case len(some) == len(e.reqs):
-		ask(e.limiter.answering(open), ctx, e.reqs, e.states)
-		e.learnAll()
-	default:
-		states := make([]store.State, len(some))
-		ask(e.limiter.answering(open), ctx, e.pick(some), states)
-		e.put(some, states)
+		return
 	}
+	ask(e.limiter.answering(open), ctx, e.asksOf(some))
+	noteAll(some)
 }
 
-// learnAll notes that the states of all zones are set.
-func (e *evaluation) learnAll() {
-	for i := range e.zones {
-		e.zones[i].answer = answerOf(&e.states[i])
+// asksOf returns the asks of some zones.
+func (e *evaluation) asksOf(some []*inZone) []*store.Ask {
+	if len(some) == len(e.asks) {
+		return e.asks
+	}
+	asks := make([]*store.Ask, len(some))
+	for n, z := range some {
+		asks[n] = &z.ask
+	}
+	return asks
+}
+
+// noteAll notes that the states of some zones are set.
+func noteAll(some []*inZone) {
+	for _, z := range some {
+		z.note()
 	}
 }
 
@@ -389,12 +385,11 @@ func answerOf(st *store.State) answer {
 	}
 }
 
-// noteHeld notes which of some zones, or of all if some is nil, hold the cost in
-// flight.
-func (e *evaluation) noteHeld(some []int) {
-	for i := range e.zones {
-		if within(some, i) && e.zones[i].answer == hasRoom {
-			e.zones[i].hold()
+// noteHeld notes which of some zones hold the cost in flight.
+func noteHeld(some []*inZone) {
+	for _, z := range some {
+		if z.answer == hasRoom {
+			z.hold()
 		}
 	}
 }
@@ -420,21 +415,19 @@ func (l *Limiter) leftBy(r *http.Request, err error) error {
 	return caddyhttp.Error(statusClientClosedRequest, err)
 }
 
-// handleErrors reports the errors of some zones, or of all if some is nil, and
-// asks the local counts where on_error says so.
-func (e *evaluation) handleErrors(r *http.Request, some []int) error {
+// handleErrors reports the errors of some zones, and asks the local counts where on_error says so.
+func (e *evaluation) handleErrors(r *http.Request, some []*inZone) error {
 	var failed error
-	for i := range e.zones {
-		z := &e.zones[i]
-		if !within(some, i) || z.answer != storeFailed {
+	for _, z := range some {
+		if z.answer != storeFailed {
 			continue
 		}
-		failed = e.states[i].Err
+		failed = z.ask.Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if z.ChargeBefore && z.bucket != unknownBucket && errors.Is(failed, store.ErrUncertain) {
 			// Requests that on_error admits must not fill a bucket that clients share.
 			if z.becomeUncertain(z.needsID); z.isLost() && z.bucket == ownBucket {
-				e.noteEnd(i, failed)
+				z.noteEnd(failed)
 			}
 		}
 	}
@@ -444,22 +437,18 @@ func (e *evaluation) handleErrors(r *http.Request, some []int) error {
 	if err := e.limiter.leftBy(r, failed); err != nil {
 		return err
 	}
-	for i := range e.zones {
-		if within(some, i) && e.zones[i].answer == storeFailed {
-			e.handleError(r, i)
+	for _, z := range some {
+		if z.answer == storeFailed {
+			z.handleError(r)
 		}
 	}
 	return nil
 }
 
-// noteEnd notes how the take of zone i ends that failed with err. What fails after it takes nothing.
-func (e *evaluation) noteEnd(i int, err error) {
-	r := e.ensureRare()
-	if r.ends == nil {
-		r.ends = map[int]*store.Late{}
-	}
-	if r.ends[i] == nil {
-		r.ends[i] = store.LateOf(err)
+// noteEnd notes how the take ends that failed with err. What fails after it takes nothing.
+func (z *inZone) noteEnd(err error) {
+	if rare := z.ensureRare(); rare.end == nil {
+		rare.end = store.LateOf(err)
 	}
 }
 
@@ -474,43 +463,39 @@ func (s *spend) becomeUncertain(hasID bool) {
 	}
 }
 
-func (e *evaluation) handleError(r *http.Request, i int) {
-	z, err := &e.zones[i], e.states[i].Err
+func (z *inZone) handleError(r *http.Request) {
+	err := z.ask.Err
 	switch {
 	case z.bucket == unknownBucket:
 		// The error was noted when the bucket was chosen.
 	case z.bucket == overflowBucket && !z.isUncertain():
 		// Requests that on_error admits must not fill the overflow bucket, which
 		// would refuse new clients later.
-		e.share(r, i, err)
+		z.share(r, err)
 	default:
-		e.noteError(i, err)
+		z.noteError(err)
 	}
 	if z.onError == stores.OnErrorLocal && z.open != nil {
-		e.askLocal(i)
+		z.askLocal()
 	}
 }
 
-// noteError notes that the store of zone i has failed to answer.
-func (e *evaluation) noteError(i int, err error) {
-	if z := &e.zones[i]; !e.limiter.isSimulated {
-		z.handle.ReportError(e.limiter.Now(), z.Name, e.reqs[i].ClientKey, err)
+// noteError notes that the store has failed to answer.
+func (z *inZone) noteError(err error) {
+	if !z.of.limiter.isSimulated {
+		z.handle.ReportError(z.of.limiter.Now(), z.Name, z.ask.ClientKey, err)
 	}
 }
 
-// within reports whether i is among some, where nil stands for all. The states of
-// others must not be read: a call may be setting them.
-func within(some []int, i int) bool { return some == nil || slices.Contains(some, i) }
-
-// askLocal makes this process decide about zone i by itself. The ledger holds the cost in
+// askLocal makes this process decide by itself. The ledger holds the cost in
 // flight as well: the store may be back before the request has settled.
-func (e *evaluation) askLocal(i int) {
-	z, local := &e.zones[i], e.localRequest(i)
+func (z *inZone) askLocal() {
+	local := z.localRequest()
 	var known *store.Request
 	if !z.isLease && z.bucket == ownBucket {
-		known = &e.reqs[i]
+		known = &z.ask.Request
 	}
-	e.learn(i, e.limiter.answering(z.open).AdmitAlone(known, &local, z.ChargeBefore))
+	z.learn(z.of.limiter.answering(z.open).AdmitAlone(known, &local, z.ChargeBefore))
 	z.alone = localDecided
 	if z.answer != hasRoom {
 		return
@@ -523,53 +508,51 @@ func (e *evaluation) askLocal(i int) {
 	}
 }
 
-// localRequest is the request to the local counts of zone i, where no client shares a bucket:
+// localRequest is the request to the local counts, where no client shares a bucket:
 // while the store does not answer, most clients may have one of their own.
-func (e *evaluation) localRequest(i int) store.Request {
-	req := e.reqs[i]
-	if e.zones[i].bucket != ownBucket {
-		own := &e.rare.zones[i].own
+func (z *inZone) localRequest() store.Request {
+	req := z.ask.Request
+	if z.bucket != ownBucket {
+		own := z.rare.own
 		req.ClientKey, req.Events, req.Burst = own.clientKey, own.events, own.burst
 	}
 	return req
 }
 
-// decidedBy returns the client key of the bucket that has decided in zone i.
-func (e *evaluation) decidedBy(i int) string {
-	if e.zones[i].isLocal() {
-		return e.resolvedKey(i)
+// decidedBy returns the client key of the bucket that has decided.
+func (z *inZone) decidedBy() string {
+	if z.isLocal() {
+		return z.resolvedKey()
 	}
-	return e.reqs[i].ClientKey
+	return z.ask.ClientKey
 }
 
 // noteTaken notes which zones have spent the cost, and which refused.
-func (e *evaluation) noteTaken(takes []int) {
-	for _, i := range takes {
-		z := &e.zones[i]
+func (e *evaluation) noteTaken(takes []*inZone) {
+	for _, z := range takes {
 		switch {
 		case e.limiter.isSimulated:
 			if z.isLease && z.answer == hasRoom {
-				e.refuseAborted(i, 0)
+				z.refuseAborted(0)
 			}
-		case z.answer == hasRoom && e.findsNothing(i):
-			e.refuseLook(i)
+		case z.answer == hasRoom && z.findsNothing():
+			z.refuseLook()
 		case z.answer == hasRoom:
-			e.noteTake(i)
+			z.noteTake()
 		}
 	}
 }
 
-// noteTake notes that zone i has spent the cost.
-func (e *evaluation) noteTake(i int) {
-	z := &e.zones[i]
+// noteTake notes that the zone has spent the cost.
+func (z *inZone) noteTake() {
 	z.take()
 	if !z.Forgives.IsEmpty() {
-		e.beginTake(i)
+		z.beginTake()
 	}
-	e.reqs[i].Receipt = e.states[i].Receipt
-	e.mirror(i)
+	z.ask.Request.Receipt = z.ask.State.Receipt
+	z.mirror()
 	if z.isLease {
-		e.boundAborted(i)
+		z.boundAborted()
 	}
 }
 
@@ -584,67 +567,36 @@ func (s *spend) take() {
 
 // mirror takes a slot that the store gave in the local counts as well: they have to know of
 // it once they decide.
-func (e *evaluation) mirror(i int) {
-	z := &e.zones[i]
+func (z *inZone) mirror() {
 	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.open.IsRemote {
-		z.open.Local.Charge([]store.Request{e.localRequest(i)})
+		z.open.Local.Charge([]store.Request{z.localRequest()})
 		z.alone = localMirrored
 	}
 }
 
-// passes reports whether none of some zones ends the request.
-func (e *evaluation) passes(some []int) bool {
-	return !slices.ContainsFunc(some, func(i int) bool { return endsRequest(e.zones[i].outcome()) })
+// passAll reports whether none of some zones ends the request.
+func passAll(some []*inZone) bool {
+	return !slices.ContainsFunc(some, func(z *inZone) bool { return endsRequest(z.outcome()) })
 }
 
-// where returns the zones for which is holds; not nil, which would stand for all.
-func (e *evaluation) where(is func(z *inZone) bool) []int {
-	some := []int{}
-	for i := range e.zones {
-		if is(&e.zones[i]) {
-			some = append(some, i)
+// where returns the zones for which is holds.
+func (e *evaluation) where(is func(z *inZone) bool) (some []*inZone) {
+	for _, z := range e.zones {
+		if is(z) {
+			some = append(some, z)
 		}
 	}
 	return some
 }
 
-// anyZone reports whether is holds for a zone.
-func (e *evaluation) anyZone(is func(i int) bool) bool {
-	for i := range e.zones {
-		if is(i) {
-			return true
-		}
-	}
-	return false
-}
-
 // byStore parts some zones by the store in which they count.
-func (e *evaluation) byStore(some []int) (in [maxStores][]int) {
+func (e *evaluation) byStore(some []*inZone) (in [maxStores][]*inZone) {
 	if !e.isSplit() {
 		in[e.zones[0].in] = some
 		return in
 	}
-	for _, i := range some {
-		in[e.zones[i].in] = append(in[e.zones[i].in], i)
+	for _, z := range some {
+		in[z.in] = append(in[z.in], z)
 	}
 	return in
-}
-
-// pick returns the requests of some zones.
-func (e *evaluation) pick(some []int) []store.Request {
-	if len(some) == len(e.reqs) {
-		return e.reqs
-	}
-	reqs := make([]store.Request, len(some))
-	for n, i := range some {
-		reqs[n] = e.reqs[i]
-	}
-	return reqs
-}
-
-// put sets the states of some zones.
-func (e *evaluation) put(some []int, states []store.State) {
-	for n, i := range some {
-		e.learn(i, states[n])
-	}
 }

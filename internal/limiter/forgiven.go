@@ -95,35 +95,34 @@ func (t *runningTakes) empty(r *store.Request) (end func(err error)) {
 	}
 }
 
-// beginTake notes the take from zone i, which forgives, for as long as the request runs.
-func (e *evaluation) beginTake(i int) {
-	taken, running := &e.rareZone(i).taken, &e.zones[i].running
+// beginTake notes the take from a zone that forgives, for as long as the request runs.
+func (z *inZone) beginTake() {
+	taken, running := &z.ensureRare().taken, &z.running
 	if taken.bucket != nil {
 		// The request has waited since.
 		running.end(*taken)
 	}
-	req := e.reqs[i]
-	req.ClientKey = e.decidedBy(i)
+	req := z.ask.Request
+	req.ClientKey = z.decidedBy()
 	*taken = running.begin(&req)
 }
 
 func (e *evaluation) endTakes() {
-	for i := range e.rare.zones {
-		if taken := &e.rare.zones[i].taken; taken.bucket != nil {
-			e.zones[i].running.end(*taken)
-			*taken = take{}
+	for _, z := range e.zones {
+		if z.rare != nil && z.rare.taken.bucket != nil {
+			z.running.end(z.rare.taken)
+			z.rare.taken = take{}
 		}
 	}
 }
 
-// noteForgiven notes that what the request took in zone i has gone with a bucket that
+// noteForgiven notes that what the request took has gone with a bucket that
 // was emptied since. A request that is running counts when it ends.
-func (e *evaluation) noteForgiven(i int) {
-	z := &e.zones[i]
-	if z.Forgives.IsEmpty() || !z.isTaken() || e.rare == nil || len(e.rare.zones) <= i {
+func (z *inZone) noteForgiven() {
+	if z.Forgives.IsEmpty() || !z.isTaken() || z.rare == nil {
 		return
 	}
-	if k := e.rare.zones[i].taken; k.bucket != nil && z.running.isVoid(k) {
+	if k := z.rare.taken; k.bucket != nil && z.running.isVoid(k) {
 		z.lose()
 	}
 }

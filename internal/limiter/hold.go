@@ -32,7 +32,8 @@ type Hold struct {
 // whether the zone counts it: one that only observes does not where there is no room.
 func (p *Passage) Hold(place int) (h Hold, counts bool) {
 	e := p.tracker.own[0]
-	z, req := &e.zones[place], e.reqs[place]
+	z := e.zones[place]
+	req := z.ask.Request
 	if o := z.outcome(); o != telemetry.Allowed && o != telemetry.ErrorAllowed {
 		return Hold{}, false
 	}

@@ -3,6 +3,7 @@ package limiter
 import (
 	"math/bits"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -80,19 +81,19 @@ func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 	return places, nil
 }
 
-// addItem adds what an item asks to its bucket, and returns the bucket's index. Of two limits for one
+// addItem adds what an item asks to its bucket, and returns the bucket's place. Of two limits for one
 // bucket the lower holds.
 func (e *evaluation) addItem(in *resolved, item *Item) int {
 	amount := Times(item.Hits, item.Cost)
-	i := 0
-	for i < len(e.zones) && (e.zones[i].boundZone != in.zone || e.reqs[i].ClientKey != in.req.ClientKey) {
-		i++
+	place := slices.IndexFunc(e.zones, func(z *inZone) bool {
+		return z.boundZone == in.zone && z.ask.ClientKey == in.req.ClientKey
+	})
+	if place < 0 {
+		place = len(e.zones)
+		e.add(in).ensureRare().item = item
 	}
-	if i == len(e.zones) {
-		e.add(in)
-		e.rareZone(i).item = item
-	}
-	req, rare := &e.reqs[i], &e.rare.zones[i]
+	z := e.zones[place]
+	req, rare := &z.ask.Request, z.rare
 	if in.req.Events < req.Events {
 		req.Events, req.Burst, req.Reserved = in.req.Events, in.req.Burst, in.req.Reserved
 	}
@@ -104,7 +105,7 @@ func (e *evaluation) addItem(in *resolved, item *Item) int {
 		rare.always = min(rare.always+max(amount, 0), store.MaxEvents)
 	}
 	req.Cost = max(rare.amount-rare.always, 0)
-	return i
+	return place
 }
 
 // Times returns the cost of some hits, which is at most the largest.
@@ -118,61 +119,61 @@ func Times(hits, cost int64) int64 {
 	return store.MaxEvents
 }
 
-// itemOf returns the item of zone i, or nil where a request asks all zones of a handler.
-func (e *evaluation) itemOf(i int) *Item {
-	if e.rare == nil || i >= len(e.rare.zones) {
+// itemOf returns the item of the zone, or nil where a request asks all zones of a handler.
+func (z *inZone) itemOf() *Item {
+	if z.rare == nil {
 		return nil
 	}
-	return e.rare.zones[i].item
+	return z.rare.item
 }
 
-// replOf returns the replacer of the request in zone i.
-func (e *evaluation) replOf(i int) *caddy.Replacer {
-	if item := e.itemOf(i); item != nil {
+// replOf returns the replacer of the request in the zone.
+func (z *inZone) replOf() *caddy.Replacer {
+	if item := z.itemOf(); item != nil {
 		return item.replacer()
 	}
-	return e.repl
+	return z.of.repl
 }
 
-// requestOf returns the request in zone i, which is r unless it is an item's.
-func (e *evaluation) requestOf(i int, r *http.Request) *http.Request {
-	if item := e.itemOf(i); item != nil {
+// requestOf returns the request in the zone, which is r unless it is an item's.
+func (z *inZone) requestOf(r *http.Request) *http.Request {
+	if item := z.itemOf(); item != nil {
 		return item.Request
 	}
 	return r
 }
 
-// refund returns what the call gives back in zone i.
-func (e *evaluation) refund(i int) int64 {
-	if e.itemOf(i) == nil || !e.zones[i].isTaken() {
+// refund returns what the call gives back in the zone.
+func (z *inZone) refund() int64 {
+	if z.itemOf() == nil || !z.isTaken() {
 		return 0
 	}
-	return max(-e.rare.zones[i].amount, 0)
+	return max(-z.rare.amount, 0)
 }
 
-// refund gives back what other requests have spent in zone i, where a take without a cost has shown
+// refund gives back what other requests have spent in the zone, where a take without a cost has shown
 // which window is open.
-func (s *settlements) refund(e *evaluation, i int, back int64) {
-	z, in := &e.zones[i], &s[e.zones[i].in]
-	req, to := e.reqs[i], &in.store
+func (s *settlements) refund(z *inZone, back int64) {
+	in := &s[z.in]
+	req, to := z.ask.Request, &in.store
 	if z.isLocal() {
-		req, to = e.localRequest(i), &in.local
+		req, to = z.localRequest(), &in.local
 	}
 	req.Cost = back
 	to.refunds = append(to.refunds, req)
 	z.Counts.Refunded.Add(float64(back))
-	e.show(i, back, 0)
+	z.show(back, 0)
 }
 
-// findsNothing reports whether the call only looks whether anything is left in zone i, and nothing is.
-func (e *evaluation) findsNothing(i int) bool {
-	item := e.itemOf(i)
-	return item != nil && item.Hits == 0 && !item.Always && e.states[i].Remaining == 0
+// findsNothing reports whether the call only looks whether anything is left in the zone, and nothing is.
+func (z *inZone) findsNothing() bool {
+	item := z.itemOf()
+	return item != nil && item.Hits == 0 && !item.Always && z.ask.State.Remaining == 0
 }
 
-// refuseLook makes zone i refuse a call that finds nothing left.
-func (e *evaluation) refuseLook(i int) {
-	st := &e.states[i]
+// refuseLook makes the zone refuse a call that finds nothing left.
+func (z *inZone) refuseLook() {
+	st := &z.ask.State
 	st.Allowed, st.RetryAfter = false, max(time.Duration(st.Reset-st.Now)*time.Microsecond, leastWait)
-	e.zones[i].answer = hasNoRoom
+	z.answer = hasNoRoom
 }

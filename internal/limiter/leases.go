@@ -22,7 +22,7 @@ type lease struct {
 	timer  Timer
 	period time.Duration
 	// handedOver are zones whose local slots the store may count as well.
-	handedOver []int
+	handedOver []*inZone
 }
 
 // Timer is a [time.Timer] that calls a function, or one of a clock that is no machine's.
@@ -41,9 +41,8 @@ func (e *evaluation) holdLeases() {
 		return
 	}
 	period := time.Duration(0)
-	for i := range e.zones {
-		z := &e.zones[i]
-		if e.holdsSlot(i) {
+	for _, z := range e.zones {
+		if z.holdsSlot() {
 			if every := z.limit.Window / renewals; period == 0 || every < period {
 				period = every
 			}
@@ -68,10 +67,9 @@ func (l *Limiter) afterFunc(d time.Duration, f func()) Timer {
 	return l.AfterFunc(d, f)
 }
 
-// holdsSlot reports whether the request has, or may have, a slot in zone i that lasts until it
+// holdsSlot reports whether the request has, or may have, a slot in the zone that lasts until it
 // ends. It reads the spend of lease zones only; others may be settling.
-func (e *evaluation) holdsSlot(i int) bool {
-	z := &e.zones[i]
+func (z *inZone) holdsSlot() bool {
 	return z.isLease && (z.isTaken() || z.isUncertain()) && z.answer != hasNoRoom
 }
 
@@ -84,19 +82,18 @@ func (l *lease) renew() {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), l.period)
 	defer cancel()
-	for i := range l.of.zones {
-		z := &l.of.zones[i]
-		open, req := z.open, l.of.reqs[i:i+1]
-		if !l.of.holdsSlot(i) || req[0].Cost == 0 {
+	for _, z := range l.of.zones {
+		if !z.holdsSlot() || z.ask.Cost == 0 {
 			continue
 		}
+		open, req := z.open, []store.Request{z.ask.Request}
 		if z.alone == localTaken || z.alone == localMirrored {
 			open.Local.Charge(req)
 		}
 		// If this fails the slot may be lost; the request goes on. A local slot counts
 		// in the store from now on, if that is back.
-		if st := store.Answers(ctx, open.Accounts.Charge, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, i) {
-			l.handedOver = append(l.handedOver, i)
+		if st := store.Answers(ctx, open.Accounts.Charge, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, z) {
+			l.handedOver = append(l.handedOver, z)
 		}
 	}
 	l.timer.Reset(l.period)
@@ -105,7 +102,7 @@ func (l *lease) renew() {
 // end gives the slots back.
 func (l *lease) end() {
 	if l.stop() {
-		l.of.giveBack(l.of.holdsSlot)
+		l.of.giveBack((*inZone).holdsSlot)
 	}
 }
 
@@ -123,8 +120,8 @@ func (l *lease) stop() bool {
 	}
 	l.timer.Stop()
 	l.timer = nil
-	for _, i := range l.handedOver {
-		l.of.zones[i].becomeUncertain(true)
+	for _, z := range l.handedOver {
+		z.becomeUncertain(true)
 	}
 	return true
 }
@@ -246,33 +243,32 @@ func (a *abortedRequests) wait(clientKey string, most int64, now time.Time) (wai
 // as others commonly do, and for leastWait: short requests do not hide the long ones.
 func (e *evaluation) noteAborted(t *tracker) {
 	now, took := e.limiter.Now(), t.took(e.limiter)
-	for i := range e.zones {
-		z := &e.zones[i]
-		if lasts := max(z.pace.mayTake(z.limit.Window), leastWait); e.holdsSlot(i) && e.reqs[i].Cost > 0 && took < lasts {
-			z.aborted.note(e.decidedBy(i), e.reqs[i].Cost, now, lasts)
+	for _, z := range e.zones {
+		if lasts := max(z.pace.mayTake(z.limit.Window), leastWait); z.holdsSlot() && z.ask.Cost > 0 && took < lasts {
+			z.aborted.note(z.decidedBy(), z.ask.Cost, now, lasts)
 		}
 	}
 }
 
-// boundAborted refuses a request that has just got a slot in zone i, and gives that back, if
+// boundAborted refuses a request that has just got a slot in the zone, and gives that back, if
 // too many run already with those that the client has aborted.
-func (e *evaluation) boundAborted(i int) {
-	if e.refuseAborted(i, e.reqs[i].Cost) {
-		e.giveBack(func(other int) bool { return other == i })
-		if e.zones[i].lose(); !e.zones[i].isLocal() {
-			e.zones[i].alone = localNone
+func (z *inZone) boundAborted() {
+	if z.refuseAborted(z.ask.Cost) {
+		z.of.giveBack(func(other *inZone) bool { return other == z })
+		if z.lose(); !z.isLocal() {
+			z.alone = localNone
 		}
-		e.reqs[i].ID = identity.NewRequestID()
+		z.ask.ID = identity.NewRequestID()
 	}
 }
 
-// refuseAborted makes zone i, whose state shows a part of the request's cost, refuse a request
+// refuseAborted makes the zone, whose state shows a part of the request's cost, refuse a request
 // beyond the bound on what runs and what the client has aborted, and reports whether it does.
-func (e *evaluation) refuseAborted(i int, shown int64) bool {
-	z, st, req := &e.zones[i], &e.states[i], &e.reqs[i]
+func (z *inZone) refuseAborted(shown int64) bool {
+	st, req := &z.ask.State, &z.ask.Request
 	most := min(req.Capacity(), math.MaxInt64/maxAbortedShare) * maxAbortedShare
 	used := st.Used - shown
-	wait, cost := z.aborted.wait(e.decidedBy(i), most-used-req.Cost, e.limiter.Now())
+	wait, cost := z.aborted.wait(z.decidedBy(), most-used-req.Cost, z.of.limiter.Now())
 	if wait <= 0 {
 		return false
 	}

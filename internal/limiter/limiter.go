@@ -183,25 +183,25 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	if !e.refusesOutright() {
 		e.countOverflow(r)
 		if err := t.askZones(e, r); err != nil {
-			for i := range e.zones {
+			for _, z := range e.zones {
 				// The client has left: no zone has decided.
-				e.zones[i].answer = notAsked
+				z.answer = notAsked
 			}
-			t.endBy(verdict{asked: asked{evaluation: e}})
+			t.endBy(verdict{by: e})
 			return err
 		}
 	}
 	e.conclude()
-	for i := range e.zones {
-		if e.zones[i].outcome() == telemetry.WouldRefuse {
-			l.reportRefusal(e, i, r)
+	for _, z := range e.zones {
+		if z.outcome() == telemetry.WouldRefuse {
+			z.reportRefusal(r)
 		}
 	}
 	switch v := t.verdict(anyHandler); {
 	case refuses(v.outcome):
-		if v.evaluation != e {
+		if v.by != e {
 			// An outer handler was asked again after the request had waited.
-			v.conclude()
+			v.by.conclude()
 		}
 		return t.refuse(v, w, r)
 	case endsRequest(v.outcome):

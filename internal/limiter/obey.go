@@ -13,8 +13,7 @@ import (
 // refused for the clients of a shared bucket, and where the store did not answer it is not asked.
 func (t *tracker) obey(e *evaluation, status int) {
 	var wait time.Duration
-	for i := range e.zones {
-		z := &e.zones[i]
+	for _, z := range e.zones {
 		if !z.ObeyUpstream || z.role != enforces || z.answer != hasRoom || z.open == nil || z.bucket != ownBucket && !z.isLocal() {
 			continue
 		}
@@ -24,8 +23,8 @@ func (t *tracker) obey(e *evaluation, status int) {
 			}
 		}
 		// The state is from when the request was admitted.
-		e.showPenaltyFor(i, t.took(e.limiter)+wait)
-		e.penalize(i)
+		z.showPenaltyFor(t.took(e.limiter) + wait)
+		z.penalize()
 		if times, log := e.limiter.mayLog(&z.obeyed); log {
 			e.limiter.Logger.Warn("upstream asks for fewer requests; the client is refused until then",
 				zap.String("zone", z.Name), zap.Int("status", status), zap.Duration("for", wait), zap.Int64("times", times))

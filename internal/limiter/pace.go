@@ -98,31 +98,30 @@ func (t *tracker) took(l *Limiter) time.Duration {
 
 // notePace notes how long the request has held something in some zones.
 func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
-	if t.admitted == 0 || len(e.states) == 0 {
+	if t.admitted == 0 || !e.isAsked {
 		// A store panicked, maybe when an inner handler entered it.
 		return
 	}
 	took := time.Duration(-1)
-	for i := range e.zones {
-		z := &e.zones[i]
+	for _, z := range e.zones {
 		if !some(z.Zone) || z.answer != hasRoom {
 			continue
 		}
 		if took < 0 {
 			took = t.took(e.limiter)
 		}
-		z.pace.note(t.admitted+uint32(took.Milliseconds()), took, isCut, e.reqs[i].Cost > 0)
+		z.pace.note(t.admitted+uint32(took.Milliseconds()), took, isCut, z.ask.Cost > 0)
 	}
 }
 
 // leastWait is the least wait for what is running.
 const leastWait = time.Second
 
-// estimateWait makes zone i, if only running requests are in the way there, say how long these
+// estimateWait makes the zone, if only running requests are in the way there, say how long these
 // commonly take. What they hold is then charged, if that is common, or free.
-func (e *evaluation) estimateWait(i int) {
-	z, st := &e.zones[i], &e.states[i]
-	if z.answer != hasNoRoom || z.role == blocks || st.RetryAfter == store.Never || e.reqs[i].Events == 0 {
+func (z *inZone) estimateWait() {
+	st := &z.ask.State
+	if z.answer != hasNoRoom || z.role == blocks || st.RetryAfter == store.Never || z.ask.Events == 0 {
 		return
 	}
 	took := z.pace.commonly(z.limit.Window)

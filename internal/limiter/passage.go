@@ -3,6 +3,7 @@ package limiter
 import (
 	"cmp"
 	"net/http"
+	"slices"
 
 	"github.com/caddyserver/caddy/v2"
 
@@ -36,14 +37,15 @@ func (p *Passage) Reuse(w http.ResponseWriter) {
 	*p = Passage{w: w, room: room}
 }
 
-// reuse makes t the empty tracker of another request. Its first evaluation keeps the room of its slices.
+// reuse makes t the empty tracker of another request. Its first evaluation keeps its room.
 func (t *tracker) reuse(w http.ResponseWriter) {
-	zones, reqs, states := t.first.zones, t.first.reqs, t.first.states
+	room, zones, asks, charges := t.first.room, t.first.zones, t.first.asks, t.first.charges
+	clear(room)
 	clear(zones[:cap(zones)])
-	clear(reqs[:cap(reqs)])
-	clear(states[:cap(states)])
+	clear(asks[:cap(asks)])
+	clear(charges[:cap(charges)])
 	*t = tracker{}
-	t.first.use(zones, reqs, states)
+	t.first.use(room, zones, asks, charges)
 	t.ResponseWriter, t.own = w, t.room[:0]
 }
 
@@ -97,13 +99,11 @@ func (e *evaluation) leaveOut(some func(z *Zone) bool) {
 	if some == nil {
 		return
 	}
-	zones, reqs := e.zones[:0], e.reqs[:0]
-	for i := range e.zones {
-		if !some(e.zones[i].Zone) {
-			zones, reqs = append(zones, e.zones[i]), append(reqs, e.reqs[i])
-		}
+	zones := slices.DeleteFunc(e.zones, func(z *inZone) bool { return some(z.Zone) })
+	e.zones, e.asks = zones[:0], e.asks[:0]
+	for _, z := range zones {
+		e.zones, e.asks = append(e.zones, z), append(e.asks, &z.ask)
 	}
-	e.zones, e.reqs = zones, reqs
 }
 
 // StatusLeft is the status of a request whose client left before there was one.
@@ -143,21 +143,20 @@ func (p *Passage) Decisions(visit func(d Decision)) {
 		return
 	}
 	for _, e := range p.tracker.own {
-		for i := range e.zones {
-			visit(e.decision(i))
+		for _, z := range e.zones {
+			visit(z.decision())
 		}
 	}
 }
 
-func (e *evaluation) decision(i int) Decision {
-	z := &e.zones[i]
-	d := Decision{Zone: z.Zone, Store: z.handle.Name, ClientKey: e.resolvedKey(i), Outcome: z.outcome()}
-	if d.Burst = e.reqs[i].Burst; len(e.states) > i {
+func (z *inZone) decision() Decision {
+	d := Decision{Zone: z.Zone, Store: z.handle.Name, ClientKey: z.resolvedKey(), Outcome: z.outcome()}
+	if d.Burst = z.ask.Burst; z.of.isAsked {
 		// A take shows its own cost, and a check does not.
-		d.Needed = e.states[i].Used + e.reqs[i].Cost - e.spent(i)
+		d.Needed = z.ask.Used + z.ask.Cost - z.spent()
 	}
 	if z.hasAnswered() {
-		d.State = e.states[i]
+		d.State = z.ask.State
 	}
 	return d
 }

@@ -53,22 +53,22 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 			return value, true
 		}
 	}
-	name, of := rest, asked{}
+	name, of := rest, (*inZone)(nil)
 	switch dot := strings.LastIndexByte(rest, '.'); {
 	case rest == exceededName:
 		if v := t.verdict(anyHandler); refuses(v.outcome) {
-			return v.zone().Name, true
+			return v.Name, true
 		}
 		return nil, true
 	case dot < 0:
-		of = t.verdict(anyHandler).asked
+		of = t.verdict(anyHandler).inZone
 	default:
 		name, of = rest[dot+1:], t.zoneNamed(rest[:dot])
 	}
 	switch {
 	case !slices.Contains(zonePlaceholders, name):
 		return nil, false
-	case of.evaluation == nil:
+	case of == nil:
 		return nil, true
 	default:
 		return of.placeholder(name), true
@@ -76,19 +76,19 @@ func (t *tracker) placeholder(rest string) (any, bool) {
 }
 
 // placeholder returns a value about the zone, or nil if there is none.
-func (a asked) placeholder(name string) any {
-	z, st := &a.zones[a.i], a.state()
+func (z *inZone) placeholder(name string) any {
+	st := &z.ask.State
 	switch name {
 	case "zone":
 		return z.Name
 	case "key":
-		return a.shownKey(a.i)
+		return z.shownKey()
 	case "cost":
-		return a.reqs[a.i].Cost
+		return z.ask.Cost
 	case "outcome":
 		return z.outcome().String()
 	case "reason":
-		return a.reason(a.i).String()
+		return z.reason().String()
 	}
 	if !z.hasAnswered() {
 		return nil
@@ -116,15 +116,15 @@ func (a asked) placeholder(name string) any {
 
 // zoneNamed returns the zone of that name where it decided about the request, or where it would
 // have if it did not.
-func (t *tracker) zoneNamed(name string) (of asked) {
+func (t *tracker) zoneNamed(name string) (of *inZone) {
 	for _, e := range t.all() {
-		for i := range e.zones {
+		for _, z := range e.zones {
 			switch {
-			case e.zones[i].Name != name:
-			case e.zones[i].answer != notAsked:
-				return asked{e, i}
-			case of.evaluation == nil:
-				of = asked{e, i}
+			case z.Name != name:
+			case z.answer != notAsked:
+				return z
+			case of == nil:
+				of = z
 			}
 		}
 	}
@@ -135,7 +135,7 @@ func (t *tracker) zoneNamed(name string) (of asked) {
 // request is over.
 func (t *tracker) MarshalLogObject(to zapcore.ObjectEncoder) error {
 	v := t.verdict(anyHandler)
-	if v.evaluation == nil {
+	if v.inZone == nil {
 		return nil
 	}
 	for _, name := range zonePlaceholders {

@@ -30,38 +30,39 @@ const (
 	LogNone  = "none"
 )
 
-// reportRefusal logs that zone i refused the request, or would have, and emits the
+// reportRefusal logs that the zone refused the request, or would have, and emits the
 // event of a refusal.
-func (l *Limiter) reportRefusal(e *evaluation, i int, r *http.Request) {
-	r = e.requestOf(i, r)
-	l.logRefusal(e, i, r)
+func (z *inZone) reportRefusal(r *http.Request) {
+	l := z.of.limiter
+	r = z.requestOf(r)
+	z.logRefusal(r)
 	event := telemetry.EventExceeded
-	if e.zones[i].outcome() == telemetry.WouldRefuse {
+	if z.outcome() == telemetry.WouldRefuse {
 		event = telemetry.EventWouldRefuse
 	}
 	if l.Events.Wants(event) {
 		l.Events.Emit(event, map[string]any{
-			"zone": e.zones[i].Name, "wait": time.Duration(wait(&e.states[i])) * time.Microsecond, "remote_ip": clientIP(r),
+			"zone": z.Name, "wait": time.Duration(wait(&z.ask.State)) * time.Microsecond, "remote_ip": clientIP(r),
 		})
 	}
 }
 
-// reportNear reports, once for each client and window, that the share of zone i's limit that
+// reportNear reports, once for each client and window, that the share of the limit that
 // warn names is used up.
-func (e *evaluation) reportNear(i int) {
-	z, st, l := e.zones[i], &e.states[i], e.limiter
+func (z *inZone) reportNear() {
+	st, l := &z.ask.State, z.of.limiter
 	if z.Warn == 0 || !z.hasAnswered() || st.Limit == 0 || st.Used < Share(st.Limit, z.Warn) {
 		return
 	}
-	if z.SettleAtEnd && st.Reset <= l.Now().UnixMicro() || !e.isFirst(i, aboutNearness) {
+	if z.SettleAtEnd && st.Reset <= l.Now().UnixMicro() || !z.isFirst(aboutNearness) {
 		// The response has outlasted the window, or this was reported.
 		return
 	}
 	z.Counts.Near.Inc()
 	l.Logger.Warn("a client is near its rate limit",
-		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used))
+		zap.String("zone", z.Name), zap.String("key", z.shownKey()), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used))
 	if l.Events.Wants(telemetry.EventNear) {
-		ip := e.replOf(i).ReplaceAll(clientIPText, "")
+		ip := z.replOf().ReplaceAll(clientIPText, "")
 		l.Events.Emit(telemetry.EventNear, map[string]any{"zone": z.Name, "limit": st.Limit, "used": st.Used, "remote_ip": ip})
 	}
 }
@@ -70,28 +71,28 @@ func (e *evaluation) reportNear(i int) {
 // may include them without taking the warnings out of Caddy's default log.
 const refusalsLogger = "refusals"
 
-func (l *Limiter) logRefusal(e *evaluation, i int, r *http.Request) {
+func (z *inZone) logRefusal(r *http.Request) {
+	l, st := z.of.limiter, &z.ask.State
 	about := uint32(aboutRefusal)
-	if e.zones[i].role == blocks {
+	if z.role == blocks {
 		about = aboutBlock
 	}
-	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !e.isFirst(i, about) {
+	if l.LogRefusals == LogNone || l.LogRefusals == LogFirst && !z.isFirst(about) {
 		return
 	}
 	text := "rate limit exceeded"
-	if e.zones[i].outcome() == telemetry.WouldRefuse {
+	if z.outcome() == telemetry.WouldRefuse {
 		text = "rate limit would have been exceeded"
 	}
 	entry := l.Logger.Named(refusalsLogger).Check(zapcore.InfoLevel, text)
 	if entry == nil {
 		return
 	}
-	z, st := e.zones[i], &e.states[i]
 	fields := []zap.Field{
-		zap.String("zone", z.Name), zap.String("key", e.shownKey(i)),
-		zap.Stringer("reason", e.reason(i)), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
+		zap.String("zone", z.Name), zap.String("key", z.shownKey()),
+		zap.Stringer("reason", z.reason()), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); l.LogKey || !z.showsAddress(e.replOf(i), ip) {
+	if ip := clientIP(r); l.LogKey || !z.showsAddress(z.replOf(), ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
@@ -135,20 +136,20 @@ const (
 	abouts
 )
 
-// isFirst reports whether this was not logged of the bucket of zone i in this window
+// isFirst reports whether this was not logged of the bucket of the zone in this window
 // before, and notes it.
-func (e *evaluation) isFirst(i int, about uint32) bool {
-	z, st := e.zones[i], &e.states[i]
+func (z *inZone) isFirst(about uint32) bool {
+	st := &z.ask.State
 	now := logged{lasts: z.limit.Window}
 	if algorithm.Of(z.limit.Algorithm).Windowed() && st.Reset > st.Now && about != aboutBlock {
 		now = logged{st.Reset, time.Duration(st.Reset-st.Now) * time.Microsecond}
 	}
-	return z.recent.isFirst(z.recent.idOf(about, &z.limit, e.decidedBy(i)), now)
+	return z.recent.isFirst(z.recent.idOf(about, &z.limit, z.decidedBy()), now)
 }
 
 // shownKey returns the client key as it may be shown: itself with log_key, or else
 // the beginning of its digest, by which entries about one client can be found.
-func (e *evaluation) shownKey(i int) string { return e.limiter.shown(e.decidedBy(i)) }
+func (z *inZone) shownKey() string { return z.of.limiter.shown(z.decidedBy()) }
 
 func (l *Limiter) shown(key string) string {
 	if l.LogKey {

@@ -36,15 +36,18 @@ type tracker struct {
 	room  [1]*evaluation
 }
 
-// evaluation is one request in the zones of one handler. Its slices have the same
-// length.
+// evaluation is one request in the zones of one handler.
 type evaluation struct {
 	limiter *Limiter
 	repl    *caddy.Replacer
-	zones   []inZone
-	// reqs have their final cost once their zones have settled.
-	reqs   []store.Request
-	states []store.State
+	zones   []*inZone
+	// asks are those of all zones, for stores.
+	asks []*store.Ask
+	// isAsked is set once the states are.
+	isAsked bool
+	// room has room for zones, and charges for what they charge.
+	room    []inZone
+	charges []store.Request
 	// rare is nil for most requests.
 	rare *rare
 }
@@ -57,10 +60,6 @@ type rare struct {
 	earlier []*evaluation
 	// refusal is the verdict that ended the request; only the first evaluation of a request has it.
 	refusal *verdict
-	// zones are by index, as far as any needs it.
-	zones []rareZone
-	// ends are, by the index of a zone, how takes without an ID end that may have spent the cost.
-	ends map[int]*store.Late
 }
 
 // rareZone holds what few zones of a request need.
@@ -80,6 +79,8 @@ type rareZone struct {
 	// amount is what the call costs, or less than 0 if it gives back; always is the part of it that need
 	// not fit.
 	amount, always int64
+	// end is how a take without an ID ends that may have spent the cost.
+	end *store.Late
 }
 
 // ownRequest is what sets a client's own bucket apart from one that clients share.
@@ -96,26 +97,29 @@ func (e *evaluation) ensureRare() *rare {
 	return e.rare
 }
 
-// rareZone returns what is rare about zone i, and makes room for all zones: once stores are asked,
-// the room must not move.
-func (e *evaluation) rareZone(i int) *rareZone {
-	r := e.ensureRare()
-	if missing := len(e.zones) - len(r.zones); missing > 0 {
-		r.zones = append(r.zones, make([]rareZone, missing)...)
+// ensureRare returns what is rare about the zone.
+func (z *inZone) ensureRare() *rareZone {
+	if z.rare == nil {
+		z.rare = new(rareZone)
 	}
-	return &r.zones[i]
+	return z.rare
 }
 
-// setBlock notes the block of the client of zone i.
-func (e *evaluation) setBlock(i int, block *store.Override) {
-	e.rareZone(i).block = *block
-	e.zones[i].role = blocks
+// setBlock notes the block of the client.
+func (z *inZone) setBlock(block *store.Override) {
+	z.ensureRare().block = *block
+	z.role = blocks
 }
 
 // inZone is the request in one zone: how the zone treats its client, which bucket counts it, what
 // is known of that, and what has been spent.
 type inZone struct {
 	*boundZone
+	of *evaluation
+	// ask has the request, with its final cost once the zone has settled, and the state.
+	ask store.Ask
+	// rare is nil for most zones.
+	rare *rareZone
 	// open is the store, until the request has settled and its leases have ended. It is nil if
 	// opening it failed.
 	open   *stores.Opened

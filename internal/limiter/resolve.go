@@ -268,16 +268,14 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 			roomForOne
 		})
 		t = &in.tracker
-		room := &in.roomForOne
-		t.first.use(room.zones[:], room.reqs[:], room.states[:])
+		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.roomForOne.asks[:], in.roomForOne.charges[:])
 	} else {
 		in := new(struct {
 			tracker
 			roomForTwo
 		})
 		t = &in.tracker
-		room := &in.roomForTwo
-		t.first.use(room.zones[:], room.reqs[:], room.states[:])
+		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.charges[:])
 	}
 	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
@@ -286,23 +284,25 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 	return t
 }
 
-// roomForOne is room for the slices of an evaluation in one zone, as most are, and
-// roomForTwo for two. They are allocated with the tracker.
+// roomForOne is room for an evaluation in one zone, as most are, and roomForTwo for two. They are
+// allocated with the tracker.
 type roomForOne struct {
-	zones  [1]inZone
-	reqs   [1]store.Request
-	states [1]store.State
+	inZones [1]inZone
+	zones   [1]*inZone
+	asks    [1]*store.Ask
+	charges [1]store.Request
 }
 
 type roomForTwo struct {
-	zones  [2]inZone
-	reqs   [2]store.Request
-	states [2]store.State
+	inZones [2]inZone
+	zones   [2]*inZone
+	asks    [2]*store.Ask
+	charges [2]store.Request
 }
 
-// use makes the slices use some room.
-func (e *evaluation) use(zones []inZone, reqs []store.Request, states []store.State) {
-	e.zones, e.reqs, e.states = zones[:0], reqs[:0], states[:0]
+// use makes the evaluation use some room.
+func (e *evaluation) use(room []inZone, zones []*inZone, asks []*store.Ask, charges []store.Request) {
+	e.room, e.zones, e.asks, e.charges = room, zones[:0], asks[:0], charges[:0]
 }
 
 // newEvaluation returns an evaluation that is not enrolled yet.
@@ -314,24 +314,27 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 			roomForTwo
 		})
 		e = &in.evaluation
-		room := &in.roomForTwo
-		e.use(room.zones[:], room.reqs[:], room.states[:])
+		e.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.charges[:])
 	}
 	e.limiter, e.repl = l, repl
 	return e
 }
 
 // add adds a zone.
-func (e *evaluation) add(in *resolved) {
-	added := inZone{boundZone: in.zone}
+func (e *evaluation) add(in *resolved) *inZone {
+	z := new(inZone)
+	if n := len(e.zones); n < len(e.room) {
+		z = &e.room[n]
+	}
+	*z = inZone{boundZone: in.zone, of: e, ask: store.Ask{Request: in.req}}
 	if !in.zone.enforces(in.req.ClientKey, in.rule) {
-		added.role = observes
+		z.role = observes
 	}
-	e.zones = append(e.zones, added)
-	e.reqs = append(e.reqs, in.req)
 	if in.block != nil {
-		e.setBlock(len(e.zones)-1, in.block)
+		z.setBlock(in.block)
 	}
+	e.zones, e.asks = append(e.zones, z), append(e.asks, &z.ask)
+	return z
 }
 
 // enforces reports whether the zone refuses this client, and does not only observe
@@ -375,8 +378,7 @@ func (t *tracker) enroll(e *evaluation, r *http.Request) {
 		t.logAccess(r)
 	}
 	t.own = append(t.own, e)
-	for i := range e.zones {
-		z := &e.zones[i]
+	for _, z := range e.zones {
 		if !z.SettleAtEnd {
 			continue
 		}
@@ -403,9 +405,8 @@ func (t *tracker) logAccess(r *http.Request) {
 // clients share instead.
 func (t *tracker) counts(z *boundZone, req *store.Request) bool {
 	for _, e := range t.all() {
-		for i := range e.zones {
-			other := e.zones[i].boundZone
-			if other.Name == z.Name && other.handle.Name == z.handle.Name && e.resolvedKey(i) == req.ClientKey {
+		for _, other := range e.zones {
+			if other.Name == z.Name && other.handle.Name == z.handle.Name && other.resolvedKey() == req.ClientKey {
 				return true
 			}
 		}

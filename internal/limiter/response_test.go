@@ -277,9 +277,9 @@ type slowStore struct {
 	wait func()
 }
 
-func (s slowStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s slowStore) Check(ctx context.Context, asks []*store.Ask) {
 	s.wait()
-	s.deafStore.Check(ctx, reqs, states)
+	s.deafStore.Check(ctx, asks)
 }
 
 // TestBodiesOfRefusedRequestsAreLeft: an inner handler refuses, and what then passes is neither read
@@ -313,7 +313,7 @@ func TestBodiesAreClosed(t *testing.T) {
 		},
 		"refused": func(w http.ResponseWriter, r *http.Request) error {
 			_ = gzip(w, r)
-			trackerOf(r).endBy(verdict{asked: asked{evaluation: trackerOf(r).own[0]}})
+			trackerOf(r).endBy(verdict{by: trackerOf(r).own[0]})
 			return nil
 		},
 	} {

@@ -36,7 +36,7 @@ func (t *tracker) settle(status int) {
 		} else {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
-			e.wakeLines(held)
+			wakeLines(held)
 		}
 		if e.lease() == nil && (t.isEnded() || t.response == nil) {
 			e.release()
@@ -212,59 +212,61 @@ var localRows = [...]storePhase{
 // that: in the zones that settle when the response begins, or in those that settle when
 // it has ended. Leases go on.
 func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
-	if len(e.states) == 0 {
+	if !e.isAsked {
 		// Nothing was asked.
 		return
 	}
 	if !hasEnded && e.chargesWhole(status) {
-		for i := range e.zones {
-			e.show(i, 0, e.reqs[i].Cost)
-			e.zones[i].Counts.Charged.Add(float64(e.reqs[i].Cost))
-			e.reportNear(i)
+		for _, z := range e.zones {
+			z.show(0, z.ask.Cost)
+			z.Counts.Charged.Add(float64(z.ask.Cost))
+			z.reportNear()
 		}
-		e.zones[0].open.Accounts.Settle(e.reqs, nil)
+		for _, z := range e.zones {
+			e.charges = append(e.charges, z.ask.Request)
+		}
+		e.zones[0].open.Accounts.Settle(e.charges, nil)
 		return
 	}
 	var all settlements
-	var freed []int
+	var freed []*inZone
 	var emptied []emptying
-	for i := range e.zones {
-		switch e.zones[i].settles(hasEnded) {
+	for _, z := range e.zones {
+		switch z.settles(hasEnded) {
 		case settlesNow:
-			f, cost := e.settleZone(t, i, status, hasEnded)
-			then := all.add(e, i, f, e.spent(i), cost)
-			if back := e.refund(i); back > 0 {
-				all.refund(e, i, back)
-				freed = append(freed, i)
+			f, cost := z.settleZone(t, status, hasEnded)
+			then := all.add(z, f, z.spent(), cost)
+			if back := z.refund(); back > 0 {
+				all.refund(z, back)
+				freed = append(freed, z)
 			}
 			switch {
 			case f >= empties:
-				emptied = append(emptied, emptying{i, then})
+				emptied = append(emptied, emptying{z, then})
 				continue
-			case cost < e.reqs[i].Cost:
-				freed = append(freed, i)
+			case cost < z.ask.Cost:
+				freed = append(freed, z)
 			}
-			e.reqs[i].Cost = cost
+			z.ask.Cost = cost
 		case settlesLater:
 			// The header is about the state before the request.
-			e.show(i, e.spent(i), 0)
+			z.show(z.spent(), 0)
 		case givesBack:
-			all.add(e, i, costsSame, 0, 0)
+			all.add(z, costsSame, 0, 0)
 		case settlesNothing:
 		}
 	}
 	all.send()
-	e.wakeLines(freed)
+	wakeLines(freed)
 	for _, zone := range emptied {
-		e.forgive(zone)
+		zone.forgive()
 	}
 }
 
 // chargesWhole reports whether all zones, of one store, charge what they hold in flight, as it
 // is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
-	for i := range e.zones {
-		z := &e.zones[i]
+	for _, z := range e.zones {
 		if z.open == nil || z.in != e.zones[0].in || z.SettleAtEnd || z.Cost.Text != "" || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
 			return false
 		}
@@ -303,13 +305,12 @@ func (z *inZone) settles(hasEnded bool) settling {
 	}
 }
 
-// settleZone makes the state of zone i show what a response with this status costs, counts that,
+// settleZone makes the state of the zone show what a response with this status costs, counts that,
 // and returns it.
-func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f final, cost int64) {
-	z := &e.zones[i]
+func (z *inZone) settleZone(t *tracker, status int, hasEnded bool) (f final, cost int64) {
 	status = t.statusFor(z.Zone, status)
-	e.noteForgiven(i)
-	spent := e.spent(i)
+	z.noteForgiven()
+	spent := z.spent()
 	shown := spent
 	if hasEnded {
 		shown = 0
@@ -317,43 +318,42 @@ func (e *evaluation) settleZone(t *tracker, i, status int, hasEnded bool) (f fin
 	isForgiven := z.Forgives.Contains(status)
 	isFree := isForgiven || z.Free.Contains(status)
 	if !isFree {
-		cost = e.finalCost(t, i, status)
+		cost = z.finalCost(t, status)
 	}
 	switch f = finalOf(spent, cost); {
 	case !isForgiven || z.bucket != ownBucket:
-	case !e.tookAlone(i, shown):
-		e.showEmpty(i)
+	case !z.tookAlone(shown):
+		z.showEmpty()
 		return empties, 0
 	default:
 		f = emptiesOwn
 	}
-	e.show(i, shown, cost)
-	e.countSettled(i, spent, cost, isFree)
-	e.reportNear(i)
+	z.show(shown, cost)
+	z.countSettled(spent, cost, isFree)
+	z.reportNear()
 	return f, cost
 }
 
-// finalCost returns what zone i charges for a response with this status. A request whose client
+// finalCost returns what the zone charges for a response with this status. A request whose client
 // left costs what it holds, or what is known by then, whichever is more.
-func (e *evaluation) finalCost(t *tracker, i, status int) int64 {
-	z := e.zones[i].Zone
-	if e.itemOf(i) != nil {
-		return max(e.rare.zones[i].amount, 0)
+func (z *inZone) finalCost(t *tracker, status int) int64 {
+	if z.itemOf() != nil {
+		return max(z.rare.amount, 0)
 	}
 	if status != statusLeft {
-		return z.finalCost(e.repl, e.limiter, t.response)
+		return z.Zone.finalCost(z.of.repl, z.of.limiter, t.response)
 	}
-	known := e.reqs[i].Cost
+	known := z.ask.Cost
 	if z.SettleAtEnd {
-		return max(known, z.finalCost(e.repl, e.limiter, t.response))
+		return max(known, z.Zone.finalCost(z.of.repl, z.of.limiter, t.response))
 	}
-	return max(known, z.firstCost(e.repl))
+	return max(known, z.firstCost(z.of.repl))
 }
 
-// spent returns what the request has spent in zone i.
-func (e *evaluation) spent(i int) int64 {
-	if e.zones[i].isTaken() {
-		return e.reqs[i].Cost
+// spent returns what the request has spent in the zone.
+func (z *inZone) spent() int64 {
+	if z.isTaken() {
+		return z.ask.Cost
 	}
 	return 0
 }
@@ -368,25 +368,25 @@ func (s *spend) lose() {
 	}
 }
 
-// countSettled counts the final cost of a request in zone i. What a take without
+// countSettled counts the final cost of a request in the zone. What a take without
 // a reply has spent is not known.
-func (e *evaluation) countSettled(i int, spent, cost int64, free bool) {
-	counts := &e.zones[i].Counts
-	if e.zones[i].isUncertain() {
+func (z *inZone) countSettled(spent, cost int64, free bool) {
+	counts := &z.Counts
+	if z.isUncertain() {
 		return
 	}
 	counts.Charged.Add(float64(cost))
 	if spent > cost {
 		counts.Refunded.Add(float64(spent - cost))
 	} else if free {
-		counts.Free.Add(float64(e.reqs[i].Cost))
+		counts.Free.Add(float64(z.ask.Cost))
 	}
 }
 
 // tookAlone reports whether the take of this request, which shows this cost, found the
-// bucket of zone i empty.
-func (e *evaluation) tookAlone(i int, shown int64) bool {
-	z, st := e.zones[i], &e.states[i]
+// bucket of the zone empty.
+func (z *inZone) tookAlone(shown int64) bool {
+	st := &z.ask.State
 	// A check may have found an old count. A batch, and the local counts, show the part of
 	// this process.
 	isExact := z.stored == phaseTaken && z.Batch == 0
@@ -395,15 +395,15 @@ func (e *evaluation) tookAlone(i int, shown int64) bool {
 
 // emptying is a zone whose bucket is emptied, and how.
 type emptying struct {
-	i    int
+	*inZone
 	then due
 }
 
 // forgive empties a bucket that a status forgives.
-func (e *evaluation) forgive(zone emptying) {
-	z, spent, l, req := e.zones[zone.i].boundZone, e.zones[zone.i].spend, e.limiter, e.reqs[zone.i]
-	e.reqs[zone.i].Cost = 0
-	if zone.then == dueEmpty {
+func (e emptying) forgive() {
+	z, spent, l, req := e.boundZone, e.spend, e.of.limiter, e.ask.Request
+	e.ask.Cost = 0
+	if e.then == dueEmpty {
 		l.empty(z, req, spent)
 		return
 	}
@@ -446,14 +446,13 @@ func (e *evaluation) undo() {
 		e.rare.lease.stop()
 		e.rare.lease = nil
 	}
-	e.giveBack(func(int) bool { return true })
-	for i := range e.zones {
-		z := &e.zones[i]
+	e.giveBack(func(*inZone) bool { return true })
+	for _, z := range e.zones {
 		spent := z.spend
 		if z.needsID && z.ChargeBefore {
 			// A request that waits takes again, maybe before a refund arrives, which must not
 			// find the new take. The ledger refunds takes as well that it refuses.
-			e.reqs[i].ID = identity.NewRequestID()
+			z.ask.ID = identity.NewRequestID()
 		}
 		var left spend
 		if spent.isLost() {
@@ -463,25 +462,24 @@ func (e *evaluation) undo() {
 			left.alone = localDecided
 		}
 		if spent != left {
-			e.zones[i].spend = left
+			z.spend = left
 		}
 	}
 }
 
 // giveBack gives back what some zones hold in flight or have taken.
-func (e *evaluation) giveBack(some func(i int) bool) {
+func (e *evaluation) giveBack(some func(z *inZone) bool) {
 	var all settlements
-	for i := range e.zones {
-		z := &e.zones[i]
-		if !some(i) {
+	for _, z := range e.zones {
+		if !some(z) {
 			continue
 		}
-		e.noteForgiven(i)
-		spent := e.spent(i)
+		z.noteForgiven()
+		spent := z.spent()
 		if !z.isLease {
 			z.Counts.Refunded.Add(float64(spent))
 		}
-		all.add(e, i, finalOf(spent, 0), spent, 0)
+		all.add(z, finalOf(spent, 0), spent, 0)
 	}
 	all.send()
 }
@@ -506,24 +504,23 @@ type settlement struct {
 	charges, again, refunds []store.Request
 }
 
-// add notes what zone i has to do so that spent becomes cost, and returns it.
-func (s *settlements) add(e *evaluation, i int, f final, spent, cost int64) due {
-	z := &e.zones[i]
+// add notes what the zone has to do so that spent becomes cost, and returns it.
+func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 	in := &s[z.in]
 	in.open = z.open
 	if f >= empties {
 		spent = 0
 	}
 	if z.alone != localNone {
-		in.local.add(e.localRequest(i), localRows[z.alone], finalOf(spent, cost), spent, cost)
+		in.local.add(z.localRequest(), localRows[z.alone], finalOf(spent, cost), spent, cost)
 	}
 	if z.isLocal() && f < empties {
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}
-	d := in.store.add(e.reqs[i], z.stored, f, spent, cost)
-	if z.isLost() && e.rare != nil {
-		in.store.ends[len(in.store.ends)-1] = e.rare.ends[i]
+	d := in.store.add(z.ask.Request, z.stored, f, spent, cost)
+	if z.isLost() && z.rare != nil {
+		in.store.ends[len(in.store.ends)-1] = z.rare.end
 	}
 	return d
 }
@@ -581,9 +578,9 @@ func (s *settlement) send(open *stores.Opened) {
 	open.Refund(s.refunds)
 }
 
-// show changes the state of zone i, which shows spent, to show cost.
-func (e *evaluation) show(i int, spent, cost int64) {
-	st := &e.states[i]
+// show changes the state of the zone, which shows spent, to show cost.
+func (z *inZone) show(spent, cost int64) {
+	st := &z.ask.State
 	if st.Err != nil || cost == spent {
 		return
 	}
@@ -593,7 +590,7 @@ func (e *evaluation) show(i int, spent, cost int64) {
 	if spent > 0 {
 		before, after = after, before
 	}
-	st.Reset = resetAfter(&e.reqs[i], cost, before, after)
+	st.Reset = resetAfter(&z.ask.Request, cost, before, after)
 }
 
 // resetAfter returns the reset once cost is spent, given the resets before spending and after spending r's cost.
@@ -612,31 +609,29 @@ func resetAfter(r *store.Request, cost, before, after int64) int64 {
 	}
 }
 
-// showEmpty makes the state of zone i show a bucket that was emptied.
-func (e *evaluation) showEmpty(i int) {
-	st := &e.states[i]
+// showEmpty makes the state of the zone show a bucket that was emptied.
+func (z *inZone) showEmpty() {
+	st := &z.ask.State
 	st.Used, st.Remaining, st.Penalty = 0, st.Limit, 0
-	if !algorithm.Of(e.reqs[i].Limit.Algorithm).Windowed() {
+	if !algorithm.Of(z.ask.Request.Limit.Algorithm).Windowed() {
 		st.Reset = st.Now
 	}
 }
 
 // showRefunds makes the states show that what was taken is refunded.
 func (e *evaluation) showRefunds() {
-	for i := range e.zones {
-		if e.zones[i].isTaken() {
-			e.show(i, e.reqs[i].Cost, 0)
+	for _, z := range e.zones {
+		if z.isTaken() {
+			z.show(z.ask.Cost, 0)
 		}
 	}
 }
 
 // release leaves the stores.
 func (e *evaluation) release() {
-	if e.rare != nil {
-		e.endTakes()
-	}
-	for i := range e.zones {
-		if z := &e.zones[i]; z.open != nil {
+	e.endTakes()
+	for _, z := range e.zones {
+		if z.open != nil {
 			z.open = nil
 			z.handle.Leave()
 		}

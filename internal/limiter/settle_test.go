@@ -24,45 +24,45 @@ type deafStore struct {
 	asked     []string
 }
 
-func (*deafStore) Check(_ context.Context, _ []store.Request, states []store.State) {
-	setAll(states, store.State{Allowed: true, Now: 1})
+func (*deafStore) Check(_ context.Context, asks []*store.Ask) {
+	setAll(asks, store.State{Allowed: true, Now: 1})
 }
 
-func (s *deafStore) Take(_ context.Context, _ []store.Request, states []store.State) {
-	setAll(states, store.State{Allowed: true, Now: 1, Err: s.takeError})
+func (s *deafStore) Take(_ context.Context, asks []*store.Ask) {
+	setAll(asks, store.State{Allowed: true, Now: 1, Err: s.takeError})
 }
 
-func (s *deafStore) Charge(_ context.Context, reqs []store.Request, states []store.State) {
-	s.note("charge", reqs, states)
+func (s *deafStore) Charge(_ context.Context, asks []*store.Ask) {
+	s.note("charge", asks)
 }
 
-func (s *deafStore) Refund(_ context.Context, reqs []store.Request, states []store.State) {
-	s.note("refund", reqs, states)
+func (s *deafStore) Refund(_ context.Context, asks []*store.Ask) {
+	s.note("refund", asks)
 }
 
-func (s *deafStore) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
-	s.note("penalize", reqs, states)
+func (s *deafStore) Penalize(_ context.Context, asks []*store.Ask) {
+	s.note("penalize", asks)
 }
 
-func (s *deafStore) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.Check(ctx, reqs, states)
+func (s *deafStore) Peek(ctx context.Context, asks []*store.Ask) {
+	s.Check(ctx, asks)
 }
 
 func (s *deafStore) Reset(_ context.Context, r store.Request) error {
-	s.note("reset", []store.Request{r}, nil)
+	s.note("reset", []*store.Ask{{Request: r}})
 	return nil
 }
 
-func (s *deafStore) note(operation string, reqs []store.Request, states []store.State) {
-	for i := range reqs {
-		s.asked = append(s.asked, fmt.Sprint(operation, " ", reqs[i].Cost))
+func (s *deafStore) note(operation string, asks []*store.Ask) {
+	for _, a := range asks {
+		s.asked = append(s.asked, fmt.Sprint(operation, " ", a.Cost))
 	}
-	setAll(states, store.State{})
+	setAll(asks, store.State{})
 }
 
-func setAll(states []store.State, st store.State) {
-	for i := range states {
-		states[i] = st
+func setAll(asks []*store.Ask, st store.State) {
+	for _, a := range asks {
+		a.State = st
 	}
 }
 
@@ -261,18 +261,18 @@ type panickingStore struct {
 	in string
 }
 
-func (s panickingStore) Check(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s panickingStore) Check(ctx context.Context, asks []*store.Ask) {
 	if s.in == "check" {
 		panic(s.in)
 	}
-	s.deafStore.Check(ctx, reqs, states)
+	s.deafStore.Check(ctx, asks)
 }
 
-func (s panickingStore) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
+func (s panickingStore) Charge(ctx context.Context, asks []*store.Ask) {
 	if s.in == "charge" {
 		panic(s.in)
 	}
-	s.deafStore.Charge(ctx, reqs, states)
+	s.deafStore.Charge(ctx, asks)
 }
 
 // TestStoreThatPanics charges nothing, and is left; the next request of the client does not wait
@@ -314,9 +314,9 @@ type returningStore struct {
 	chargeError error
 }
 
-func (s *returningStore) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.deafStore.Charge(ctx, reqs, states)
-	setAll(states, store.State{Err: s.chargeError})
+func (s *returningStore) Charge(ctx context.Context, asks []*store.Ask) {
+	s.deafStore.Charge(ctx, asks)
+	setAll(asks, store.State{Err: s.chargeError})
 }
 
 // TestLocalSlotIsHandedOver by the next renewal to the store that is back, and refunded
@@ -337,7 +337,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			h := newTestHandler(t, &Zone{OnError: stores.OnErrorLocal, Algorithm: store.Concurrency}, s)
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				e := trackerOf(r).own[0]
-				used := func() int64 { return store.Answers(t.Context(), e.zones[0].open.Local.Buckets.Peek, e.reqs)[0].Used }
+				used := func() int64 { return store.Answers(t.Context(), e.zones[0].open.Local.Buckets.Peek, []store.Request{e.zones[0].ask.Request})[0].Used }
 				e.lease().renew()
 				e.lease().renew()
 				if n := used(); n != 1 {
@@ -400,9 +400,9 @@ type refundingStore struct {
 	refunded store.State
 }
 
-func (s *refundingStore) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.forgetfulStore.Refund(ctx, reqs, states)
-	setAll(states, s.refunded)
+func (s *refundingStore) Refund(ctx context.Context, asks []*store.Ask) {
+	s.forgetfulStore.Refund(ctx, asks)
+	setAll(asks, s.refunded)
 }
 
 // TestForgivingAnEmptyBucket is a refund, unless that shows more or fails.
@@ -442,7 +442,7 @@ func TestTakeIsUndoneUnderItsID(t *testing.T) {
 		e := &evaluation{limiter: l}
 		e.add(&resolved{zone: &l.Zones[0].bound[ownStore], req: store.Request{Limit: &l.Zones[0].limit, Events: 10, Cost: 1, ID: "first"}})
 		e.undo()
-		if id := e.reqs[0].ID; id == "first" || id == "" {
+		if id := e.zones[0].ask.ID; id == "first" || id == "" {
 			t.Errorf("%s: the ID is %q", algorithm, id)
 		}
 	}

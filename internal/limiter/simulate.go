@@ -70,14 +70,14 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 		return false, err
 	}
 	if waits {
-		if wait := v.state().RetryAfter.Seconds(); wait > s.Answer.Wait {
-			s.Answer.Zone, s.Answer.Wait = v.zone().Name, wait
+		if wait := v.ask.RetryAfter.Seconds(); wait > s.Answer.Wait {
+			s.Answer.Zone, s.Answer.Wait = v.Name, wait
 		}
 		e.endWait()
 		v = s.tracker.verdict(anyHandler)
 	}
-	for i := range e.zones {
-		s.Answer.Zones = append(s.Answer.Zones, e.predicted(i))
+	for _, z := range e.zones {
+		s.Answer.Zones = append(s.Answer.Zones, z.predicted())
 	}
 	return s.tell(v), nil
 }
@@ -94,7 +94,7 @@ func (s *Simulation) ask(e *evaluation, r *http.Request) (v verdict, waits bool,
 		e.conclude()
 		return v, false, e.askTheRest(r)
 	}
-	if err := e.ask(r, noFirst); err != nil {
+	if err := e.ask(r, nil); err != nil {
 		return v, false, err
 	}
 	if refused, lets := e.letsAllWait(now); !refused || !lets {
@@ -116,19 +116,19 @@ func (s *Simulation) ask(e *evaluation, r *http.Request) (v verdict, waits bool,
 
 // foreseeWait makes the states show a request that waits.
 func (e *evaluation) foreseeWait() {
-	for i := range e.zones {
-		e.estimateWait(i)
-		if z := &e.zones[i]; z.role == observes && z.answer == hasNoRoom {
+	for _, z := range e.zones {
+		z.estimateWait()
+		if z.role == observes && z.answer == hasNoRoom {
 			// It goes on finding no room after the wait.
-			e.showPenalty(i)
+			z.showPenalty()
 		}
 	}
 }
 
 // endWait sets the answers that the zones give after the wait.
 func (e *evaluation) endWait() {
-	for i := range e.zones {
-		if z := &e.zones[i]; refuses(z.outcome()) {
+	for _, z := range e.zones {
+		if refuses(z.outcome()) {
 			z.answer = hasRoom
 		}
 	}
@@ -138,7 +138,7 @@ func (e *evaluation) endWait() {
 func (s *Simulation) tell(v verdict) (goesOn bool) {
 	switch {
 	case endsRequest(v.outcome):
-		s.Answer.Zone, s.Answer.Wait = v.zone().Name, EpochSeconds(wait(v.state()))
+		s.Answer.Zone, s.Answer.Wait = v.Name, EpochSeconds(wait(&v.ask.State))
 	case v.outcome != telemetry.ErrorAllowed:
 		v.outcome = telemetry.Allowed
 	}
@@ -150,18 +150,18 @@ func (s *Simulation) tell(v verdict) (goesOn bool) {
 func (e *evaluation) askTheRest(r *http.Request) error {
 	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
 	err := e.askEach(r, rest)()
-	for _, i := range rest {
-		e.estimateWait(i)
+	for _, z := range rest {
+		z.estimateWait()
 	}
 	return err
 }
 
-// predicted returns the answer of zone i.
-func (e *evaluation) predicted(i int) PredictedZone {
-	z, req, st := e.zones[i], &e.reqs[i], &e.states[i]
+// predicted returns the answer of the zone.
+func (z *inZone) predicted() PredictedZone {
+	req, st := &z.ask.Request, &z.ask.State
 	answer := PredictedZone{
-		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(e.decidedBy(i)), Cost: req.Cost, Limit: max(req.Capacity(), 0),
-		Allowed: z.answer == hasRoom, Outcome: z.outcome(), Reason: e.reason(i).String(),
+		Name: z.Name, Store: z.handle.Name, Client: z.ClientOf(z.decidedBy()), Cost: req.Cost, Limit: max(req.Capacity(), 0),
+		Allowed: z.answer == hasRoom, Outcome: z.outcome(), Reason: z.reason().String(),
 	}
 	if z.answer == storeFailed {
 		answer.Error = st.Err

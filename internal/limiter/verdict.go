@@ -8,20 +8,12 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// asked is a zone of one of a request's evaluations.
-type asked struct {
-	*evaluation
-	i int
-}
-
-func (a asked) zone() *Zone { return a.zones[a.i].Zone }
-
-func (a asked) state() *store.State { return &a.states[a.i] }
-
 // verdict is what a zone decides about a request: of several zones, what the one decides that
 // matters most. Serving, headers, placeholders, logs and simulations read it.
 type verdict struct {
-	asked
+	*inZone
+	// by is the evaluation of the zone, or the one that was asking when the client left.
+	by      *evaluation
 	outcome telemetry.Outcome
 }
 
@@ -63,9 +55,9 @@ func (v verdict) outranks(other verdict) bool {
 		return a > b
 	}
 	if v.outcome == telemetry.Allowed {
-		return v.state().Remaining < other.state().Remaining
+		return v.ask.Remaining < other.ask.Remaining
 	}
-	return v.state().RetryAfter > other.state().RetryAfter
+	return v.ask.RetryAfter > other.ask.RetryAfter
 }
 
 // anyHandler selects every handler.
@@ -76,14 +68,14 @@ func anyHandler(*Limiter) bool { return true }
 // their zones has decided.
 func (t *tracker) verdict(shows func(*Limiter) bool) (v verdict) {
 	if ending := t.refusal(); ending != nil && endsRequest(ending.outcome) {
-		if shows(ending.limiter) {
+		if shows(ending.by.limiter) {
 			return *ending
 		}
 		return verdict{}
 	}
 	for _, e := range t.all() {
-		for i := range e.zones {
-			if of := (verdict{asked{e, i}, e.zones[i].outcome()}); of.outranks(v) && shows(e.limiter) {
+		for _, z := range e.zones {
+			if of := (verdict{z, e, z.outcome()}); of.outranks(v) && shows(e.limiter) {
 				v = of
 			}
 		}
@@ -94,43 +86,43 @@ func (t *tracker) verdict(shows func(*Limiter) bool) (v verdict) {
 // conclude makes the states of zones that have no room show how long the client has to wait, and
 // the penalties that refusals earn.
 func (e *evaluation) conclude() {
-	for i := range e.zones {
-		if e.zones[i].answer != hasNoRoom {
+	for _, z := range e.zones {
+		if z.answer != hasNoRoom {
 			continue
 		}
-		e.estimateWait(i)
-		if e.showPenalty(i) && !e.limiter.isSimulated {
-			e.penalize(i)
+		z.estimateWait()
+		if z.showPenalty() && !e.limiter.isSimulated {
+			z.penalize()
 		}
 	}
 }
 
-// penalize keeps the client of zone i refused until its state says. No request waits for the stores.
-func (e *evaluation) penalize(i int) {
-	open, req := e.zones[i].open, e.reqs[i]
-	if e.zones[i].isLocal() {
-		open, req = open.Local.Opened, e.localRequest(i)
+// penalize keeps the client of the zone refused until its state says. No request waits for the stores.
+func (z *inZone) penalize() {
+	open, req := z.open, z.ask.Request
+	if z.isLocal() {
+		open, req = open.Local.Opened, z.localRequest()
 	}
-	req.Until = e.states[i].Penalty
+	req.Until = z.ask.State.Penalty
 	open.Penalize(req)
 }
 
-// showPenalty makes the state of zone i show the penalty that its refusal earns, and reports
+// showPenalty makes the state of the zone show the penalty that its refusal earns, and reports
 // whether it earns one. Requests in flight may turn out to be free, so they earn none, and
 // nobody earns one for the clients of a shared bucket.
-func (e *evaluation) showPenalty(i int) bool {
-	z, st := &e.zones[i], &e.states[i]
+func (z *inZone) showPenalty() bool {
+	st := &z.ask.State
 	if z.Penalty == 0 || z.bucket != ownBucket && !z.isLocal() || z.role == blocks || st.Penalty != 0 || st.InFlight || st.RetryAfter == store.Never {
 		return false
 	}
-	e.showPenaltyFor(i, z.Penalty)
+	z.showPenaltyFor(z.Penalty)
 	st.RetryAfter = max(st.RetryAfter, z.Penalty)
 	return true
 }
 
-// showPenaltyFor makes the state of zone i show a penalty that ends so long after its decision.
-func (e *evaluation) showPenaltyFor(i int, d time.Duration) {
-	st := &e.states[i]
+// showPenaltyFor makes the state of the zone show a penalty that ends so long after its decision.
+func (z *inZone) showPenaltyFor(d time.Duration) {
+	st := &z.ask.State
 	st.Penalty = st.Now + d.Microseconds()
 	st.Reset = max(st.Reset, st.Penalty)
 	st.Remaining = 0
@@ -138,10 +130,10 @@ func (e *evaluation) showPenaltyFor(i int, d time.Duration) {
 
 // count counts what the zones decided.
 func (e *evaluation) count() {
-	for i := range e.zones {
-		if o := e.zones[i].outcome(); o != telemetry.Undecided {
-			e.zones[i].Counts.Requests.Inc()
-			e.zones[i].Counts.Decisions[o].Inc()
+	for _, z := range e.zones {
+		if o := z.outcome(); o != telemetry.Undecided {
+			z.Counts.Requests.Inc()
+			z.Counts.Decisions[o].Inc()
 		}
 	}
 }
@@ -176,10 +168,10 @@ func (r reason) String() string { return reasons[r].Name }
 // ReasonWords are the words for the reasons.
 func ReasonWords() []telemetry.Word { return reasons[reasonOverLimit:] }
 
-// reason returns why zone i decided as it did; it is noReason if the zone allowed the
+// reason returns why the zone decided as it did; it is noReason if the zone allowed the
 // request.
-func (e *evaluation) reason(i int) reason {
-	switch e.zones[i].outcome() {
+func (z *inZone) reason() reason {
+	switch z.outcome() {
 	case telemetry.Undecided, telemetry.Allowed:
 		return noReason
 	case telemetry.ErrorAllowed, telemetry.ErrorRefused:
@@ -187,7 +179,7 @@ func (e *evaluation) reason(i int) reason {
 	case telemetry.Blocked:
 		return reasonBlocked
 	}
-	st, req := &e.states[i], &e.reqs[i]
+	st, req := &z.ask.State, &z.ask.Request
 	switch {
 	case st.Penalty != 0:
 		return reasonPenalty

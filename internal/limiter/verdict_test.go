@@ -38,8 +38,7 @@ func TestVerdict(t *testing.T) {
 		e := new(evaluation)
 		for _, a := range both {
 			z := &boundZone{Zone: &Zone{Name: a.name}, onError: a.onError}
-			e.zones = append(e.zones, inZone{boundZone: z, role: a.role, answer: answerOf(&a.state)})
-			e.reqs, e.states = append(e.reqs, store.Request{}), append(e.states, a.state)
+			e.zones = append(e.zones, &inZone{boundZone: z, of: e, ask: store.Ask{State: a.state}, role: a.role, answer: answerOf(&a.state)})
 		}
 		e.limiter = new(Limiter)
 		return (&tracker{own: []*evaluation{e}}).verdict(anyHandler)
@@ -47,8 +46,8 @@ func TestVerdict(t *testing.T) {
 	for n, a := range ranked {
 		for _, b := range ranked[n+1:] {
 			for _, both := range [][]answer{{a, b}, {b, a}} {
-				if v := verdictOf(both...); v.zone().Name != a.name {
-					t.Errorf("of %q and %q decides %q, want %q", both[0].name, both[1].name, v.zone().Name, a.name)
+				if v := verdictOf(both...); v.Name != a.name {
+					t.Errorf("of %q and %q decides %q, want %q", both[0].name, both[1].name, v.Name, a.name)
 				}
 			}
 		}
@@ -60,7 +59,7 @@ func TestVerdict(t *testing.T) {
 			t.Errorf("%q refuses the request: %v, want %v", a.name, got, want)
 		}
 	}
-	if v := verdictOf(ranked[len(ranked)-1]); v.evaluation != nil {
+	if v := verdictOf(ranked[len(ranked)-1]); v.inZone != nil {
 		t.Errorf("a zone that was not asked decides: %+v", v)
 	}
 }

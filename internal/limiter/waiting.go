@@ -23,8 +23,8 @@ const DefaultMaxWaitQueue = 1000
 // request that does not fit yet waits if all zones that refuse it do.
 func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
 	began := e.limiter.Now()
-	if !e.anyZone(e.hasLine) {
-		if err := e.ask(r, noFirst); err != nil || !t.mayWait(began) {
+	if !slices.ContainsFunc(e.zones, (*inZone).hasLine) {
+		if err := e.ask(r, nil); err != nil || !t.mayWait(began) {
 			return err
 		}
 		return t.wait(r, began)
@@ -36,27 +36,27 @@ func (t *tracker) askInTurn(e *evaluation, r *http.Request) error {
 	return t.wait(r, began)
 }
 
-// mayStand reports whether the request may stand in a line of zone i. One without a cost takes
+// mayStand reports whether the request may stand in a line of the zone. One without a cost takes
 // nothing from others.
-func (e *evaluation) mayStand(i int) bool { return e.letsWait(i) && e.reqs[i].Cost > 0 }
+func (z *inZone) mayStand() bool { return z.letsWait() && z.ask.Cost > 0 }
 
-// hasLine reports whether others wait in zone i, at the limit that the request has.
-func (e *evaluation) hasLine(i int) bool {
-	return e.mayStand(i) && e.zones[i].room.hasLine(lineOf(&e.reqs[i]))
+// hasLine reports whether others wait in the zone, at the limit that the request has.
+func (z *inZone) hasLine() bool {
+	return z.mayStand() && z.room.hasLine(lineOf(&z.ask.Request))
 }
 
-// timeLeft returns how long the request may still wait for zone i.
-func (e *evaluation) timeLeft(i int, began time.Time) time.Duration {
-	return e.zones[i].MaxWait - e.limiter.Now().Sub(began)
+// timeLeft returns how long the request may still wait for the zone.
+func (z *inZone) timeLeft(began time.Time) time.Duration {
+	return z.MaxWait - z.of.limiter.Now().Sub(began)
 }
 
 // zones are those of all handlers that the request has met.
-func (t *tracker) zones() iter.Seq2[int, asked] {
-	return func(yield func(int, asked) bool) {
+func (t *tracker) zones() iter.Seq2[int, *inZone] {
+	return func(yield func(int, *inZone) bool) {
 		n := 0
 		for _, e := range t.own {
-			for i := range e.zones {
-				if !yield(n, asked{e, i}) {
+			for _, z := range e.zones {
+				if !yield(n, z) {
 					return
 				}
 				n++
@@ -81,13 +81,13 @@ func (t *tracker) mayWait(began time.Time) bool {
 // letsAllWait reports whether zones of e refuse the request, and whether none ends it: those that
 // refuse it let it wait.
 func (e *evaluation) letsAllWait(began time.Time) (refused, lets bool) {
-	for i := range e.zones {
-		switch o := e.zones[i].outcome(); {
+	for _, z := range e.zones {
+		switch o := z.outcome(); {
 		case !endsRequest(o):
 		case !refuses(o):
 			return refused, false
 		default:
-			if refused = true; !e.letsWait(i) || e.states[i].RetryAfter > e.timeLeft(i, began) {
+			if refused = true; !z.letsWait() || z.ask.RetryAfter > z.timeLeft(began) {
 				return true, false
 			}
 		}
@@ -120,9 +120,9 @@ func (t *tracker) wait(r *http.Request, began time.Time) (err error) {
 		if !waits {
 			return nil
 		}
-		if line.evaluation != nil && !isCounted {
+		if line != nil && !isCounted {
 			isCounted = true
-			line.zone().Counts.Waited.Inc()
+			line.Counts.Waited.Inc()
 		}
 		switch turn, err := t.awaitTurn(w, line, timer, r); {
 		case err != nil:
@@ -143,7 +143,7 @@ func (t *tracker) wait(r *http.Request, began time.Time) (err error) {
 
 // outerAnswer is what a zone of an outer handler has answered before the request waited.
 type outerAnswer struct {
-	asked
+	of     *inZone
 	role   role
 	answer answer
 	state  store.State
@@ -152,8 +152,8 @@ type outerAnswer struct {
 // outerAnswers are those of all handlers but the newest.
 func (t *tracker) outerAnswers() (all []outerAnswer) {
 	for _, e := range t.own[:len(t.own)-1] {
-		for i := range e.zones {
-			all = append(all, outerAnswer{asked{e, i}, e.zones[i].role, e.zones[i].answer, e.states[i]})
+		for _, z := range e.zones {
+			all = append(all, outerAnswer{z, z.role, z.answer, z.ask.State})
 		}
 	}
 	return all
@@ -164,14 +164,14 @@ func (t *tracker) outerAnswers() (all []outerAnswer) {
 // has left.
 func (t *tracker) restoreAnswers(all []outerAnswer, hasLeft bool) {
 	for _, a := range all {
-		z := &a.zones[a.i]
+		z := a.of
 		switch {
 		case hasLeft:
 			z.role = a.role
 		case z.role != observes && z.answer != notAsked:
 			continue
 		}
-		z.answer, a.states[a.i] = a.answer, a.state
+		z.answer, z.ask.State = a.answer, a.state
 	}
 }
 
@@ -223,8 +223,8 @@ func (t *tracker) forget() {
 func (t *tracker) newWaiter(began time.Time) *waiter {
 	w := &waiter{arrived: began, bell: make(chan struct{}, 1)}
 	for _, z := range t.zones() {
-		req := &z.reqs[z.i]
-		w.wants = append(w.wants, want{z.zones[z.i].room, req.Limit, req.ClientKey, req.Cost})
+		req := &z.ask.Request
+		w.wants = append(w.wants, want{z.room, req.Limit, req.ClientKey, req.Cost})
 	}
 	return w
 }
@@ -232,33 +232,32 @@ func (t *tracker) newWaiter(began time.Time) *waiter {
 // lineUp makes w stand in the line of the zone for which the request waits longest, those before
 // it having spent; elsewhere it holds no place. It returns that zone, or none if none refuses the
 // request any more. It reports false if the request is refused.
-func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
+func (t *tracker) lineUp(w *waiter, r *http.Request) (line *inZone, waits bool) {
 	ahead := t.ahead(w)
 	w.linedUp = t.own[0].limiter.Now()
 	for n, z := range t.zones() {
-		if ahead[n] > 0 || z.zones[z.i].answer == notAsked {
-			z.foresee(r.Context(), z.i, ahead[n], z.timeLeft(z.i, w.arrived))
+		if ahead[n] > 0 || z.answer == notAsked {
+			z.foresee(r.Context(), ahead[n], z.timeLeft(w.arrived))
 		}
 	}
 	if v := t.verdict(anyHandler); refuses(v.outcome) {
 		if !t.mayWait(w.arrived) {
-			return v.asked, false
+			return v.inZone, false
 		}
-		line = v.asked
+		line = v.inZone
 	} else {
 		// The line that it is in goes on as far as the request.
 		for n, z := range t.zones() {
-			if ahead[n] > 0 && z.mayStand(z.i) && (line.evaluation == nil || w.room == z.zones[z.i].room) {
+			if ahead[n] > 0 && z.mayStand() && (line == nil || w.room == z.room) {
 				line = z
 			}
 		}
 	}
-	if line.evaluation == nil {
+	if line == nil {
 		w.leave()
 		return line, true
 	}
-	z := &line.zones[line.i]
-	if !z.room.stand(w, lineOf(&line.reqs[line.i]), z.MaxWaitQueue) {
+	if !line.room.stand(w, lineOf(&line.ask.Request), line.MaxWaitQueue) {
 		t.turnAway(w, line)
 		return line, false
 	}
@@ -270,22 +269,22 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 func (t *tracker) ahead(w *waiter) []int64 {
 	ahead := make([]int64, len(w.wants))
 	for n, z := range t.zones() {
-		if z.mayStand(z.i) {
-			w.wants[n].room.addAhead(lineOf(&z.reqs[z.i]), w, ahead)
+		if z.mayStand() {
+			w.wants[n].room.addAhead(lineOf(&z.ask.Request), w, ahead)
 		}
 	}
 	return ahead
 }
 
-// foresee sets the state of zone i as if the requests before this one had spent the cost ahead.
+// foresee sets the state of the zone as if the requests before this one had spent the cost ahead.
 // If the ledger already knows a wait longer than timeout, it makes no call and returns that wait,
 // which may be too short.
-func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout time.Duration) {
-	open := e.zones[i].open
-	if z := &e.zones[i]; open == nil || !z.isAskedAsEnforced() || z.isUncertain() {
+func (z *inZone) foresee(ctx context.Context, ahead int64, timeout time.Duration) {
+	open := z.open
+	if open == nil || !z.isAskedAsEnforced() || z.isUncertain() {
 		return
 	}
-	req := e.reqs[i]
+	req := z.ask.Request
 	if req.Cost > 0 {
 		req.Ahead = ahead
 	}
@@ -303,50 +302,50 @@ func (e *evaluation) foresee(ctx context.Context, i int, ahead int64, timeout ti
 		}
 	case ahead > 0:
 		// Another process may have made room that they do not know of.
-		e.zones[i].room.wake(req.ClientKey)
+		z.room.wake(req.ClientKey)
 	}
-	e.learn(i, st)
-	e.zones[i].alone = localNone
+	z.learn(st)
+	z.alone = localNone
 }
 
 // turnAway makes a zone refuse a request that may not wait, or not any longer. It makes no call,
 // because the store may be silent: what is not known any more is told as it was, less the time
 // since.
-func (t *tracker) turnAway(w *waiter, line asked) {
+func (t *tracker) turnAway(w *waiter, line *inZone) {
 	known, cancel := context.WithCancel(context.Background())
 	cancel()
-	st := &line.states[line.i]
-	st.RetryAfter -= line.limiter.Now().Sub(w.linedUp)
+	st := &line.ask.State
+	st.RetryAfter -= line.of.limiter.Now().Sub(w.linedUp)
 	ahead := t.ahead(w)
 	for n, z := range t.zones() {
 		if z == line {
-			z.foresee(known, z.i, ahead[n], 0)
+			z.foresee(known, ahead[n], 0)
 		}
 	}
-	if !line.zones[line.i].hasAnswered() {
-		*st = store.State{Now: line.limiter.Now().UnixMicro(), Limit: max(line.reqs[line.i].Capacity(), 0)}
+	if !line.hasAnswered() {
+		*st = store.State{Now: line.of.limiter.Now().UnixMicro(), Limit: max(line.ask.Request.Capacity(), 0)}
 	}
 	st.Allowed, st.Remaining = false, 0
 	st.RetryAfter = max(st.RetryAfter, time.Second)
-	line.zones[line.i].answer = hasNoRoom
+	line.answer = hasNoRoom
 }
 
 // askAgain asks the stores of all handlers, beginning with the zone for which the request has
 // waited: others must not show for a moment what is given back. It stops where the request is
 // refused.
-func (t *tracker) askAgain(line asked, r *http.Request) error {
+func (t *tracker) askAgain(line *inZone, r *http.Request) error {
 	t.forget()
 	all := slices.Clone(t.own)
-	if at := slices.Index(all, line.evaluation); at > 0 {
-		all = slices.Insert(slices.Delete(all, at, at+1), 0, line.evaluation)
+	if at := slices.Index(all, line.of); at > 0 {
+		all = slices.Insert(slices.Delete(all, at, at+1), 0, line.of)
 	}
 	if slices.ContainsFunc(all, (*evaluation).refusesOutright) {
 		return nil
 	}
 	for _, e := range all {
-		first := noFirst
-		if e == line.evaluation {
-			first = line.i
+		var first *inZone
+		if e == line.of {
+			first = line
 		}
 		if err := e.ask(r, first); err != nil || endsRequest(t.verdict(anyHandler).outcome) {
 			return err
@@ -355,21 +354,21 @@ func (t *tracker) askAgain(line asked, r *http.Request) error {
 	return nil
 }
 
-// resolveAgain resolves what zone i admits by the running config, and by what operators have
+// resolveAgain resolves what the zone admits by the running config, and by what operators have
 // changed for the zone and the client.
-func (e *evaluation) resolveAgain(i int, r *http.Request) {
-	z, req, l := &e.zones[i], &e.reqs[i], e.limiter
+func (z *inZone) resolveAgain(r *http.Request) {
+	req, l := &z.ask.Request, z.of.limiter
 	latest, of := z.latest(), stores.ClientOverrides{}
-	events, burst := latest.limitBy(z.rule(l), e.replOf(i), l)
+	events, burst := latest.limitBy(z.rule(l), z.replOf(), l)
 	if z.bucket == ownBucket {
 		of = z.overridesOf(req.ClientKey, l)
 	}
 	// Where a matcher fails, nothing is kept.
-	if _ = latest.setLimit(req, e.requestOf(i, r), events, burst, of); req.Events == unlimited {
+	if _ = latest.setLimit(req, z.requestOf(r), events, burst, of); req.Events == unlimited {
 		req.Events = algorithm.Of(z.Algorithm).MostEvents
 	}
 	if of.Block != nil {
-		e.setBlock(i, of.Block)
+		z.setBlock(of.Block)
 	}
 }
 
@@ -382,9 +381,9 @@ func AskAgain(id ZoneID, clientKey string) {
 
 // wakeLines makes the requests that wait in some zones ask again: what this request held there
 // is given back.
-func (e *evaluation) wakeLines(some []int) {
-	for _, i := range some {
-		e.zones[i].room.wake(e.reqs[i].ClientKey)
+func wakeLines(some []*inZone) {
+	for _, z := range some {
+		z.room.wake(z.ask.ClientKey)
 	}
 }
 
@@ -402,17 +401,17 @@ const (
 
 // awaitTurn waits in a line until no request is before this one and then, if none was when it
 // came, as long as the states say. It returns an error if the client has left.
-func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Request) (turn, error) {
-	if line.evaluation == nil {
+func (t *tracker) awaitTurn(w *waiter, line *inZone, timer *time.Timer, r *http.Request) (turn, error) {
+	if line == nil {
 		return itsTurn, nil
 	}
 	isFirst, isDisplaced, isWoken := w.news()
 	wasFirst := isFirst
 	switch {
 	case !isFirst:
-		timer.Reset(line.timeLeft(line.i, w.arrived))
-	case refuses(line.zones[line.i].outcome()):
-		timer.Reset(line.states[line.i].RetryAfter)
+		timer.Reset(line.timeLeft(w.arrived))
+	case refuses(line.outcome()):
+		timer.Reset(line.ask.State.RetryAfter)
 	default:
 		return itsTurn, nil
 	}
@@ -422,12 +421,12 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 			return turnAway, nil
 		case isWoken:
 			for _, z := range t.zones() {
-				z.resolveAgain(z.i, r)
+				z.resolveAgain(r)
 			}
 			switch {
 			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil
-			case w.line != lineOf(&line.reqs[line.i]):
+			case w.line != lineOf(&line.ask.Request):
 				return lineUpAgain, nil
 			}
 		case isFirst && !wasFirst:

@@ -89,11 +89,13 @@ func TestHeadersOfUndecidedZones(t *testing.T) {
 		for _, format := range []string{HeadersGitHub, HeadersBoth} {
 			t.Run(name+" "+format, func(t *testing.T) {
 				w := httptest.NewRecorder()
-				e := &evaluation{limiter: &Limiter{Config: Config{Headers: format}}, states: states}
+				e := &evaluation{limiter: &Limiter{Config: Config{Headers: format}}}
 				for i := range states {
 					limit := &store.Limit{Zone: "api", Window: 1}
-					e.zones = append(e.zones, inZone{boundZone: &boundZone{Zone: &Zone{Name: "api"}}, answer: answerOf(&states[i])})
-					e.reqs = append(e.reqs, store.Request{Limit: limit, Events: 5, Cost: 1})
+					e.zones = append(e.zones, &inZone{
+						boundZone: &boundZone{Zone: &Zone{Name: "api"}}, of: e, answer: answerOf(&states[i]),
+						ask: store.Ask{Request: store.Request{Limit: limit, Events: 5, Cost: 1}, State: states[i]},
+					})
 				}
 				tr := &tracker{ResponseWriterWrapper: caddyhttp.ResponseWriterWrapper{ResponseWriter: w}, own: []*evaluation{e}}
 				tr.setHeaders(tr.Header())

@@ -37,16 +37,15 @@ func BenchmarkTake(b *testing.B) {
 	b.ReportAllocs()
 	i := 0
 	for b.Loop() {
-		reqs := [1]store.Request{{Limit: benchLimit, ClientKey: keys[i%len(keys)], Events: 1 << 40, Cost: 1}}
-		var states [1]store.State
-		if s.Take(context.Background(), reqs[:], states[:]); !states[0].Allowed {
+		asked := store.Ask{Request: store.Request{Limit: benchLimit, ClientKey: keys[i%len(keys)], Events: 1 << 40, Cost: 1}}
+		if s.Take(context.Background(), []*store.Ask{&asked}); !asked.Allowed {
 			b.Fatal("refused")
 		}
 		i++
 	}
 }
 
-type operation = func(context.Context, []store.Request, []store.State)
+type operation = func(context.Context, []*store.Ask)
 
 func BenchmarkCheck(b *testing.B) {
 	benchmarkExisting(b, func(s *memory.Store) operation { return s.Check })

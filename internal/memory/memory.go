@@ -53,39 +53,39 @@ func New(buckets *Buckets, opts Options) *Store {
 }
 
 // Check implements [store.Store].
-func (s *Store) Check(_ context.Context, reqs []store.Request, states []store.State) {
-	s.run(algorithm.Check, reqs, states)
+func (s *Store) Check(_ context.Context, asks []*store.Ask) {
+	s.run(algorithm.Check, asks)
 }
 
 // Charge implements [store.Store].
-func (s *Store) Charge(_ context.Context, reqs []store.Request, states []store.State) {
-	s.run(algorithm.Charge, reqs, states)
+func (s *Store) Charge(_ context.Context, asks []*store.Ask) {
+	s.run(algorithm.Charge, asks)
 }
 
 // Take implements [store.Store].
-func (s *Store) Take(_ context.Context, reqs []store.Request, states []store.State) {
-	s.run(algorithm.Take, reqs, states)
+func (s *Store) Take(_ context.Context, asks []*store.Ask) {
+	s.run(algorithm.Take, asks)
 }
 
 // Refund implements [store.Store].
-func (s *Store) Refund(_ context.Context, reqs []store.Request, states []store.State) {
-	s.run(algorithm.Refund, reqs, states)
+func (s *Store) Refund(_ context.Context, asks []*store.Ask) {
+	s.run(algorithm.Refund, asks)
 }
 
 // Penalize implements [store.Store].
-func (s *Store) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
-	s.run(algorithm.Penalize, reqs, states)
+func (s *Store) Penalize(_ context.Context, asks []*store.Ask) {
+	s.run(algorithm.Penalize, asks)
 }
 
 // Peek implements [store.Store].
-func (s *Store) Peek(_ context.Context, reqs []store.Request, states []store.State) {
-	s.run(algorithm.Peek, reqs, states)
+func (s *Store) Peek(_ context.Context, asks []*store.Ask) {
+	s.run(algorithm.Peek, asks)
 }
 
-func (s *Store) run(op algorithm.Operation, reqs []store.Request, states []store.State) {
+func (s *Store) run(op algorithm.Operation, asks []*store.Ask) {
 	now := s.instant()
-	for i := range reqs {
-		states[i] = s.buckets.run(op, &reqs[i], now, s)
+	for _, a := range asks {
+		a.State = s.buckets.run(op, &a.Request, now, s)
 	}
 }
 

@@ -59,7 +59,7 @@ func TestForeignDataIsAnErrorAndStays(t *testing.T) {
 					{Limit: hourly, ClientKey: "other", Events: 1 << 40, Cost: 1, ID: "id", Until: 1 << 50},
 				}
 			}
-			for op, run := range map[string]func(context.Context, []store.Request, []store.State){
+			for op, run := range map[string]func(context.Context, []*store.Ask){
 				"check": s.Check, "charge": s.Charge, "take": s.Take, "refund": s.Refund, "penalize": s.Penalize,
 			} {
 				what := fmt.Sprintf("%s of %s under %s %v", op, name, limit.Algorithm, limit.Align)

@@ -8,7 +8,6 @@ import (
 
 	"github.com/cespare/xxhash/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -21,13 +20,14 @@ func (s *Store) serversOf(clientKey string) *wire.Servers {
 	return s.asker.Keys.Servers(s.owner(clientKey).Shard.Shard, clientKey)
 }
 
-func (s *Store) onlyServers(reqs []store.Request) (only *wire.Servers, ok bool) {
-	if len(reqs) == 0 {
+// onlyServers returns the servers of n clients if they all have the same.
+func (s *Store) onlyServers(n int, keyOf func(i int) string) (only *wire.Servers, ok bool) {
+	if n == 0 {
 		return nil, false
 	}
-	only = s.serversOf(reqs[0].ClientKey)
-	for i := 1; i < len(reqs); i++ {
-		if reqs[i].ClientKey != reqs[0].ClientKey && s.serversOf(reqs[i].ClientKey) != only {
+	only = s.serversOf(keyOf(0))
+	for i := 1; i < n; i++ {
+		if keyOf(i) != keyOf(0) && s.serversOf(keyOf(i)) != only {
 			return nil, false
 		}
 	}
@@ -85,28 +85,28 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// perServers calls f concurrently, once for all servers that hold the same buckets, and waits.
-func (s *Store) perServers(reqs []store.Request, states []store.State, f func(at *wire.Servers, g ask.Group)) {
+// perServers calls f concurrently, once for all of n clients whose buckets the same servers hold, and waits.
+func (s *Store) perServers(n int, keyOf func(i int) string, f func(at *wire.Servers, places []int)) {
 	owned := map[*wire.Servers][]int{}
-	for i := range reqs {
-		at := s.serversOf(reqs[i].ClientKey)
+	for i := range n {
+		at := s.serversOf(keyOf(i))
 		owned[at] = append(owned[at], i)
 	}
 	var wg sync.WaitGroup
-	for at, members := range owned {
-		wg.Go(func() { f(at, ask.Group{Reqs: reqs, States: states, Members: members}) })
+	for at, places := range owned {
+		wg.Go(func() { f(at, places) })
 	}
 	wg.Wait()
 }
 
 // awaitServers waits until the servers of all buckets have been found, or the
 // deadline passes.
-func (s *Store) awaitServers(ctx context.Context, reqs []store.Request, deadline time.Time) {
+func (s *Store) awaitServers(ctx context.Context, asks []*store.Ask, deadline time.Time) {
 	if s.static {
 		return
 	}
-	for i := range reqs {
-		shard := s.owner(reqs[i].ClientKey).Shard
+	for _, a := range asks {
+		shard := s.owner(a.ClientKey).Shard
 		if shard.IsFound() {
 			continue
 		}

@@ -50,7 +50,7 @@ func TestBundlesAgreeWithAlgorithm(t *testing.T) {
 						reqs[i].Cost, reqs[i].Until = reqs[0].Cost, reqs[0].Until
 					}
 				}
-				do := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+				do := map[algorithm.Operation]func(context.Context, []*store.Ask){
 					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
 					algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
 				}[op]

@@ -434,7 +434,7 @@ func TestOrphanIsAdopted(t *testing.T) {
 				r.ClientKey = t.Name()
 				r.Until = time.Now().Add(time.Minute).UnixMicro()
 				must(t, sh.Primary.Client().HSet(t.Context(), s.asker.Keys.Key(r.Limit, r.ClientKey), "c", 5).Err())
-				run := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+				run := map[algorithm.Operation]func(context.Context, []*store.Ask){
 					algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take, algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
 				}[op]
 				if st := store.Answers(t.Context(), run, []store.Request{r})[0]; st.Err != nil {
@@ -463,7 +463,7 @@ func TestOrphanIsAdopted(t *testing.T) {
 func TestOrphanUnderAFalsePenaltyIsAdopted(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
-	for op, run := range map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+	for op, run := range map[algorithm.Operation]func(context.Context, []*store.Ask){
 		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take, algorithm.Refund: s.Refund, algorithm.Penalize: s.Penalize,
 	} {
 		for _, align := range []bool{false, true} {

@@ -257,47 +257,50 @@ func (s *Store) previousOwner(clientKey string) *Member {
 
 // runMigrating runs an operation once all buckets have migrated. Leases end one by one,
 // so they do not migrate: those at the previous owner are counted there.
-func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
-	migrating := s.migrating(reqs)
-	leases := func(r store.Request) bool {
-		return op != algorithm.Refund && algorithm.Of(r.Limit.Algorithm).Lease && s.previousOwner(r.ClientKey) != nil
+func (s *Store) runMigrating(ctx context.Context, op algorithm.Operation, asks []*store.Ask, deadline time.Time) {
+	migrating := s.migrating(len(asks), func(i int) *store.Request { return &asks[i].Request })
+	leases := func(a *store.Ask) bool {
+		return op != algorithm.Refund && algorithm.Of(a.Request.Limit.Algorithm).Lease && s.previousOwner(a.ClientKey) != nil
 	}
-	if migrating == nil && !slices.ContainsFunc(reqs, leases) {
-		s.runMigrated(ctx, op, reqs, states, deadline)
+	if migrating == nil && !slices.ContainsFunc(asks, leases) {
+		s.runMigrated(ctx, op, asks, deadline)
 		return
 	}
 	ctx, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
-	elsewhere, failed := s.countLeases(ctx, op, reqs, deadline)
-	ready, places := awaitAll(ctx, migrating, reqs, failed)
+	elsewhere, failed := s.countLeases(ctx, op, asks, deadline)
+	places := awaitAll(ctx, migrating, failed)
 	for i, err := range failed {
-		states[i] = store.State{Err: err}
+		asks[i].State = store.State{Err: err}
 	}
+	ready := make([]*store.Ask, len(places))
 	for n, i := range places {
+		ready[n] = &store.Ask{Request: asks[i].Request}
 		ready[n].Reserved += elsewhere[i]
 	}
-	answers := make([]store.State, len(ready))
-	s.runMigrated(ctx, op, ready, answers, deadline)
-	for n, st := range answers {
+	s.runMigrated(ctx, op, ready, deadline)
+	for n, i := range places {
+		st := ready[n].State
 		if st.Err == nil {
-			st.Used += elsewhere[places[n]]
-			st.Limit += elsewhere[places[n]]
+			st.Used += elsewhere[i]
+			st.Limit += elsewhere[i]
 		}
-		states[places[n]] = st
+		asks[i].State = st
 	}
 }
 
 // migrating returns the migrations that the requests have to wait for, each at its
 // request's place, and starts those that do not run; nil if there are none.
-func (s *Store) migrating(reqs []store.Request) (all []*migration) {
-	for i := range reqs {
-		was := s.previousOwner(reqs[i].ClientKey)
-		if was == nil || algorithm.Of(reqs[i].Limit.Algorithm).Lease {
+func (s *Store) migrating(n int, request func(i int) *store.Request) (all []*migration) {
+	for i := range n {
+		r := request(i)
+		was := s.previousOwner(r.ClientKey)
+		if was == nil || algorithm.Of(r.Limit.Algorithm).Lease {
 			continue
 		}
-		if m := s.migrate(was.Shard, &reqs[i]); m != nil {
+		if m := s.migrate(was.Shard, r); m != nil {
 			if all == nil {
-				all = make([]*migration, len(reqs))
+				all = make([]*migration, n)
 			}
 			all[i] = m
 		}
@@ -305,35 +308,40 @@ func (s *Store) migrating(reqs []store.Request) (all []*migration) {
 	return all
 }
 
-// awaitAll waits for migrations, records the failures, and returns the other
-// requests with their places.
-func awaitAll(ctx context.Context, migrating []*migration, reqs []store.Request, failed []error) (ready []store.Request, places []int) {
-	for i := range reqs {
+// requestsIn returns what migrating asks for.
+func requestsIn(reqs []store.Request) (n int, request func(i int) *store.Request) {
+	return len(reqs), func(i int) *store.Request { return &reqs[i] }
+}
+
+// awaitAll waits for migrations, records the failures, and returns the places of the other
+// requests.
+func awaitAll(ctx context.Context, migrating []*migration, failed []error) (ready []int) {
+	for i := range failed {
 		if failed[i] == nil && migrating != nil {
 			failed[i] = migrating[i].wait(ctx)
 		}
 		if failed[i] == nil {
-			ready, places = append(ready, reqs[i]), append(places, i)
+			ready = append(ready, i)
 		}
 	}
-	return ready, places
+	return ready
 }
 
 // countLeases returns the numbers of leases at previous owners, and the failures. A
 // refund needs none: it concerns the new owner's leases only.
-func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, reqs []store.Request, deadline time.Time) (elsewhere []int64, failed []error) {
-	elsewhere, failed = make([]int64, len(reqs)), make([]error, len(reqs))
+func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, asks []*store.Ask, deadline time.Time) (elsewhere []int64, failed []error) {
+	elsewhere, failed = make([]int64, len(asks)), make([]error, len(asks))
 	var wg sync.WaitGroup
-	for i := range reqs {
-		was := s.previousOwner(reqs[i].ClientKey)
-		if was == nil || !algorithm.Of(reqs[i].Limit.Algorithm).Lease || op == algorithm.Refund {
+	for i, a := range asks {
+		was := s.previousOwner(a.ClientKey)
+		if was == nil || !algorithm.Of(a.Request.Limit.Algorithm).Lease || op == algorithm.Refund {
 			continue
 		}
 		wg.Go(func() {
 			st := store.State{Err: wire.NotExecuted(wire.ErrNoServers)}
 			was.Shard.Await(ctx)
-			if at := s.asker.Keys.Servers(was.Shard.Shard, reqs[i].ClientKey); at != nil {
-				st = s.asker.AskOne(ctx, at.Checks, reqs[i], deadline, s.asker.Writing(algorithm.Check, at))
+			if at := s.asker.Keys.Servers(was.Shard.Shard, a.ClientKey); at != nil {
+				st = s.asker.AskOne(ctx, at.Checks, a.Request, deadline, s.asker.Writing(algorithm.Check, at))
 			}
 			if elsewhere[i] = st.Used; op != algorithm.Charge {
 				failed[i] = st.Err
@@ -352,7 +360,11 @@ func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, 
 	defer cancel()
 	for tries := 0; ; tries++ {
 		failed := make([]error, len(reqs))
-		ready, places := awaitAll(ctx, migrating, reqs, failed)
+		places := awaitAll(ctx, migrating, failed)
+		ready := make([]store.Request, len(places))
+		for n, i := range places {
+			ready[n] = reqs[i]
+		}
 		s.detachMigrated(op, ready, reportAt(report, places))
 		after, hasTime := wire.NextTry(tries, deadline)
 		var again []store.Request
@@ -370,7 +382,7 @@ func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, 
 			return
 		}
 		wire.Pause(ctx, after)
-		migrating, reqs, report = s.migrating(again), again, reportAt(report, againPlaces)
+		migrating, reqs, report = s.migrating(requestsIn(again)), again, reportAt(report, againPlaces)
 	}
 }
 

@@ -453,7 +453,7 @@ func TestCancelledCallsDoNotOpenTheBreaker(t *testing.T) {
 			if i%5 == 0 {
 				cancel()
 			}
-			for name, call := range map[string]func(context.Context, []store.Request, []store.State){
+			for name, call := range map[string]func(context.Context, []*store.Ask){
 				"check": before.Check, "take": before.Take, "charge": before.Charge, "moved check": after.Check, "moved charge": after.Charge,
 			} {
 				if err := store.Answers(ctx, call, oneOf(client))[0].Err; err == nil {

@@ -49,7 +49,7 @@ func countsAt(t *testing.T, addr string) {
 			reqs = append(reqs, store.Request{Limit: limit, ClientKey: fmt.Sprint("client-", client), Events: 5, Cost: 1})
 		}
 		for i, step := range []struct {
-			op   func(context.Context, []store.Request, []store.State)
+			op   func(context.Context, []*store.Ask)
 			used int64
 		}{{s.Check, 0}, {s.Charge, 1}, {s.Take, 2}, {s.Charge, 3}, {s.Check, 3}, {s.Peek, 3}} {
 			for n := range reqs {

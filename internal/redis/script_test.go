@@ -40,7 +40,7 @@ func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
 	server := redistest.Start(t)
 	for _, zone := range []string{"", "Europe/Berlin", "America/New_York"} {
 		for _, unit := range []store.CalendarUnit{store.Day, store.Week, store.Month, store.Year} {
-			for op, run := range map[algorithm.Operation]func(*Store, context.Context, []store.Request, []store.State){
+			for op, run := range map[algorithm.Operation]func(*Store, context.Context, []*store.Ask){
 				algorithm.Take: (*Store).Take, algorithm.Charge: (*Store).Charge, algorithm.Check: (*Store).Check,
 			} {
 				c := store.Calendar{Unit: unit, TimeZone: zone}

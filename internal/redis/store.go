@@ -147,54 +147,61 @@ func (s *Store) Warm(ctx context.Context) {
 
 // Check implements [store.Store]. Replicas answer in turn; the primary answers
 // where they cannot or see no open window.
-func (s *Store) Check(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.run(ctx, algorithm.Check, reqs, states, s.opts.CheckTimeout)
+func (s *Store) Check(ctx context.Context, asks []*store.Ask) {
+	s.run(ctx, algorithm.Check, asks, s.opts.CheckTimeout)
 }
 
 // Peek implements [store.Store].
-func (s *Store) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.run(ctx, algorithm.Peek, reqs, states, s.opts.CheckTimeout)
+func (s *Store) Peek(ctx context.Context, asks []*store.Ask) {
+	s.run(ctx, algorithm.Peek, asks, s.opts.CheckTimeout)
 }
 
 // Take implements [store.Store].
-func (s *Store) Take(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.run(ctx, algorithm.Take, reqs, states, s.opts.CheckTimeout)
+func (s *Store) Take(ctx context.Context, asks []*store.Ask) {
+	s.run(ctx, algorithm.Take, asks, s.opts.CheckTimeout)
 }
 
 // Charge implements [store.Store].
-func (s *Store) Charge(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.run(ctx, algorithm.Charge, reqs, states, s.opts.ChargeTimeout)
+func (s *Store) Charge(ctx context.Context, asks []*store.Ask) {
+	s.run(ctx, algorithm.Charge, asks, s.opts.ChargeTimeout)
 }
 
 // Refund implements [store.Store].
-func (s *Store) Refund(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.run(ctx, algorithm.Refund, reqs, states, s.opts.ChargeTimeout)
+func (s *Store) Refund(ctx context.Context, asks []*store.Ask) {
+	s.run(ctx, algorithm.Refund, asks, s.opts.ChargeTimeout)
 }
 
 // Penalize implements [store.Store].
-func (s *Store) Penalize(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.run(ctx, algorithm.Penalize, reqs, states, s.opts.ChargeTimeout)
+func (s *Store) Penalize(ctx context.Context, asks []*store.Ask) {
+	s.run(ctx, algorithm.Penalize, asks, s.opts.ChargeTimeout)
 }
 
 // run runs an operation on buckets that may still have to migrate. Only goroutines that
-// it waits for write states: the worker of an abandoned call has commands of its own.
-func (s *Store) run(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, timeout time.Duration) {
+// it waits for write answers: the worker of an abandoned call has commands of its own.
+func (s *Store) run(ctx context.Context, op algorithm.Operation, asks []*store.Ask, timeout time.Duration) {
 	deadline := time.Now().Add(timeout)
 	if s.previous != nil {
-		s.runMigrating(ctx, op, reqs, states, deadline)
+		s.runMigrating(ctx, op, asks, deadline)
 		return
 	}
-	s.runMigrated(ctx, op, reqs, states, deadline)
+	s.runMigrated(ctx, op, asks, deadline)
 }
 
 // runMigrated runs an operation on buckets that are at their owners.
-func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, reqs []store.Request, states []store.State, deadline time.Time) {
-	s.awaitServers(ctx, reqs, deadline)
-	if only, ok := s.onlyServers(reqs); ok {
-		s.asker.Run(ctx, op, only, ask.Group{Reqs: reqs, States: states}, deadline)
+func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, asks []*store.Ask, deadline time.Time) {
+	s.awaitServers(ctx, asks, deadline)
+	keyOf := func(i int) string { return asks[i].ClientKey }
+	if only, ok := s.onlyServers(len(asks), keyOf); ok {
+		s.asker.Run(ctx, op, only, asks, deadline)
 		return
 	}
-	s.perServers(reqs, states, func(at *wire.Servers, g ask.Group) { s.asker.Run(ctx, op, at, g, deadline) })
+	s.perServers(len(asks), keyOf, func(at *wire.Servers, places []int) {
+		there := make([]*store.Ask, len(places))
+		for n, i := range places {
+			there[n] = asks[i]
+		}
+		s.asker.Run(ctx, op, at, there, deadline)
+	})
 }
 
 // PenalizeDetached implements [store.Remote].
@@ -214,7 +221,7 @@ func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
 	if s.previous != nil {
-		if migrations := s.migrating(reqs); migrations != nil {
+		if migrations := s.migrating(requestsIn(reqs)); migrations != nil {
 			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, &reqs[i], i, st) })
 			return
 		}
@@ -239,11 +246,14 @@ func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation,
 
 // detachMigrated is detach for buckets that are at their owners.
 func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
-	if only, ok := s.onlyServers(reqs); ok {
+	keyOf := func(i int) string { return reqs[i].ClientKey }
+	if only, ok := s.onlyServers(len(reqs), keyOf); ok {
 		s.asker.Post(op, only, ask.Group{Reqs: reqs}, report)
 		return
 	}
-	s.perServers(reqs, nil, func(at *wire.Servers, g ask.Group) { s.asker.Post(op, at, g, report) })
+	s.perServers(len(reqs), keyOf, func(at *wire.Servers, places []int) {
+		s.asker.Post(op, at, ask.Group{Reqs: reqs, Places: places}, report)
+	})
 }
 
 // Hurry implements [store.Remote]: what waits joins a pipeline.

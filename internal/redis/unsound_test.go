@@ -90,7 +90,7 @@ func TestUnsoundNumbersAreNotBelieved(t *testing.T) {
 				if op == algorithm.Penalize {
 					again.Until = time.Now().Add(time.Minute).UnixMicro()
 				}
-				run := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+				run := map[algorithm.Operation]func(context.Context, []*store.Ask){
 					algorithm.Check: s.Check, algorithm.Take: s.Take, algorithm.Charge: s.Charge, algorithm.Peek: s.Peek, algorithm.Penalize: s.Penalize,
 				}[op]
 				st := store.Answers(t.Context(), run, []store.Request{again})[0]
@@ -191,13 +191,14 @@ func TestEmptyFieldIsLikeAMissingOne(t *testing.T) {
 	client := server.Client()
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.ReadPrimary = true })
 	for field, was := range map[string]int64{"c": 0, "r": 5, "p": 5} {
-		for op, run := range map[string]func(context.Context, []store.Request, []store.State){
+		for op, run := range map[string]func(context.Context, []*store.Ask){
 			"check": s.Check, "take": s.Take, "charge": s.Charge,
-			"plain charge": func(_ context.Context, reqs []store.Request, states []store.State) {
-				reqs[0].Until = openWindow(t, s, reqs[0])
+			"plain charge": func(_ context.Context, asks []*store.Ask) {
+				r := asks[0].Request
+				r.Until = openWindow(t, s, r)
 				hearTime(t, s, "heard")
-				must(t, client.HSet(t.Context(), s.asker.Keys.Key(reqs[0].Limit, reqs[0].ClientKey), "c", 5, field, "").Err())
-				states[0] = reported(t, s, reqs[0])[0]
+				must(t, client.HSet(t.Context(), s.asker.Keys.Key(r.Limit, r.ClientKey), "c", 5, field, "").Err())
+				asks[0].State = reported(t, s, r)[0]
 			},
 		} {
 			r := plainRequest(3)
@@ -221,7 +222,7 @@ func TestCountThatLostItsWindowIsAdopted(t *testing.T) {
 	client := server.Client()
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	for _, count := range []int64{0, 5} {
-		for op, run := range map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+		for op, run := range map[algorithm.Operation]func(context.Context, []*store.Ask){
 			algorithm.Check: s.Check, algorithm.Take: s.Take, algorithm.Charge: s.Charge,
 		} {
 			r := plainRequest(3)

@@ -9,11 +9,10 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// call is one call of a process, of Admit or Take. Each request has its place in states.
+// call is one call of a process, of Admit or Take.
 type call struct {
 	*process
-	reqs   []store.Request
-	states []store.State
+	asks []*store.Ask
 	// turns are called when the request at a place gets its turn.
 	turns []func(t core.Turn)
 	// until is when a call stops waiting for a charge, once it had to.
@@ -26,7 +25,7 @@ type call struct {
 }
 
 func (p *process) call(reqs []store.Request) *call {
-	c := &call{process: p, reqs: reqs, states: make([]store.State, len(reqs)), turns: make([]func(core.Turn), len(reqs))}
+	c := &call{process: p, asks: store.Asks(reqs), turns: make([]func(core.Turn), len(reqs))}
 	if p.chance(p.leaves) {
 		p.after(p.between(0, oneOf[int64](p.world, 2000, checkTimeout)), c.leave)
 	}
@@ -58,7 +57,7 @@ func (c *call) orLeft(err error, answer func(st store.State)) func(st store.Stat
 }
 
 func (c *call) waiter(place int) core.Waiter {
-	return core.Waiter{Request: &c.reqs[place], State: &c.states[place], Call: c, Place: place}
+	return core.Waiter{Request: &c.asks[place].Request, State: &c.asks[place].State, Call: c, Place: place}
 }
 
 // all calls f for each of some places, and then, once each is done, what follows.
@@ -78,7 +77,7 @@ func all(places []int, f func(place int, done func()), then func()) {
 }
 
 func (c *call) places() (all []int) {
-	for i := range c.reqs {
+	for i := range c.asks {
 		all = append(all, i)
 	}
 	return all
@@ -88,16 +87,16 @@ func (c *call) places() (all []int) {
 func (p *process) admit(reqs []store.Request, answered func(states []store.State)) {
 	c := p.call(reqs)
 	if len(reqs) > 1 && c.refuseKnown() {
-		answered(c.states)
+		answered(store.States(c.asks))
 		return
 	}
-	all(c.places(), c.join, func() { answered(c.states) })
+	all(c.places(), c.join, func() { answered(store.States(c.asks)) })
 }
 
 func (c *call) refuseKnown() (refused bool) {
 	m := c.moment()
-	for i := range c.reqs {
-		refused = c.of(&c.reqs[i], &m).Refuse(&c.reqs[i], &c.states[i], &m) || refused
+	for i := range c.asks {
+		refused = c.of(&c.asks[i].Request, &m).Refuse(&c.asks[i].Request, &c.asks[i].State, &m) || refused
 	}
 	c.told(&m)
 	return refused
@@ -106,7 +105,7 @@ func (c *call) refuseKnown() (refused bool) {
 // join asks whether a request fits.
 func (c *call) join(place int, done func()) {
 	m := c.moment()
-	e, check := c.of(&c.reqs[place], &m), core.Check{}
+	e, check := c.of(&c.asks[place].Request, &m), core.Check{}
 	c.turns[place] = func(t core.Turn) { c.do(e, place, t.Do, t.Check, done) }
 	do := e.Ask(c.waiter(place), &check, &m)
 	c.told(&m)
@@ -129,7 +128,7 @@ func (c *call) do(e *entry, place int, do core.Do, check core.Check, done func()
 }
 
 func (c *call) ask(e *entry, place int, check core.Check, done func()) {
-	r := c.reqs[place]
+	r := c.asks[place].Request
 	r.Primary = check.Primary
 	answered := func(st store.State) {
 		m := c.moment()
@@ -159,7 +158,7 @@ func (c *call) awaitUnclear(e *entry, place int, done func()) {
 			return
 		}
 		m := c.moment()
-		e.RefuseUnclear(&c.reqs[place], &c.states[place], &m)
+		e.RefuseUnclear(&c.asks[place].Request, &c.asks[place].State, &m)
 		c.told(&m)
 		done()
 	})
@@ -169,7 +168,7 @@ func (c *call) awaitUnclear(e *entry, place int, done func()) {
 func (p *process) take(reqs []store.Request, answered func(states []store.State)) {
 	c := p.call(reqs)
 	if c.refuseTakes() {
-		answered(c.states)
+		answered(store.States(c.asks))
 		return
 	}
 	retakes := core.Retakes{Asked: c.now}
@@ -181,7 +180,7 @@ func (p *process) take(reqs []store.Request, answered func(states []store.State)
 		})
 	}, func() {
 		all(again, c.takeOne, func() {
-			c.retake(&retakes, func() { c.reclaim(func() { answered(c.states) }) })
+			c.retake(&retakes, func() { c.reclaim(func() { answered(store.States(c.asks)) }) })
 		})
 	})
 }
@@ -189,9 +188,9 @@ func (p *process) take(reqs []store.Request, answered func(states []store.State)
 func (c *call) refuseTakes() (refused bool) {
 	m := c.moment()
 	var asking []*entry
-	for i := range c.reqs {
-		e := c.of(&c.reqs[i], &m)
-		do, asks := e.AskTake(&c.reqs[i], &c.states[i], &m)
+	for i := range c.asks {
+		e := c.of(&c.asks[i].Request, &m)
+		do, asks := e.AskTake(&c.asks[i].Request, &c.asks[i].State, &m)
 		refused = refused || do == core.Nothing
 		if asks {
 			asking = append(asking, e)
@@ -208,7 +207,7 @@ func (c *call) refuseTakes() (refused bool) {
 
 // claim serves a request from the batch of its bucket, or from the store. Some have to ask again.
 func (c *call) claim(place int, done, again func()) {
-	r := &c.reqs[place]
+	r := &c.asks[place].Request
 	if r.Batch == 0 {
 		c.takeOne(place, done)
 		return
@@ -241,7 +240,7 @@ func (c *call) await(place int, done, again func()) {
 }
 
 func (c *call) fetch(place int, size int64, done, again func()) {
-	r := c.reqs[place]
+	r := c.asks[place].Request
 	r.Cost = size
 	c.exchange(r, func(st store.State) {
 		m := c.moment()
@@ -310,7 +309,7 @@ var (
 
 // takeOne takes the cost of a request, what the batch has of it and the rest.
 func (c *call) takeOne(place int, done func()) {
-	r := c.reqs[place]
+	r := c.asks[place].Request
 	m := c.moment()
 	e, loan := c.of(&r, &m), core.Loan{}
 	if r.Batch != 0 {
@@ -324,14 +323,14 @@ func (c *call) takeOne(place int, done func()) {
 			c.told(&m)
 			c.refund(refund)
 		}
-		was := c.states[place]
-		if core.Stands(&c.states[place], &st) {
+		was := c.asks[place].State
+		if core.Stands(&c.asks[place].State, &st) {
 			c.stands = true
 		} else {
-			c.states[place] = st
+			c.asks[place].State = st
 		}
 		if errors.Is(st.Err, store.ErrNotExecuted) {
-			c.repeated(&r, &was, &c.states[place])
+			c.repeated(&r, &was, &c.asks[place].State)
 		}
 		done()
 	})
@@ -339,7 +338,7 @@ func (c *call) takeOne(place int, done func()) {
 
 // retake repeats takes for what comes back to their buckets.
 func (c *call) retake(again *core.Retakes, then func()) {
-	refused := again.ToRepeat(c.states)
+	refused := again.ToRepeat(c.asks)
 	claims, waiting := c.claimReturns(refused, again.Asked)
 	if len(claims) == 0 {
 		then()
@@ -367,7 +366,7 @@ func (c *call) retake(again *core.Retakes, then func()) {
 func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
 	m := c.moment()
 	for _, i := range refused {
-		claimed := c.of(&c.reqs[i], &m).ClaimReturn(c.waiter(i), asked)
+		claimed := c.of(&c.asks[i].Request, &m).ClaimReturn(c.waiter(i), asked)
 		if claimed == nil {
 			c.withdraw(claims)
 			return nil, nil
@@ -381,7 +380,7 @@ func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []*core
 
 // isCovered reports whether the only request is refused, and its batch has enough for it.
 func (c *call) isCovered() bool {
-	r, st, m := &c.reqs[0], &c.states[0], c.moment()
+	r, st, m := &c.asks[0].Request, &c.asks[0].State, c.moment()
 	if r.Batch == 0 || st.Err != nil || st.Allowed || st.InFlight || st.Penalty != 0 {
 		return false
 	}
@@ -430,17 +429,17 @@ func (c *call) awaitReturns(claims []*core.Claim, until int64, then func()) {
 
 // reclaim looks for what the store refused in batches that overtook the requests.
 func (c *call) reclaim(then func()) {
-	if len(c.reqs) == 1 && c.isCovered() {
+	if len(c.asks) == 1 && c.isCovered() {
 		answered := then
 		then = func() {
-			c.covered(&c.reqs[0], &c.states[0])
+			c.covered(&c.asks[0].Request, &c.asks[0].State)
 			answered()
 		}
 	}
 	var again []int
-	all(core.Reclaimable(c.reqs, c.states), func(i int, done func()) {
+	all(core.Reclaimable(c.asks), func(i int, done func()) {
 		m := c.moment()
-		do := c.of(&c.reqs[i], &m).Reclaim(c.waiter(i), &m)
+		do := c.of(&c.asks[i].Request, &m).Reclaim(c.waiter(i), &m)
 		c.told(&m)
 		takeAgain := func() {
 			again = append(again, i)

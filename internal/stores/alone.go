@@ -13,18 +13,18 @@ import (
 // admitted request the cost is in flight in the ledger, and in the local counts unless
 // it takes, which spends it there.
 func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State {
-	reqs, states := []store.Request{*local}, make([]store.State, 1)
-	if takes {
-		o.Local.Accounts.Take(context.Background(), reqs, states)
+	asked := store.Ask{Request: *local}
+	if asks := []*store.Ask{&asked}; takes {
+		o.Local.Accounts.Take(context.Background(), asks)
 	} else {
-		o.Local.Accounts.Admit(context.Background(), reqs, states)
+		o.Local.Accounts.Admit(context.Background(), asks)
 	}
-	if known == nil || !states[0].Allowed {
-		return states[0]
+	if known == nil || !asked.Allowed {
+		return asked.State
 	}
 	st := o.Accounts.AdmitAlone(known)
 	if !st.Allowed {
-		o.leaveLocal(reqs, &states[0], takes)
+		o.leaveLocal(&asked, takes)
 		return st
 	}
 	if takes {
@@ -33,19 +33,19 @@ func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State
 		st.Remaining = max(st.Limit-st.Used, 0)
 		st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
 	}
-	return higher(states[0], st)
+	return higher(asked.State, st)
 }
 
 // leaveLocal undoes what a request has in the local counts.
-func (o *Opened) leaveLocal(req []store.Request, st *store.State, takes bool) {
+func (o *Opened) leaveLocal(asked *store.Ask, takes bool) {
+	req := []store.Request{asked.Request}
 	if takes {
-		req[0].Receipt = st.Receipt
+		req[0].Receipt = asked.State.Receipt
 		o.Local.Refund(req)
 		return
 	}
-	held := []int64{req[0].Cost}
 	req[0].Cost = 0
-	o.Local.Accounts.Settle(req, held)
+	o.Local.Accounts.Settle(req, []int64{asked.Cost})
 }
 
 // higher returns the state that counts more, with the receipt of the local one.

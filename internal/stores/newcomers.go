@@ -69,32 +69,32 @@ type Overflow struct {
 
 // overflow lets clients in, and returns the requests of those beyond the bound. Clients that
 // have a bucket are not new.
-func (n *newcomers) overflow(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
-	beyond, known := n.askStore(ctx, reqs, func(r *store.Request) bool { return n.letIn(r, now) })
+func (n *newcomers) overflow(ctx context.Context, asks []*store.Ask, now time.Time) []Overflow {
+	beyond, known := n.askStore(ctx, asks, func(r *store.Request) bool { return n.letIn(r, now) })
 	for _, i := range known {
-		n.known.add(&reqs[i], now)
+		n.known.add(&asks[i].Request, now)
 	}
 	for _, o := range beyond {
 		if o.Err == nil {
-			n.report(reqs[o.Index].Limit.Zone, now)
+			n.report(asks[o.Index].Request.Limit.Zone, now)
 		}
 	}
 	return beyond
 }
 
 // foresee returns what overflow would, and lets nobody in.
-func (n *newcomers) foresee(ctx context.Context, reqs []store.Request, now time.Time) []Overflow {
-	beyond, _ := n.askStore(ctx, reqs, func(r *store.Request) bool { return n.wouldLetIn(r, now) })
+func (n *newcomers) foresee(ctx context.Context, asks []*store.Ask, now time.Time) []Overflow {
+	beyond, _ := n.askStore(ctx, asks, func(r *store.Request) bool { return n.wouldLetIn(r, now) })
 	return beyond
 }
 
 // askStore asks the store about the requests that need a bucket and are not let in. It returns
 // those beyond the bound, and the places of those whose clients have a bucket.
-func (n *newcomers) askStore(ctx context.Context, reqs []store.Request, isLetIn func(r *store.Request) bool) (beyond []Overflow, known []int) {
+func (n *newcomers) askStore(ctx context.Context, asks []*store.Ask, isLetIn func(r *store.Request) bool) (beyond []Overflow, known []int) {
 	var unknown []int
 	var asked []store.Request
-	for i := range reqs {
-		r := &reqs[i]
+	for i := range asks {
+		r := &asks[i].Request
 		// Leases last only while requests run, and a limit of 0 needs no bucket.
 		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !isLetIn(r) {
 			unknown, asked = append(unknown, i), append(asked, *r)

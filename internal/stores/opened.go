@@ -46,9 +46,9 @@ type Opened struct {
 type Accounts interface {
 	store.Store
 
-	Admit(ctx context.Context, reqs []store.Request, states []store.State)
-	RefuseKnown(reqs []store.Request, states []store.State) bool
-	ForeseeKnown(reqs []store.Request, states []store.State) bool
+	Admit(ctx context.Context, asks []*store.Ask)
+	RefuseKnown(asks []*store.Ask) bool
+	ForeseeKnown(asks []*store.Ask) bool
 	IsFull(r *store.Request) bool
 	CheckAhead(ctx context.Context, r store.Request, timeout time.Duration) store.State
 	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
@@ -97,31 +97,31 @@ func (h *Handle) newOpened() (*Opened, error) {
 
 // Overflow returns the requests of clients beyond the module's bound, unless the store says
 // that they are not new.
-func (o *Opened) Overflow(ctx context.Context, reqs []store.Request, now func() time.Time) []Overflow {
+func (o *Opened) Overflow(ctx context.Context, asks []*store.Ask, now func() time.Time) []Overflow {
 	if o.newcomers == nil {
 		return nil
 	}
-	return o.newcomers.overflow(ctx, reqs, now())
+	return o.newcomers.overflow(ctx, asks, now())
 }
 
 // RefuseKnown sets the states of requests that are refused without a call, and reports whether
 // there are any.
-func (o *Opened) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
-	return o.Accounts.RefuseKnown(reqs, states)
+func (o *Opened) RefuseKnown(asks []*store.Ask) (refused bool) {
+	return o.Accounts.RefuseKnown(asks)
 }
 
 // Admit checks requests, and holds in flight the cost of those that are allowed.
-func (o *Opened) Admit(ctx context.Context, reqs []store.Request, states []store.State) {
-	ctx, span := o.startSpan(ctx, "check", reqs)
-	o.Accounts.Admit(ctx, reqs, states)
-	endSpan(span, states)
+func (o *Opened) Admit(ctx context.Context, asks []*store.Ask) {
+	ctx, span := o.startSpan(ctx, "check", asks)
+	o.Accounts.Admit(ctx, asks)
+	endSpan(span, asks)
 }
 
 // Take checks requests, and spends the cost of those that are allowed.
-func (o *Opened) Take(ctx context.Context, reqs []store.Request, states []store.State) {
-	ctx, span := o.startSpan(ctx, "take", reqs)
-	o.Accounts.Take(ctx, reqs, states)
-	endSpan(span, states)
+func (o *Opened) Take(ctx context.Context, asks []*store.Ask) {
+	ctx, span := o.startSpan(ctx, "take", asks)
+	o.Accounts.Take(ctx, asks)
+	endSpan(span, asks)
 }
 
 // IsFull reports whether a take of r is expected to be refused. A request that takes from
@@ -196,14 +196,14 @@ const tracerName = "github.com/shardlimit/caddy-shardlimit"
 
 // startSpan begins a span of a call to the store if the request is traced;
 // otherwise the span is nil.
-func (o *Opened) startSpan(ctx context.Context, operation string, reqs []store.Request) (context.Context, trace.Span) {
+func (o *Opened) startSpan(ctx context.Context, operation string, asks []*store.Ask) (context.Context, trace.Span) {
 	parent := trace.SpanFromContext(ctx)
 	if !parent.IsRecording() {
 		return ctx, nil
 	}
-	zones := make([]string, len(reqs))
-	for i := range reqs {
-		zones[i] = reqs[i].Limit.Zone
+	zones := make([]string, len(asks))
+	for i, a := range asks {
+		zones[i] = a.Request.Limit.Zone
 	}
 	return parent.TracerProvider().Tracer(tracerName).Start(ctx, "rate_limit "+operation,
 		trace.WithSpanKind(trace.SpanKindClient), trace.WithAttributes(
@@ -212,18 +212,18 @@ func (o *Opened) startSpan(ctx context.Context, operation string, reqs []store.R
 }
 
 // endSpan ends what startSpan began.
-func endSpan(span trace.Span, states []store.State) {
+func endSpan(span trace.Span, asks []*store.Ask) {
 	if span == nil {
 		return
 	}
 	allowed, isAnswered := true, true
-	for i := range states {
-		if err := states[i].Err; err != nil {
+	for _, a := range asks {
+		if err := a.Err; err != nil {
 			isAnswered = false
 			span.RecordError(err)
 			span.SetStatus(codes.Error, "the store cannot answer")
 		}
-		allowed = allowed && states[i].Allowed
+		allowed = allowed && a.Allowed
 	}
 	if isAnswered {
 		span.SetAttributes(attribute.Bool("rate_limit.allowed", allowed))

@@ -17,7 +17,7 @@ import (
 // Admitter is a store that holds the cost of requests in flight and charges it later, as
 // ledgers do.
 type Admitter interface {
-	Admit(ctx context.Context, reqs []store.Request, states []store.State)
+	Admit(ctx context.Context, asks []*store.Ask)
 	Settle(reqs []store.Request, held []int64)
 }
 
@@ -173,9 +173,9 @@ func (tr *traffic) take(r store.Request) {
 }
 
 func (tr *traffic) admit(r store.Request) {
-	states := make([]store.State, 1)
-	tr.admitter.Admit(tr.Context(), []store.Request{r}, states)
-	if states[0].Err == nil && states[0].Allowed {
+	asked := store.Ask{Request: r}
+	tr.admitter.Admit(tr.Context(), []*store.Ask{&asked})
+	if asked.Err == nil && asked.Allowed {
 		tr.note(&r, r.Cost)
 		tr.admitter.Settle([]store.Request{r}, nil)
 	}

@@ -181,7 +181,7 @@ func (f *fixture) answer(op operation, reqs []store.Request) []store.State {
 
 var errUnset = errors.New("the state was not set")
 
-type operation = func(ctx context.Context, reqs []store.Request, states []store.State)
+type operation = func(ctx context.Context, asks []*store.Ask)
 
 // answers is [store.Answers], but lends states that have been used before.
 func answers(ctx context.Context, op operation, reqs []store.Request) []store.State {
@@ -189,9 +189,12 @@ func answers(ctx context.Context, op operation, reqs []store.Request) []store.St
 		Allowed: true, Replica: true, InFlight: true, Limit: 1, Used: 1, Remaining: 1, Reset: 1, ResetOtherwise: 1, RetryAfter: 1, Penalty: 1,
 		Now: 1, Content: store.Content{1}, Receipt: store.Receipt{Period: 1}, Err: errUnset,
 	}
-	states := slices.Repeat([]store.State{used}, len(reqs))
-	op(ctx, reqs, states)
-	return states
+	asks := store.Asks(reqs)
+	for _, a := range asks {
+		a.State = used
+	}
+	op(ctx, asks)
+	return store.States(asks)
 }
 
 // want compares a whole state of a fixed window.

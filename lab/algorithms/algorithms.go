@@ -445,7 +445,7 @@ func measureCPU(server *redistest.Server, s *redis.Store, w way, round int) (mic
 // callAll makes measuredTimes calls for each client, from many callers at a time. The turn
 // makes their IDs unique.
 func callAll(s *redis.Store, limit *store.Limit, op algorithm.Operation, turn int) error {
-	calls := map[algorithm.Operation]func(context.Context, []store.Request, []store.State){
+	calls := map[algorithm.Operation]func(context.Context, []*store.Ask){
 		algorithm.Check: s.Check, algorithm.Charge: s.Charge, algorithm.Take: s.Take,
 	}
 	return traffic.Together(measuredCallers, func(caller int) (err error) {

@@ -86,21 +86,35 @@ func (s *remote) write(k kind, op algorithm.Operation, reqs []store.Request) []s
 }
 
 // Check asks the replica, and the primary where that shows no open window.
-func (s *remote) Check(_ context.Context, reqs []store.Request, states []store.State) {
-	if !reqs[0].Primary {
-		s.note(check, reqs)
+func (s *remote) Check(_ context.Context, asks []*store.Ask) {
+	if !asks[0].Request.Primary {
+		s.note(check, requestsOf(asks))
 		time.Sleep(travel)
 		s.mu.Lock()
-		st := bucketIn(s.replica, &reqs[0]).View(&reqs[0], time.Now().UnixMicro(), false)
+		st := bucketIn(s.replica, &asks[0].Request).View(&asks[0].Request, time.Now().UnixMicro(), false)
 		s.mu.Unlock()
 		time.Sleep(travel)
 		if st.Reset != 0 {
 			st.Replica = true
-			states[0] = st
+			asks[0].State = st
 			return
 		}
 	}
-	copy(states, s.call(opening, algorithm.Check, reqs, 0))
+	s.answer(opening, algorithm.Check, asks)
+}
+
+func requestsOf(asks []*store.Ask) (reqs []store.Request) {
+	for _, a := range asks {
+		reqs = append(reqs, a.Request)
+	}
+	return reqs
+}
+
+// answer makes a call to the primary, and waits for it.
+func (s *remote) answer(k kind, op algorithm.Operation, asks []*store.Ask) {
+	for i, st := range s.call(k, op, requestsOf(asks), 0) {
+		asks[i].State = st
+	}
 }
 
 // call makes a call to the primary, after some time.
@@ -112,24 +126,24 @@ func (s *remote) call(k kind, op algorithm.Operation, reqs []store.Request, afte
 	return states
 }
 
-func (s *remote) Charge(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.call(charge, algorithm.Charge, reqs, 0))
+func (s *remote) Charge(_ context.Context, asks []*store.Ask) {
+	s.answer(charge, algorithm.Charge, asks)
 }
 
-func (s *remote) Take(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.call(take, algorithm.Take, reqs, 0))
+func (s *remote) Take(_ context.Context, asks []*store.Ask) {
+	s.answer(take, algorithm.Take, asks)
 }
 
-func (s *remote) Refund(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.call(refund, algorithm.Refund, reqs, 0))
+func (s *remote) Refund(_ context.Context, asks []*store.Ask) {
+	s.answer(refund, algorithm.Refund, asks)
 }
 
-func (s *remote) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
-	copy(states, s.call(charge, algorithm.Penalize, reqs, 0))
+func (s *remote) Penalize(_ context.Context, asks []*store.Ask) {
+	s.answer(charge, algorithm.Penalize, asks)
 }
 
-func (s *remote) Peek(ctx context.Context, reqs []store.Request, states []store.State) {
-	s.Check(ctx, reqs, states)
+func (s *remote) Peek(ctx context.Context, asks []*store.Ask) {
+	s.Check(ctx, asks)
 }
 
 func (*remote) Reset(context.Context, store.Request) error { return errors.ErrUnsupported }
@@ -227,14 +241,14 @@ func (v virtual) perRequest(t *testing.T, rate float64, counted time.Duration) (
 
 // send makes one request, and returns how many were admitted.
 func (v virtual) send(l *ledger.Ledger, r store.Request) int64 {
-	reqs, states := []store.Request{r}, make([]store.State, 1)
+	reqs := []store.Request{r}
 	if v.before {
 		if store.Answers(context.Background(), l.Take, reqs)[0].Allowed {
 			return 1
 		}
 		return 0
 	}
-	if l.Admit(context.Background(), reqs, states); !states[0].Allowed {
+	if !store.Answers(context.Background(), l.Admit, reqs)[0].Allowed {
 		return 0
 	}
 	time.Sleep(serves)

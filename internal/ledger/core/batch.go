@@ -249,11 +249,11 @@ func (b *Bucket) Claim(w Waiter, m *Moment) (do Do, size int64) {
 
 // Reclaimable returns the places of the refused requests of a call if batches may serve them.
 // Where one has none the call is refused, whatever the others find.
-func Reclaimable(reqs []store.Request, states []store.State) (places []int) {
-	for i := range states {
-		switch st := &states[i]; {
-		case st.Err != nil || st.Allowed:
-		case reqs[i].Batch == 0:
+func Reclaimable(asks []*store.Ask) (places []int) {
+	for i, a := range asks {
+		switch {
+		case a.Err != nil || a.Allowed:
+		case a.Batch == 0:
 			return nil
 		default:
 			places = append(places, i)

@@ -293,7 +293,7 @@ func TestRetryPause(t *testing.T) {
 // TestRetakes: takes are repeated four times for what has come back, or until their time is over
 // for what comes.
 func TestRetakes(t *testing.T) {
-	refused := []store.State{{Allowed: true}, {}, {Err: store.ErrNotExecuted}}
+	refused := []*store.Ask{{State: store.State{Allowed: true}}, {}, {State: store.State{Err: store.ErrNotExecuted}}}
 	const timeout = 1000
 	for name, c := range map[string]struct {
 		waits bool
@@ -351,7 +351,11 @@ func TestReclaimable(t *testing.T) {
 		{[]store.Request{batched, plain}, []store.State{refused, refused}, nil},
 		{[]store.Request{batched, batched}, []store.State{refused, {Err: store.ErrUncertain}}, []int{0}},
 	} {
-		if got := Reclaimable(c.reqs, c.states); !slices.Equal(got, c.want) {
+		asks := store.Asks(c.reqs)
+		for n, st := range c.states {
+			asks[n].State = st
+		}
+		if got := Reclaimable(asks); !slices.Equal(got, c.want) {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
 		}
 	}

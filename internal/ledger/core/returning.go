@@ -216,12 +216,12 @@ type Retakes struct {
 
 // ToRepeat returns the places of the takes that the store refused, or none once they were repeated
 // often enough. They are to be repeated if each has a claim, and otherwise none.
-func (t *Retakes) ToRepeat(states []store.State) (places []int) {
+func (t *Retakes) ToRepeat(asks []*store.Ask) (places []int) {
 	if t.count >= MaxRetakes {
 		return nil
 	}
-	for i := range states {
-		if st := &states[i]; st.Err == nil && !st.Allowed {
+	for i, a := range asks {
+		if a.Err == nil && !a.Allowed {
 			places = append(places, i)
 		}
 	}

@@ -35,10 +35,10 @@ type absence struct {
 
 // expects reports whether to ask the primary first: no replica is likely to have any of
 // the windows.
-func (a *absences) expects(g Group) bool {
+func (a *absences) expects(asks []*store.Ask) bool {
 	var z *absence
-	for _, i := range g.Members {
-		if z = a.of(&g.Reqs[i]); z == nil || z.share.Load() < absenceMost {
+	for _, asked := range asks {
+		if z = a.of(&asked.Request); z == nil || z.share.Load() < absenceMost {
 			return false
 		}
 	}
@@ -46,14 +46,14 @@ func (a *absences) expects(g Group) bool {
 }
 
 // note adds what a replica has answered.
-func (a *absences) note(g Group) {
-	for _, i := range g.Members {
-		z := a.of(&g.Reqs[i])
-		if z == nil || g.States[i].Err != nil {
+func (a *absences) note(asks []*store.Ask) {
+	for _, asked := range asks {
+		z := a.of(&asked.Request)
+		if z == nil || asked.Err != nil {
 			continue
 		}
 		was, sample := z.share.Load(), int64(0)
-		if isUnopened(&g.Reqs[i], &g.States[i]) {
+		if lacksWindow(asked) {
 			sample = absenceWhole
 		}
 		// Of two at a time one may be lost: it is an estimate.

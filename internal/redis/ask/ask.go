@@ -42,13 +42,11 @@ type Asker struct {
 // be quick and safe for concurrent use.
 type Observer func(role store.Role, op algorithm.Operation, took time.Duration, err error)
 
-// Group is some of the requests of a call, by their places.
+// Group is some of the requests of a call that nobody waits for, by their places.
 type Group struct {
 	Reqs []store.Request
-	// States are those of all requests; nil for what Post sends.
-	States []store.State
-	// Members are the places of the requests in question; nil for all.
-	Members []int
+	// Places are those of the requests in question; nil for all.
+	Places []int
 }
 
 // places holds 0, 1, 2 ... for groups of all requests, which most are.
@@ -59,108 +57,101 @@ var places = func() (n [16]int) {
 	return n
 }()
 
-// complete returns g with its members.
+// complete returns g with its places.
 func (g Group) complete() Group {
-	if g.Members != nil {
+	if g.Places != nil {
 		return g
 	}
-	return whole(g.Reqs, g.States)
+	if len(g.Reqs) <= len(places) {
+		return Group{g.Reqs, places[:len(g.Reqs):len(g.Reqs)]}
+	}
+	for i := range g.Reqs {
+		g.Places = append(g.Places, i)
+	}
+	return g
 }
 
-func whole(reqs []store.Request, states []store.State) Group {
-	if len(reqs) <= len(places) {
-		return Group{reqs, states, places[:len(reqs):len(reqs)]}
-	}
-	members := make([]int, len(reqs))
-	for i := range members {
-		members[i] = i
-	}
-	return Group{reqs, states, members}
-}
-
-// Run runs an operation on the buckets of a group, which these servers hold, by the
-// deadline, and sets the states. Replicas answer checks in turn; the primary answers where
+// Run runs an operation on buckets that these servers hold, by the deadline, and sets the
+// states. Replicas answer checks in turn; the primary answers where
 // they cannot or see no open window. Without servers, nil, nothing runs.
-func (a *Asker) Run(ctx context.Context, op algorithm.Operation, at *wire.Servers, g Group, deadline time.Time) {
-	g = g.complete()
+func (a *Asker) Run(ctx context.Context, op algorithm.Operation, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	if at == nil {
-		g.fail(wire.NotExecuted(wire.ErrNoServers))
+		fail(asks, wire.NotExecuted(wire.ErrNoServers))
 		return
 	}
 	at.Checks.Sample(a.sample)
 	switch op {
 	case algorithm.Check:
-		a.check(ctx, at, g, deadline)
+		a.check(ctx, at, asks, deadline)
 	case algorithm.Peek:
-		a.peek(ctx, at, g, deadline)
+		a.peek(ctx, at, asks, deadline)
 	case algorithm.Take:
-		a.ask(ctx, at.Checks, g, deadline, a.Writing(op, at))
+		a.ask(ctx, at.Checks, asks, deadline, a.Writing(op, at))
 	default:
-		a.ask(ctx, at.Charges, g, deadline, a.Writing(op, at))
+		a.ask(ctx, at.Charges, asks, deadline, a.Writing(op, at))
 	}
 }
 
-func (a *Asker) check(ctx context.Context, at *wire.Servers, g Group, deadline time.Time) {
+func (a *Asker) check(ctx context.Context, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	start := time.Now()
 	half := start.Add(deadline.Sub(start) / 2)
 	replica := a.replica(at)
 	now, age := a.TimeAt(at, start)
 	if replica != nil && age > wire.ClockTrust {
-		a.refreshClock(at, start, g)
+		a.refreshClock(at, start, asks[0])
 	}
 	switch {
 	case replica == nil:
-		a.checkPrimary(ctx, at, g, deadline)
-	case now == 0 || g.wantsPrimary():
+		a.checkPrimary(ctx, at, asks, deadline)
+	case now == 0 || wantsPrimary(asks):
 		// A replica that decides by its own clock is only a fallback.
-		a.checkPrimary(ctx, at, g, half)
-		a.fallBack(ctx, replica, g, deadline, Reading(algorithm.Check, store.RoleReplica, now))
-	case a.absences.expects(g):
+		a.checkPrimary(ctx, at, asks, half)
+		a.fallBack(ctx, replica, asks, deadline, Reading(algorithm.Check, store.RoleReplica, now))
+	case a.absences.expects(asks):
 		// The replica is not expected to know more, so it gets little of the time.
-		a.checkPrimary(ctx, at, g, start.Add(deadline.Sub(start)*7/8))
-		a.fallBack(ctx, replica, g, deadline, Reading(algorithm.Check, store.RoleReplica, now))
+		a.checkPrimary(ctx, at, asks, start.Add(deadline.Sub(start)*7/8))
+		a.fallBack(ctx, replica, asks, deadline, Reading(algorithm.Check, store.RoleReplica, now))
 	default:
 		// The other half of the time is the primary's.
-		a.ask(ctx, replica, g, half, Reading(algorithm.Check, store.RoleReplica, now))
-		a.absences.note(g)
-		if g.Members = g.unanswered(at); len(g.Members) > 0 && ctx.Err() == nil {
-			a.checkPrimary(ctx, at, g, deadline)
+		a.ask(ctx, replica, asks, half, Reading(algorithm.Check, store.RoleReplica, now))
+		a.absences.note(asks)
+		if left := unanswered(asks, at); len(left) > 0 && ctx.Err() == nil {
+			a.checkPrimary(ctx, at, left, deadline)
 		}
 	}
 }
 
 // checkPrimary reads buckets at a primary if all their windows are known to be open, and opens
 // windows of buckets that are not known. The script checks others, and what is not there.
-func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, g Group, deadline time.Time) {
+func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	now, age := a.TimeAt(at, time.Now())
 	isSure := now != 0 && age <= wire.ClockPeriod && !at.Checks.Scripted.Load()
 	op := Reading(algorithm.Check, store.RolePrimary, now)
-	canOpen := g.canOpen(a.CheckTimeout)
+	mayOpen := canOpen(asks, a.CheckTimeout)
 	switch {
-	case isSure && g.areOpen(now):
-	case isSure && canOpen && at.Checks.Opens():
+	case isSure && areOpen(asks, now):
+	case isSure && mayOpen && at.Checks.Opens():
 		op = Opening(now, at.Clock)
 	default:
-		a.ask(ctx, at.Checks, g, deadline, a.Writing(algorithm.Check, at))
+		a.ask(ctx, at.Checks, asks, deadline, a.Writing(algorithm.Check, at))
 		return
 	}
-	a.ask(ctx, at.Checks, g, deadline, op)
-	refused := g.where(func(i int) bool { return wire.Says(g.States[i].Err, wire.Lacking) })
+	a.ask(ctx, at.Checks, asks, deadline, op)
+	refused := where(asks, func(a *store.Ask) bool { return wire.Says(a.Err, wire.Lacking) })
 	// A server that refuses writes, because it is full or has no replicas, refuses to open windows. The
 	// script shows those that are open.
-	closed := g.where(func(i int) bool {
-		st := &g.States[i]
-		if st.Err == nil {
-			return !st.Holds(g.Reqs[i].Limit)
+	closed := where(asks, func(a *store.Ask) bool {
+		if a.Err == nil {
+			return !a.Holds(a.Request.Limit)
 		}
-		return op.Opens && wire.IsReply(st.Err) && !wire.Says(st.Err, wire.Lacking)
+		return op.Opens && wire.IsReply(a.Err) && !wire.Says(a.Err, wire.Lacking)
 	})
-	g.Members = append(closed, refused...)
-	if len(g.Members) == 0 || ctx.Err() != nil {
+	asks = append(closed, refused...)
+	if len(asks) == 0 || ctx.Err() != nil {
 		return
 	}
-	a.ask(ctx, at.Checks, g, deadline, a.Writing(algorithm.Check, at))
-	if slices.ContainsFunc(refused, func(i int) bool { return g.States[i].Err == nil }) {
+	a.ask(ctx, at.Checks, asks, deadline, a.Writing(algorithm.Check, at))
+	if slices.ContainsFunc(refused, func(a *store.Ask) bool { return a.Err == nil }) {
 		at.Checks.Scripted.Store(true)
 	}
 }
@@ -170,52 +161,53 @@ func (a *Asker) sample() string { return a.Keys.Mark("sample") }
 
 // fallBack asks a replica for what the primary did not answer. Where the replica
 // knows no open window either, the error stays.
-func (a *Asker) fallBack(ctx context.Context, replica *wire.Lane, g Group, deadline time.Time, op Op) {
-	if g.Members = g.unanswered(nil); len(g.Members) == 0 || ctx.Err() != nil {
+func (a *Asker) fallBack(ctx context.Context, replica *wire.Lane, asks []*store.Ask, deadline time.Time, op Op) {
+	left := unanswered(asks, nil)
+	if len(left) == 0 || ctx.Err() != nil {
 		return
 	}
-	a.askAgain(ctx, replica, g, deadline, op, func(i int) bool { return isUnopened(&g.Reqs[i], &g.States[i]) })
+	a.askAgain(ctx, replica, left, deadline, op, lacksWindow)
 }
 
 // askAgain asks another server. A state does not change if that fails or its answer is
 // worthless.
-func (a *Asker) askAgain(ctx context.Context, l *wire.Lane, g Group, deadline time.Time, op Op, isWorthless func(i int) bool) {
-	before := make([]store.State, len(g.Members))
-	for n, i := range g.Members {
-		before[n] = g.States[i]
+func (a *Asker) askAgain(ctx context.Context, l *wire.Lane, asks []*store.Ask, deadline time.Time, op Op, isWorthless func(a *store.Ask) bool) {
+	before := make([]store.State, len(asks))
+	for n, asked := range asks {
+		before[n] = asked.State
 	}
-	a.ask(ctx, l, g, deadline, op)
-	for n, i := range g.Members {
-		if g.States[i].Err != nil || isWorthless(i) {
-			g.States[i] = before[n]
+	a.ask(ctx, l, asks, deadline, op)
+	for n, asked := range asks {
+		if asked.Err != nil || isWorthless(asked) {
+			asked.State = before[n]
 		}
 	}
 }
 
 // refreshClock checks one bucket at the primary, without waiting, to learn its time: no
 // call may have reached it for long, as when all clients of the shard are refused.
-func (a *Asker) refreshClock(at *wire.Servers, start time.Time, g Group) {
+func (a *Asker) refreshClock(at *wire.Servers, start time.Time, asked *store.Ask) {
 	if at.Clock.ClaimObservation(start) {
-		c := a.call(at.Checks, Group{g.Reqs, nil, g.Members[:1]}, start.Add(a.CheckTimeout), a.Writing(algorithm.Check, at))
+		c := a.call(at.Checks, 1, func(int) (*store.Request, int) { return &asked.Request, 0 }, start.Add(a.CheckTimeout), a.Writing(algorithm.Check, at))
 		c.Detached = (*wire.Call).Release
 		at.Checks.Post(c)
 	}
 }
 
 // peek reads from a replica, or from the primary if there is none.
-func (a *Asker) peek(ctx context.Context, at *wire.Servers, g Group, deadline time.Time) {
+func (a *Asker) peek(ctx context.Context, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	start := time.Now()
 	now, _ := a.TimeAt(at, start)
 	replica, primary := a.replica(at), Reading(algorithm.Peek, store.RolePrimary, now)
 	if replica == nil {
-		a.ask(ctx, at.Checks, g, deadline, primary)
+		a.ask(ctx, at.Checks, asks, deadline, primary)
 		return
 	}
 	half := start.Add(deadline.Sub(start) / 2)
-	a.ask(ctx, replica, g, half, Reading(algorithm.Peek, store.RoleReplica, now))
-	g.Members = g.where(func(i int) bool { return g.States[i].Err != nil || at.MayMiss(&g.States[i]) })
-	if len(g.Members) > 0 && ctx.Err() == nil {
-		a.askAgain(ctx, at.Checks, g, deadline, primary, func(int) bool { return false })
+	a.ask(ctx, replica, asks, half, Reading(algorithm.Peek, store.RoleReplica, now))
+	left := where(asks, func(a *store.Ask) bool { return a.Err != nil || at.MayMiss(&a.State) })
+	if len(left) > 0 && ctx.Err() == nil {
+		a.askAgain(ctx, at.Checks, left, deadline, primary, func(*store.Ask) bool { return false })
 	}
 }
 
@@ -228,24 +220,26 @@ func (a *Asker) replica(at *wire.Servers) *wire.Lane {
 
 // AskOne runs op on one bucket.
 func (a *Asker) AskOne(ctx context.Context, l *wire.Lane, r store.Request, deadline time.Time, op Op) store.State {
-	states := make([]store.State, 1)
-	a.ask(ctx, l, whole([]store.Request{r}, states), deadline, op)
-	return states[0]
+	asked := store.Ask{Request: r}
+	a.ask(ctx, l, []*store.Ask{&asked}, deadline, op)
+	return asked.State
 }
 
-// ask runs op on every bucket of g in one round trip and sets their states.
-func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Time, op Op) {
-	for _, take := range abandonedTakes(l.Shard, op.Operation, g) {
-		select {
-		case <-take:
-		case <-ctx.Done():
+// ask runs op on every bucket in one round trip and sets the states.
+func (a *Asker) ask(ctx context.Context, l *wire.Lane, asks []*store.Ask, deadline time.Time, op Op) {
+	if op.Operation == algorithm.Refund {
+		for _, take := range abandonedTakes(l.Shard, ids(asks)) {
+			select {
+			case <-take:
+			case <-ctx.Done():
+			}
 		}
 	}
-	c := a.call(l, g, deadline, op)
+	c := a.call(l, len(asks), func(n int) (*store.Request, int) { return &asks[n].Request, n }, deadline, op)
 	observe, began := a.Observers[l.Shard], c.Began
 	sent, err := l.Do(ctx, c)
 	if err != nil {
-		for range g.Members {
+		for range asks {
 			observe.observe(op.Role, op.Operation, time.Since(began), err)
 		}
 		if sent && !op.reads() {
@@ -253,27 +247,27 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, g Group, deadline time.Ti
 		} else {
 			err = wire.NotExecuted(err)
 		}
-		g.fail(err)
+		fail(asks, err)
 		if sent && op.Operation == algorithm.Take {
-			abandon(l.Shard, c, g, op)
+			abandon(l.Shard, c, asks, op)
 		}
 		return
 	}
 	observe.observeAll(op, c)
-	for n, i := range g.Members {
-		g.States[i], _ = op.Outcome(c.Cmds[n], &g.Reqs[i])
+	for n, asked := range asks {
+		asked.State, _ = op.Outcome(c.Cmds[n], &asked.Request)
 	}
 	c.Release()
 }
 
 // abandon makes the errors of takes that were sent tell how they end, which their caller does not await.
-func abandon(shard *wire.Shard, c *wire.Call, g Group, op Op) {
-	reqs, ends := make([]store.Request, len(g.Members)), make([]store.Late, len(g.Members))
-	for n, i := range g.Members {
-		reqs[n] = g.Reqs[i]
-		g.States[i].Err = ends[n].Wrap(g.States[i].Err)
+func abandon(shard *wire.Shard, c *wire.Call, asks []*store.Ask, op Op) {
+	reqs, ends := make([]store.Request, len(asks)), make([]store.Late, len(asks))
+	for n, asked := range asks {
+		reqs[n] = asked.Request
+		asked.Err = ends[n].Wrap(asked.Err)
 	}
-	shard.Abandoned.Add(c, g.ids(), func() {
+	shard.Abandoned.Add(c, ids(asks), func() {
 		for n := range ends {
 			st, _ := op.Outcome(c.Cmds[n], &reqs[n])
 			if st.Err == nil && !st.Allowed {
@@ -285,34 +279,31 @@ func abandon(shard *wire.Shard, c *wire.Call, g Group, op Op) {
 }
 
 // Post runs an operation at a primary without waiting. report, unless it is nil, receives the
-// state of each member of g by its place. A refund waits for a take of its ID that is under
+// state of each request of g by its place. A refund waits for a take of its ID that is under
 // way. Without servers, nil, nothing runs.
 func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report func(i int, st store.State)) {
 	g = g.complete()
 	if at == nil {
-		for _, i := range g.Members {
+		for _, i := range g.Places {
 			a.Report(report, op, &g.Reqs[i], i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
 		}
 		return
 	}
-	if takes := abandonedTakes(at.Charges.Shard, op, g); len(takes) > 0 {
-		at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, report) })
-		return
+	if op == algorithm.Refund {
+		if takes := abandonedTakes(at.Charges.Shard, g.ids()); len(takes) > 0 {
+			at.Charges.Shard.Abandoned.After(takes, func() { a.post(op, at, g, report) })
+			return
+		}
 	}
 	a.post(op, at, g, report)
 }
 
-// abandonedTakes returns what is closed when the takes of these refunds have ended that
-// their callers do not await.
-func abandonedTakes(shard *wire.Shard, op algorithm.Operation, g Group) (ends []chan struct{}) {
-	if op != algorithm.Refund {
-		return nil
-	}
-	for _, i := range g.Members {
-		if id := g.Reqs[i].ID; id != "" {
-			if end := shard.Abandoned.Of(id); end != nil {
-				ends = append(ends, end)
-			}
+// abandonedTakes returns what is closed when the takes of these IDs have ended that their callers do
+// not await.
+func abandonedTakes(shard *wire.Shard, ids []string) (ends []chan struct{}) {
+	for _, id := range ids {
+		if end := shard.Abandoned.Of(id); end != nil {
+			ends = append(ends, end)
 		}
 	}
 	return ends
@@ -326,7 +317,7 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report
 			op.Latest = by + (a.ChargeTimeout + wire.ReplyTimeout).Microseconds()
 		}
 	}
-	c := a.call(at.Charges, g, now.Add(a.ChargeTimeout), op)
+	c := a.call(at.Charges, len(g.Places), func(n int) (*store.Request, int) { return &g.Reqs[g.Places[n]], g.Places[n] }, now.Add(a.ChargeTimeout), op)
 	c.Detached = func(c *wire.Call) {
 		a.Observers[at.Charges.Shard].observeAll(op, c)
 		for _, cmd := range c.Cmds {
@@ -364,19 +355,20 @@ func (a *Asker) TimeAt(at *wire.Servers, start time.Time) (now int64, age time.D
 	return now, age
 }
 
-// call returns a call of op through a lane for every bucket of g.
-func (a *Asker) call(l *wire.Lane, g Group, deadline time.Time, op Op) *wire.Call {
+// call returns a call of op through a lane for each of n requests, with its place.
+func (a *Asker) call(l *wire.Lane, n int, request func(n int) (r *store.Request, place int), deadline time.Time, op Op) *wire.Call {
 	// A replica and the primary share the timeout, part of which is over when they
 	// are asked.
 	c := wire.NewCall(deadline, a.CheckTimeout*7/16)
 	keys := a.Keys.In(l.Shard)
-	for n, i := range g.Members {
+	for i := range n {
 		room := &c.Room
-		if n > 0 {
+		if i > 0 {
 			room = nil
 		}
-		cmd := op.Command(keys, &g.Reqs[i], room)
-		cmd.Place = i
+		r, place := request(i)
+		cmd := op.Command(keys, r, room)
+		cmd.Place = place
 		c.Cmds = append(c.Cmds, cmd)
 	}
 	return c
@@ -399,7 +391,7 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
 func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, repair Repair, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, whole([]store.Request{repair.Rest(r)}, nil), func(_ int, st store.State) {
+	a.post(algorithm.Charge, at, Group{Reqs: []store.Request{repair.Rest(r)}}.complete(), func(_ int, st store.State) {
 		if st.Err != nil && repair.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}
@@ -422,50 +414,59 @@ func (a *Asker) Report(report func(i int, st store.State), op algorithm.Operatio
 	}
 }
 
-// fail sets the states of the members to an error.
-func (g Group) fail(err error) {
-	for _, i := range g.Members {
-		g.States[i] = store.State{Err: err}
+// fail sets the states to an error.
+func fail(asks []*store.Ask, err error) {
+	for _, a := range asks {
+		a.State = store.State{Err: err}
 	}
 }
 
-func (g Group) where(f func(i int) bool) (members []int) {
-	for _, i := range g.Members {
-		if f(i) {
-			members = append(members, i)
+func where(asks []*store.Ask, f func(a *store.Ask) bool) (some []*store.Ask) {
+	for _, a := range asks {
+		if f(a) {
+			some = append(some, a)
 		}
 	}
-	return members
+	return some
 }
 
-// unanswered returns the members to ask the primary about: those that failed, whose
+// unanswered returns the asks that the primary has to answer: those that failed, whose
 // window is not open, or that a replica may lack while a slot moves.
-func (g Group) unanswered(of *wire.Servers) []int {
-	return g.where(func(i int) bool {
-		st := &g.States[i]
-		return st.Err != nil || isUnopened(&g.Reqs[i], st) || of.MayMiss(st)
+func unanswered(asks []*store.Ask, of *wire.Servers) []*store.Ask {
+	return where(asks, func(a *store.Ask) bool { return a.Err != nil || lacksWindow(a) || of.MayMiss(&a.State) })
+}
+
+// lacksWindow reports whether the answer shows no open window where one is needed.
+func lacksWindow(a *store.Ask) bool { return isUnopened(&a.Request, &a.State) }
+
+func wantsPrimary(asks []*store.Ask) bool {
+	return slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Primary })
+}
+
+// areOpen reports whether all windows are known to be open at now.
+func areOpen(asks []*store.Ask, now int64) bool {
+	return !slices.ContainsFunc(asks, func(a *store.Ask) bool {
+		return a.Until <= now || !algorithm.Of(a.Request.Limit.Algorithm).Windowed()
 	})
 }
 
-func (g Group) wantsPrimary() bool {
-	return slices.ContainsFunc(g.Members, func(i int) bool { return g.Reqs[i].Primary })
+// canOpen reports whether all windows can be opened without a script.
+func canOpen(asks []*store.Ask, takes time.Duration) bool {
+	return !slices.ContainsFunc(asks, func(a *store.Ask) bool { return !CanOpen(&a.Request, takes) })
 }
 
-// areOpen reports whether the windows of all members are known to be open at now.
-func (g Group) areOpen(now int64) bool {
-	return !slices.ContainsFunc(g.Members, func(i int) bool {
-		return g.Reqs[i].Until <= now || !algorithm.Of(g.Reqs[i].Limit.Algorithm).Windowed()
-	})
+// ids returns the IDs of the asks that have one.
+func ids(asks []*store.Ask) (ids []string) {
+	for _, a := range asks {
+		if a.ID != "" {
+			ids = append(ids, a.ID)
+		}
+	}
+	return ids
 }
 
-// canOpen reports whether the windows of all members can be opened without a script.
-func (g Group) canOpen(takes time.Duration) bool {
-	return !slices.ContainsFunc(g.Members, func(i int) bool { return !CanOpen(&g.Reqs[i], takes) })
-}
-
-// ids returns the IDs of the members that have one.
 func (g Group) ids() (ids []string) {
-	for _, i := range g.Members {
+	for _, i := range g.Places {
 		if id := g.Reqs[i].ID; id != "" {
 			ids = append(ids, id)
 		}

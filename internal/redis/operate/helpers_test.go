@@ -55,9 +55,9 @@ func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Opera
 // run runs an operation on the first shard.
 func run(t *testing.T, p *Operator, op algorithm.Operation, reqs []store.Request) []store.State {
 	t.Helper()
-	states := make([]store.State, len(reqs))
-	p.asker.Run(t.Context(), op, p.members[0].Shard.Owner(0), ask.Group{Reqs: reqs, States: states}, time.Now().Add(redistest.WaitTimeout))
-	return states
+	return store.Answers(t.Context(), func(ctx context.Context, asks []*store.Ask) {
+		p.asker.Run(ctx, op, p.members[0].Shard.Owner(0), asks, time.Now().Add(redistest.WaitTimeout))
+	}, reqs)
 }
 
 func login(username, password string) wire.Credentials {

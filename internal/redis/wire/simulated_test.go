@@ -67,30 +67,30 @@ func (s *simulatedStore) estimate() int64 {
 	return now
 }
 
-func (s *simulatedStore) Check(_ context.Context, reqs []store.Request, states []store.State) {
-	s.call(algorithm.Check, reqs, states)
+func (s *simulatedStore) Check(_ context.Context, asks []*store.Ask) {
+	s.call(algorithm.Check, asks)
 }
 
-func (s *simulatedStore) Charge(_ context.Context, reqs []store.Request, states []store.State) {
-	s.call(algorithm.Charge, reqs, states)
+func (s *simulatedStore) Charge(_ context.Context, asks []*store.Ask) {
+	s.call(algorithm.Charge, asks)
 }
 
-func (s *simulatedStore) Take(_ context.Context, reqs []store.Request, states []store.State) {
-	s.call(algorithm.Take, reqs, states)
+func (s *simulatedStore) Take(_ context.Context, asks []*store.Ask) {
+	s.call(algorithm.Take, asks)
 }
 
-func (s *simulatedStore) Refund(_ context.Context, reqs []store.Request, states []store.State) {
-	s.call(algorithm.Refund, reqs, states)
+func (s *simulatedStore) Refund(_ context.Context, asks []*store.Ask) {
+	s.call(algorithm.Refund, asks)
 }
 
-func (s *simulatedStore) Penalize(_ context.Context, reqs []store.Request, states []store.State) {
-	s.call(algorithm.Penalize, reqs, states)
+func (s *simulatedStore) Penalize(_ context.Context, asks []*store.Ask) {
+	s.call(algorithm.Penalize, asks)
 }
 
-func (s *simulatedStore) Peek(_ context.Context, reqs []store.Request, states []store.State) {
+func (s *simulatedStore) Peek(_ context.Context, asks []*store.Ask) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	copy(states, s.Ask(ask.Reading(algorithm.Peek, store.RolePrimary, s.Offline.Now().UnixMicro()), reqs...))
+	s.askAll(ask.Reading(algorithm.Peek, store.RolePrimary, s.Offline.Now().UnixMicro()), asks)
 }
 
 func (s *simulatedStore) Reset(_ context.Context, r store.Request) error {
@@ -100,7 +100,7 @@ func (s *simulatedStore) Reset(_ context.Context, r store.Request) error {
 }
 
 // call runs an operation as Store does at a primary without replicas.
-func (s *simulatedStore) call(what algorithm.Operation, reqs []store.Request, states []store.State) {
+func (s *simulatedStore) call(what algorithm.Operation, asks []*store.Ask) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	op := ask.Op{Operation: what, Role: store.RolePrimary, Clock: s.Clock}
@@ -108,11 +108,21 @@ func (s *simulatedStore) call(what algorithm.Operation, reqs []store.Request, st
 		op.Now = s.Offline.Now().UnixMicro()
 	}
 	if !s.remembers {
-		copy(states, s.Ask(op, reqs...))
+		s.askAll(op, asks)
 		return
 	}
-	for i, r := range reqs {
-		states[i] = s.recall(op, r)
+	for _, a := range asks {
+		a.State = s.recall(op, a.Request)
+	}
+}
+
+func (s *simulatedStore) askAll(op ask.Op, asks []*store.Ask) {
+	var reqs []store.Request
+	for _, a := range asks {
+		reqs = append(reqs, a.Request)
+	}
+	for i, st := range s.Ask(op, reqs...) {
+		asks[i].State = st
 	}
 }
 

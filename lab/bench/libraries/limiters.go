@@ -222,10 +222,9 @@ func limitOurMemory(algorithm store.Algorithm) limits {
 		s := memory.New(memory.NewBuckets(), memory.Options{})
 		zone := &store.Limit{Zone: "bench", Algorithm: algorithm, Window: time.Hour}
 		return func(ctx context.Context, key string) (bool, error) {
-			reqs := [1]store.Request{{Limit: zone, ClientKey: key, Events: int64(events), Cost: 1}}
-			var states [1]store.State
-			s.Take(ctx, reqs[:], states[:])
-			return states[0].Allowed, states[0].Err
+			asked := store.Ask{Request: store.Request{Limit: zone, ClientKey: key, Events: int64(events), Cost: 1}}
+			s.Take(ctx, []*store.Ask{&asked})
+			return asked.Allowed, asked.Err
 		}, nil
 	}
 }
