@@ -10,19 +10,18 @@ TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
-# What make check and make check-all run with the race detector: not texts, the page in a browser, models and
-# simulations in one goroutine, and tests of what tests use.
+# What make check and make check-all run with the race detector: what other goroutines call. Texts, arithmetic,
+# commands, the page in a browser, simulations in one goroutine and tests of what tests use run without it.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
-UNRACED            = /(docs|examples|scripts|internal/(caddyproc|commands/ui|loadgen|option|process|redistest|simredis|simstore|simulation|storetest|sweep))(/|$$)
+UNRACED            = /(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# The same of other packages: pairs of features, of which it would leave time for few, models, one test of memory,
-# and one that computes.
-ALONE              = TestPairs|TestModel|TestSimulationOfArithmetic|TestMemoryDoesNotGrowWithTheLog|TestSuggestsTheLeastLimit
+# The same of other packages: pairs of features, of which it would leave time for few, and models.
+ALONE              = TestPairs|TestModel
 # Its own libraries are none of go.mod.
 GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
 SYFT               = bin/syft/v1.57.1/syft
@@ -60,7 +59,8 @@ race:
 
 unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/commands/replay ./internal/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/ledger
+	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:
 	cd lab && $(TEST) -p 3 ./...
