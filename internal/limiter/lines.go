@@ -49,7 +49,8 @@ type waiter struct {
 	isFirst bool
 	// isDisplaced: the place was given to another client.
 	isDisplaced bool
-	// isWoken: an operator may have changed the limit, or the bucket may have room.
+	// isWoken: an operator may have changed the limit, the bucket may have room, or another request
+	// stands before this one since.
 	isWoken bool
 	// bell gets a message after a change.
 	bell chan struct{}
@@ -110,7 +111,8 @@ func (m *waitingRoom) addAhead(id lineID, w *waiter, ahead []int64) {
 
 // stand makes w stand in a line, and nowhere else. If the room has that many places, and all
 // are used up, the newest request of the client with most places gives way to a client that
-// has fewer also with the new one. It reports whether there was a place.
+// has fewer also with the new one. Those that w stands before look again how long they wait. It reports
+// whether there was a place.
 func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	if w.room == m && w.line == id {
 		return true
@@ -131,6 +133,9 @@ func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	line := m.lines[id]
 	place := before(line, w)
 	w.isFirst, w.isDisplaced = place == 0, false
+	for _, other := range line[place:] {
+		other.wake()
+	}
 	m.lines[id] = slices.Insert(line, place, w)
 	m.resize(id.clientKey, 1)
 	return true
@@ -199,6 +204,11 @@ func (m *waitingRoom) remove(w *waiter) {
 	}
 }
 
+func (w *waiter) wake() {
+	w.isWoken = true
+	w.ring()
+}
+
 func (w *waiter) ring() {
 	select {
 	case w.bell <- struct{}{}:
@@ -239,8 +249,7 @@ func (m *waitingRoom) wakeSome(isMeant func(id lineID, place int) bool) {
 	for id, line := range m.lines {
 		for place, w := range line {
 			if isMeant(id, place) {
-				w.isWoken = true
-				w.ring()
+				w.wake()
 			}
 		}
 	}

@@ -69,6 +69,21 @@ func TestWaitersThatArrivedTogetherAreCalledAsTheyJoined(t *testing.T) {
 	calls(t, a, b, c)
 }
 
+// TestThoseBehindLookAgain how long they wait, once another stands before them.
+func TestThoseBehindLookAgain(t *testing.T) {
+	m := newWaitingRoom()
+	first, early, late := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 3), mustJoin(t, m, "k", 5)
+	mustJoin(t, m, "k", 4)
+	for name, c := range map[string]struct {
+		w    *waiter
+		want bool
+	}{"first": {first, false}, "before": {early, false}, "behind": {late, true}} {
+		if _, _, isWoken := c.w.news(); isWoken != c.want {
+			t.Errorf("the one %s looks again: %v, want %v", name, isWoken, c.want)
+		}
+	}
+}
+
 // TestNoWaiterOvertakesTheFirst: it has been called already.
 func TestNoWaiterOvertakesTheFirst(t *testing.T) {
 	m := newWaitingRoom()

@@ -257,12 +257,27 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 		w.leave()
 		return line, true
 	}
-	z := &line.zones[line.i]
-	if !z.room.stand(w, lineOf(&line.reqs[line.i]), z.MaxWaitQueue) {
+	z, id := &line.zones[line.i], lineOf(&line.reqs[line.i])
+	stood := w.room == z.room && w.line == id
+	if !z.room.stand(w, id, z.MaxWaitQueue) {
 		t.turnAway(w, line)
 		return line, false
 	}
+	if !stood && isMore(t.ahead(w), ahead) {
+		// Others have lined up meanwhile, and it may have to wait too long behind them.
+		return t.lineUp(w, r)
+	}
 	return line, true
+}
+
+// isMore reports whether any number is more than the one before.
+func isMore(now, before []int64) bool {
+	for n := range now {
+		if now[n] > before[n] {
+			return true
+		}
+	}
+	return false
 }
 
 // ahead returns for each zone what the requests before w are going to spend in its bucket: those
@@ -394,7 +409,7 @@ type turn uint8
 const (
 	// itsTurn: it asks the stores.
 	itsTurn turn = iota
-	// lineUpAgain: its limit has changed.
+	// lineUpAgain: its limit, or what is before it, may have changed.
 	lineUpAgain
 	// turnAway: it is refused, because its time or its place is gone.
 	turnAway
@@ -424,12 +439,10 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 			for _, z := range t.zones() {
 				z.resolveAgain(z.i, r)
 			}
-			switch {
-			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
+			if isFirst || slices.ContainsFunc(t.own, (*evaluation).refusesOutright) {
 				return itsTurn, nil
-			case w.line != lineOf(&line.reqs[line.i]):
-				return lineUpAgain, nil
 			}
+			return lineUpAgain, nil
 		case isFirst && !wasFirst:
 			return itsTurn, nil
 		}
