@@ -49,9 +49,10 @@ type waiter struct {
 	isFirst bool
 	// isDisplaced: the place was given to another client.
 	isDisplaced bool
-	// isWoken: an operator may have changed the limit, the bucket may have room, or another request
-	// stands before this one since.
+	// isWoken: an operator may have changed the limit, or the bucket may have room.
 	isWoken bool
+	// isOvertaken: another request stands before this one since it lined up.
+	isOvertaken bool
 	// bell gets a message after a change.
 	bell chan struct{}
 }
@@ -111,7 +112,7 @@ func (m *waitingRoom) addAhead(id lineID, w *waiter, ahead []int64) {
 
 // stand makes w stand in a line, and nowhere else. If the room has that many places, and all
 // are used up, the newest request of the client with most places gives way to a client that
-// has fewer also with the new one. Those that w stands before look again how long they wait. It reports
+// has fewer also with the new one. The waiters behind w check their wait again. It reports
 // whether there was a place.
 func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	if w.room == m && w.line == id {
@@ -134,7 +135,8 @@ func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	place := before(line, w)
 	w.isFirst, w.isDisplaced = place == 0, false
 	for _, other := range line[place:] {
-		other.wake()
+		other.isOvertaken = true
+		other.ring()
 	}
 	m.lines[id] = slices.Insert(line, place, w)
 	m.resize(id.clientKey, 1)
@@ -204,11 +206,6 @@ func (m *waitingRoom) remove(w *waiter) {
 	}
 }
 
-func (w *waiter) wake() {
-	w.isWoken = true
-	w.ring()
-}
-
 func (w *waiter) ring() {
 	select {
 	case w.bell <- struct{}{}:
@@ -216,16 +213,18 @@ func (w *waiter) ring() {
 	}
 }
 
-// news returns what has changed since the last look.
-func (w *waiter) news() (isFirst, isDisplaced, isWoken bool) {
+// news are the changes since the last look.
+type news struct{ isFirst, isDisplaced, isWoken, isOvertaken bool }
+
+func (w *waiter) news() news {
 	if w.room == nil {
-		return true, false, false
+		return news{isFirst: true}
 	}
 	w.room.mu.Lock()
 	defer w.room.mu.Unlock()
-	isFirst, isDisplaced, isWoken = w.isFirst, w.isDisplaced, w.isWoken
-	w.isWoken = false
-	return isFirst, isDisplaced, isWoken
+	n := news{w.isFirst, w.isDisplaced, w.isWoken, w.isOvertaken}
+	w.isWoken, w.isOvertaken = false, false
+	return n
 }
 
 // wake makes the requests of a client that are first in their lines ask again.
@@ -249,7 +248,8 @@ func (m *waitingRoom) wakeSome(isMeant func(id lineID, place int) bool) {
 	for id, line := range m.lines {
 		for place, w := range line {
 			if isMeant(id, place) {
-				w.wake()
+				w.isWoken = true
+				w.ring()
 			}
 		}
 	}

@@ -264,7 +264,7 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line asked, waits bool) {
 		return line, false
 	}
 	if !stood && isMore(t.ahead(w), ahead) {
-		// Others have lined up meanwhile, and it may have to wait too long behind them.
+		// Requests that lined up meanwhile may make its wait too long.
 		return t.lineUp(w, r)
 	}
 	return line, true
@@ -421,10 +421,10 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 	if line.evaluation == nil {
 		return itsTurn, nil
 	}
-	isFirst, isDisplaced, isWoken := w.news()
-	wasFirst := isFirst
+	now := w.news()
+	wasFirst := now.isFirst
 	switch {
-	case !isFirst:
+	case !now.isFirst:
 		timer.Reset(line.timeLeft(line.i, w.arrived))
 	case refuses(line.zones[line.i].outcome()):
 		timer.Reset(line.states[line.i].RetryAfter)
@@ -433,24 +433,28 @@ func (t *tracker) awaitTurn(w *waiter, line asked, timer *time.Timer, r *http.Re
 	}
 	for {
 		switch {
-		case isDisplaced:
+		case now.isDisplaced:
 			return turnAway, nil
-		case isWoken:
+		case now.isWoken:
 			for _, z := range t.zones() {
 				z.resolveAgain(z.i, r)
 			}
-			if isFirst || slices.ContainsFunc(t.own, (*evaluation).refusesOutright) {
+			switch {
+			case now.isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil
+			case now.isOvertaken, w.line != lineOf(&line.reqs[line.i]):
+				return lineUpAgain, nil
 			}
-			return lineUpAgain, nil
-		case isFirst && !wasFirst:
+		case now.isFirst && !wasFirst:
 			return itsTurn, nil
+		case now.isOvertaken && !now.isFirst:
+			return lineUpAgain, nil
 		}
 		select {
 		case <-w.bell:
-			isFirst, isDisplaced, isWoken = w.news()
+			now = w.news()
 		case <-timer.C:
-			if isFirst {
+			if now.isFirst {
 				return itsTurn, nil
 			}
 			return turnAway, nil
