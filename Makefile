@@ -10,8 +10,8 @@ TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
-# What make check and make check-all run with the race detector: what other goroutines call. Texts, arithmetic,
-# commands, the page in a browser, simulations in one goroutine and tests of what tests use run without it.
+# make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
+# documents, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
 UNRACED            = /(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
@@ -20,7 +20,7 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# The same of other packages: pairs of features, of which it would leave time for few, and models.
+# Tests of other packages that run without it: pairs of features, which it makes slow, and models.
 ALONE              = TestPairs|TestModel
 # Its own libraries are none of go.mod.
 GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
