@@ -22,6 +22,8 @@ SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
 # Tests of other packages that run without it: pairs of features, which it makes slow, and models.
 ALONE              = TestPairs|TestModel
+# Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
+MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
 GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
 SYFT               = bin/syft/v1.57.1/syft
@@ -63,7 +65,7 @@ unraced:
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:
-	cd lab && $(TEST) -p 3 ./...
+	cd lab && $(TEST) -p 3 -skip '$(MEASURES)' ./...
 	cd contrib && $(TEST) ./...
 
 # Tests that make test leaves out have this build tag. Programs that tests build get it too.
@@ -150,10 +152,10 @@ bench: servers ## measure the limiter and its peers, and Redis beside Valkey, in
 	scripts/install-needed.sh redis-server
 	cd lab && REDISTEST_FAMILY=$(CURDIR)/bin/servers/valkey-server-9.1 $(GO) run . bench
 
-bench-quick: ## run every benchmark for a moment, and write nothing
+bench-quick: ## run every benchmark for a moment, with the tests that what it measures is whole, and write nothing
 	scripts/install-needed.sh redis-server
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
-	cd lab && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
+	cd lab && $(GO) test -run '$(MEASURES)' -bench . -benchtime 1x ./...
 	cd lab && $(GO) run . bench -quick
 
 algorithms: ## draw and measure the algorithms, into dist/evidence
