@@ -10,19 +10,20 @@ TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
-# What make check and make check-all run with the race detector: not texts, the page in a browser, models and
-# simulations in one goroutine, and tests of what tests use.
+# make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
+# documents, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
-UNRACED            = /(docs|examples|scripts|internal/(caddyproc|commands/ui|loadgen|option|process|redistest|simredis|simstore|simulation|storetest|sweep))(/|$$)
+UNRACED            = /(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# The same of other packages: pairs of features, of which it would leave time for few, models, one test of memory,
-# and one that computes.
-ALONE              = TestPairs|TestModel|TestSimulationOfArithmetic|TestMemoryDoesNotGrowWithTheLog|TestSuggestsTheLeastLimit
+# Tests of other packages that run without it: pairs of features, which it makes slow, and models.
+ALONE              = TestPairs|TestModel
+# Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
+MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
 GORELEASER         = $(GO) run github.com/goreleaser/goreleaser/v2@v2.15.1
 SYFT               = bin/syft/v1.57.1/syft
@@ -60,10 +61,11 @@ race:
 
 unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/commands/replay ./internal/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/ledger
+	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:
-	cd lab && $(TEST) -p 3 ./...
+	cd lab && $(TEST) -p 3 -skip '$(MEASURES)' ./...
 	cd contrib && $(TEST) ./...
 
 # Tests that make test leaves out have this build tag. Programs that tests build get it too.
@@ -150,10 +152,10 @@ bench: servers ## measure the limiter and its peers, and Redis beside Valkey, in
 	scripts/install-needed.sh redis-server
 	cd lab && REDISTEST_FAMILY=$(CURDIR)/bin/servers/valkey-server-9.1 $(GO) run . bench
 
-bench-quick: ## run every benchmark for a moment, and write nothing
+bench-quick: ## run every benchmark for a moment, with the tests that what it measures is whole, and write nothing
 	scripts/install-needed.sh redis-server
 	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
-	cd lab && $(GO) test -run '^$$' -bench . -benchtime 1x ./...
+	cd lab && $(GO) test -run '$(MEASURES)' -bench . -benchtime 1x ./...
 	cd lab && $(GO) run . bench -quick
 
 algorithms: ## draw and measure the algorithms, into dist/evidence

@@ -53,20 +53,26 @@ func definedTests(t *testing.T) map[string][]command {
 	t.Helper()
 	found := map[string][]command{}
 	definition := regexp.MustCompile(`(?m)^func (` + testName.String() + `)\(`)
-	must(t, "find the tests", filepath.WalkDir(".", func(file string, _ fs.DirEntry, err error) error {
-		if err != nil || !strings.HasSuffix(file, "_test.go") {
-			return err
-		}
-		text := read(t, file)
+	visitTestFiles(t, func(file, text string) {
 		run := commandOf(t, file, text)
 		for _, m := range definition.FindAllStringSubmatch(text, -1) {
 			if !slices.Contains(found[m[1]], run) {
 				found[m[1]] = append(found[m[1]], run)
 			}
 		}
-		return nil
-	}))
+	})
 	return found
+}
+
+// visitTestFiles calls visit for each test file of this module, the laboratory's and contrib's.
+func visitTestFiles(t *testing.T, visit func(file, text string)) {
+	t.Helper()
+	must(t, "find the tests", filepath.WalkDir(".", func(file string, _ fs.DirEntry, err error) error {
+		if err == nil && strings.HasSuffix(file, "_test.go") {
+			visit(file, read(t, file))
+		}
+		return err
+	}))
 }
 
 // TestNamedTestsExist checks that the tests exist that the documents name, in this module, the laboratory's or

@@ -173,7 +173,7 @@ func heapOf(c *caddytest.Caddy) int64 {
 // refusals, batches, and pending charges while the shard is down.
 func TestLongKeysTakeLittleMemory(t *testing.T) {
 	t.Parallel()
-	const clients, mostEach = 250, 8 << 10
+	const clients, mostEach = 250, 12 << 10 // less than a key
 	servers := caddytest.StartLastingShards(t, 1, 0)
 	zones := zoneWith("full", "events 1", "charge before") + zoneWith("after", "events 100", "charge after") +
 		zoneWith("batched", "events 100", "charge before", "batch 10", "penalty 1h")

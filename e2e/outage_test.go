@@ -478,6 +478,14 @@ func withShardBack(t *testing.T, servers caddytest.Shards, c *caddytest.Caddy, u
 		return errors.Join(want("probe being checked", a.IsLimited(), true),
 			want("probe being charged", servers.Counts(t, "probe")[down] > 0, true))
 	})
+	// Probes may be known to have room, and say nothing of the connections of checks.
+	eventually(t, "the shard's servers are asked again", func() error {
+		open := gaugeOf(t, c, `caddy_rate_limit_breaker_open{purpose="charges",role="primary",shard="b",store="default"}`)
+		for _, role := range []string{"primary", "replica"} {
+			open += gaugeOf(t, c, `caddy_rate_limit_breaker_open{purpose="checks",role="`+role+`",shard="b",store="default"}`)
+		}
+		return want("breakers that are open", open, 0)
+	})
 	// It gets the charges of allowed and of locally counted requests and, of two zones, of the one
 	// whose shard was down, but not of denied requests.
 	for zone, waited := range map[string]int64{"default": 2, "allow": 4, "local": 2, "first": 1} {

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 )
 
 // slotsOf is what a zone of a shipped config lets run at the same time.
@@ -239,8 +241,13 @@ func (s *shippedSite) fillsLine(t *testing.T, z shippedZone, line string, served
 		}()
 	}
 	statuses := map[int]int{}
-	for range fit + refused {
-		statuses[<-answers]++
+	for n := range fit + refused {
+		select {
+		case status := <-answers:
+			statuses[status]++
+		case <-time.After(caddytest.WaitLimit):
+			t.Fatalf("%s: %d of %d answers came: %v", line, n, fit+refused, statuses)
+		}
 	}
 	must(t, line, errors.Join(want("served", statuses[http.StatusOK], fit), want("refused", statuses[http.StatusTooManyRequests], refused)))
 	eventually(t, "the others wait", func() error { return want("requests that wait", s.inLimiter(), waiting) })

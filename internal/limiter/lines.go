@@ -51,6 +51,8 @@ type waiter struct {
 	isDisplaced bool
 	// isWoken: an operator may have changed the limit, or the bucket may have room.
 	isWoken bool
+	// isOvertaken: another request stands before this one since it lined up.
+	isOvertaken bool
 	// bell gets a message after a change.
 	bell chan struct{}
 }
@@ -110,7 +112,8 @@ func (m *waitingRoom) addAhead(id lineID, w *waiter, ahead []int64) {
 
 // stand makes w stand in a line, and nowhere else. If the room has that many places, and all
 // are used up, the newest request of the client with most places gives way to a client that
-// has fewer also with the new one. It reports whether there was a place.
+// has fewer also with the new one. The waiters behind w check their wait again. It reports
+// whether there was a place.
 func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	if w.room == m && w.line == id {
 		return true
@@ -131,6 +134,10 @@ func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	line := m.lines[id]
 	place := before(line, w)
 	w.isFirst, w.isDisplaced = place == 0, false
+	for _, other := range line[place:] {
+		other.isOvertaken = true
+		other.ring()
+	}
 	m.lines[id] = slices.Insert(line, place, w)
 	m.resize(id.clientKey, 1)
 	return true
@@ -206,16 +213,18 @@ func (w *waiter) ring() {
 	}
 }
 
-// news returns what has changed since the last look.
-func (w *waiter) news() (isFirst, isDisplaced, isWoken bool) {
+// news are the changes since the last look.
+type news struct{ isFirst, isDisplaced, isWoken, isOvertaken bool }
+
+func (w *waiter) news() news {
 	if w.room == nil {
-		return true, false, false
+		return news{isFirst: true}
 	}
 	w.room.mu.Lock()
 	defer w.room.mu.Unlock()
-	isFirst, isDisplaced, isWoken = w.isFirst, w.isDisplaced, w.isWoken
-	w.isWoken = false
-	return isFirst, isDisplaced, isWoken
+	n := news{w.isFirst, w.isDisplaced, w.isWoken, w.isOvertaken}
+	w.isWoken, w.isOvertaken = false, false
+	return n
 }
 
 // wake makes the requests of a client that are first in their lines ask again.

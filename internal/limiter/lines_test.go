@@ -13,8 +13,7 @@ import (
 func arrival(s int64) time.Time { return time.Unix(1_000_000+s, 0) }
 
 func isFirst(w *waiter) bool {
-	isFirst, _, _ := w.news()
-	return isFirst
+	return w.news().isFirst
 }
 
 var anyLimit = &store.Limit{Zone: "zone", Window: time.Hour}
@@ -67,6 +66,21 @@ func TestWaitersThatArrivedTogetherAreCalledAsTheyJoined(t *testing.T) {
 	m := newWaitingRoom()
 	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 1)
 	calls(t, a, b, c)
+}
+
+// TestOvertakenWaitersCheckTheirWait lets one stand in the middle of a line.
+func TestOvertakenWaitersCheckTheirWait(t *testing.T) {
+	m := newWaitingRoom()
+	first, early, late := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 3), mustJoin(t, m, "k", 5)
+	mustJoin(t, m, "k", 4)
+	for name, c := range map[string]struct {
+		w    *waiter
+		want bool
+	}{"first": {first, false}, "before": {early, false}, "behind": {late, true}} {
+		if got := c.w.news().isOvertaken; got != c.want {
+			t.Errorf("the one %s checks its wait again: %v, want %v", name, got, c.want)
+		}
+	}
 }
 
 // TestNoWaiterOvertakesTheFirst: it has been called already.
@@ -208,7 +222,7 @@ func TestPlacesAreSharedFairly(t *testing.T) {
 	for clientKey, waiters := range all {
 		seen := false
 		for i := len(waiters) - 1; i >= 0; i-- {
-			_, isDisplaced, _ := waiters[i].news()
+			isDisplaced := waiters[i].news().isDisplaced
 			if !isDisplaced {
 				staying[clientKey]++
 			} else if seen {
@@ -275,7 +289,7 @@ func TestWaking(t *testing.T) {
 	a, b, c := mustJoin(t, m, "k", 1), mustJoin(t, m, "k", 2), mustJoin(t, m, "other", 3)
 	woken := func() (woken []bool) {
 		for _, w := range []*waiter{a, b, c} {
-			_, _, is := w.news()
+			is := w.news().isWoken
 			woken = append(woken, is)
 		}
 		return woken
@@ -322,7 +336,7 @@ func TestRoomEmpties(t *testing.T) {
 			if !m.stand(w, lineFor(clientKey), 20) {
 				return
 			}
-			for isFirst, isDisplaced, _ := w.news(); i%3 != 0 && !isFirst && !isDisplaced; isFirst, isDisplaced, _ = w.news() {
+			for n := w.news(); i%3 != 0 && !n.isFirst && !n.isDisplaced; n = w.news() {
 				<-w.bell
 			}
 			w.leave()

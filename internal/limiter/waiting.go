@@ -257,11 +257,27 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line *inZone, waits bool) 
 		w.leave()
 		return line, true
 	}
-	if !line.room.stand(w, lineOf(&line.ask.Request), line.MaxWaitQueue) {
+	id := lineOf(&line.ask.Request)
+	stood := w.room == line.room && w.line == id
+	if !line.room.stand(w, id, line.MaxWaitQueue) {
 		t.turnAway(w, line)
 		return line, false
 	}
+	if !stood && isMore(t.ahead(w), ahead) {
+		// Requests that lined up meanwhile may make its wait too long.
+		return t.lineUp(w, r)
+	}
 	return line, true
+}
+
+// isMore reports whether any number is more than the one before.
+func isMore(now, before []int64) bool {
+	for n := range now {
+		if now[n] > before[n] {
+			return true
+		}
+	}
+	return false
 }
 
 // ahead returns for each zone what the requests before w are going to spend in its bucket: those
@@ -393,7 +409,7 @@ type turn uint8
 const (
 	// itsTurn: it asks the stores.
 	itsTurn turn = iota
-	// lineUpAgain: its limit has changed.
+	// lineUpAgain: its limit, or what is before it, may have changed.
 	lineUpAgain
 	// turnAway: it is refused, because its time or its place is gone.
 	turnAway
@@ -405,10 +421,10 @@ func (t *tracker) awaitTurn(w *waiter, line *inZone, timer *time.Timer, r *http.
 	if line == nil {
 		return itsTurn, nil
 	}
-	isFirst, isDisplaced, isWoken := w.news()
-	wasFirst := isFirst
+	now := w.news()
+	wasFirst := now.isFirst
 	switch {
-	case !isFirst:
+	case !now.isFirst:
 		timer.Reset(line.timeLeft(w.arrived))
 	case refuses(line.outcome()):
 		timer.Reset(line.ask.State.RetryAfter)
@@ -417,26 +433,28 @@ func (t *tracker) awaitTurn(w *waiter, line *inZone, timer *time.Timer, r *http.
 	}
 	for {
 		switch {
-		case isDisplaced:
+		case now.isDisplaced:
 			return turnAway, nil
-		case isWoken:
+		case now.isWoken:
 			for _, z := range t.zones() {
 				z.resolveAgain(r)
 			}
 			switch {
-			case isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
+			case now.isFirst, slices.ContainsFunc(t.own, (*evaluation).refusesOutright):
 				return itsTurn, nil
-			case w.line != lineOf(&line.ask.Request):
+			case now.isOvertaken, w.line != lineOf(&line.ask.Request):
 				return lineUpAgain, nil
 			}
-		case isFirst && !wasFirst:
+		case now.isFirst && !wasFirst:
 			return itsTurn, nil
+		case now.isOvertaken && !now.isFirst:
+			return lineUpAgain, nil
 		}
 		select {
 		case <-w.bell:
-			isFirst, isDisplaced, isWoken = w.news()
+			now = w.news()
 		case <-timer.C:
-			if isFirst {
+			if now.isFirst {
 				return itsTurn, nil
 			}
 			return turnAway, nil

@@ -133,7 +133,7 @@ func TestBucketExpiresAfterItsReset(t *testing.T) {
 func TestMemoryPerBucket(t *testing.T) {
 	// Redis doubles its hash tables when they are full, and has both while it fills the new ones.
 	// With this number they almost are, so that a key of another origin changes nothing.
-	const buckets, limit = 30_000, 180
+	const buckets, limit = 30_000, 190
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr(), PoolSize: 1}), nil)
 	store.Answers(t.Context(), s.Charge, oneOf("first"))

@@ -212,10 +212,12 @@ func sameSetting(a, b *adminapi.Override) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	same := func(a, b *float64) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }
 	return a.Events == b.Events && a.Burst == b.Burst && same(a.Enforce, b.Enforce) && same(a.Rollout, b.Rollout) &&
 		(a.Until == 0) == (b.Until == 0) && math.Abs(a.Until-b.Until) <= sameEnd
 }
+
+// same reports whether both are missing, or are there with one value.
+func same[T comparable](a, b *T) bool { return (a == nil) == (b == nil) && (a == nil || *a == *b) }
 
 // mergeOverrides joins what operators have set.
 func mergeOverrides(parts []part[adminapi.Overrides], a asked) adminapi.Overrides {

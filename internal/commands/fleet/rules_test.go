@@ -34,6 +34,9 @@ const (
 	tested rule = "tested"
 )
 
+// isAlike reports whether the field of the first Caddy is shown.
+func (r rule) isAlike() bool { return r == alike || r == told }
+
 // mergeRules has a rule for each field of the answers: without one, a field would be that of the first Caddy.
 var mergeRules = map[string]rule{
 	"Status.Instances": filled, "Status.Problems": inside, "Status.Zones": inside, "Status.Stores": inside,
@@ -188,7 +191,7 @@ func (c *ruleCheck) answer(of reflect.Type, n int) reflect.Value {
 }
 
 func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
-	if by == alike || by == told || by == tested {
+	if by.isAlike() || by == tested {
 		n = 0
 	}
 	switch v.Kind() {
@@ -218,7 +221,7 @@ func (c *ruleCheck) fill(v reflect.Value, by rule, n int) {
 	case reflect.Struct:
 		c.fieldsOf(v.Type(), func(i int, _ string, own rule) {
 			// A struct that is alike is alike in all fields.
-			if by == alike || by == told || by == tested {
+			if by.isAlike() || by == tested {
 				own = by
 			}
 			c.fill(v.Field(i), own, n)
@@ -238,7 +241,7 @@ func (c *ruleCheck) compare(name string, by rule, got, low, high reflect.Value) 
 			c.compare(strings.TrimSpace(name+" "+field), own, got.Field(i), low.Field(i), high.Field(i))
 		})
 		return
-	case got.Kind() == reflect.Pointer && by != leader && by != alike && by != told:
+	case got.Kind() == reflect.Pointer && by != leader && !by.isAlike():
 		if got.IsNil() {
 			c.t.Errorf("%s is nil", name)
 			return

@@ -56,16 +56,8 @@ func mergeStatus(parts []part[adminapi.Status], a asked) adminapi.Status {
 			into, isNew := zones.at(zoneKey{z.Name, z.Store}, z)
 			if isNew {
 				into.Decisions = map[string]int64{}
-			} else if !isShared(shops.all, z.Store) && into.Definition != z.Definition {
-				addProblem(&problems, adminapi.Problem{
-					Kind: adminapi.ProblemDisagreement, Store: z.Store, Zone: z.Name,
-					Text: fmt.Sprintf("zone %s is defined otherwise than for %s: load the same config, or give one zone another name", z.Name, into.Shares[0].Address),
-				}, p.address)
-			} else if into.Enforce != z.Enforce || !sameRollout(into.Rollout, z.Rollout) {
-				addProblem(&problems, adminapi.Problem{
-					Kind: adminapi.ProblemDisagreement, Store: z.Store, Zone: z.Name,
-					Text: fmt.Sprintf("zone %s has another enforce or rollout than for %s: load the same config", z.Name, into.Shares[0].Address),
-				}, p.address)
+			} else if text := disagreement(into, &z, isShared(shops.all, z.Store)); text != "" {
+				addProblem(&problems, adminapi.Problem{Kind: adminapi.ProblemDisagreement, Store: z.Store, Zone: z.Name, Text: text}, p.address)
 			}
 			for outcome, n := range z.Decisions {
 				into.Decisions[outcome] += n
@@ -107,8 +99,16 @@ func withoutTwins(parts []part[adminapi.Status]) (rest []part[adminapi.Status], 
 	return rest, twins
 }
 
-func sameRollout(a, b *adminapi.Rollout) bool {
-	return (a == nil) == (b == nil) && (a == nil || *a == *b)
+// disagreement returns the text of the problem that the config of another Caddy has z differently, or "". Caddys that share
+// a store compare its definition themselves.
+func disagreement(first, z *adminapi.Zone, isShared bool) string {
+	switch {
+	case !isShared && first.Definition != z.Definition:
+		return fmt.Sprintf("zone %s is defined otherwise than for %s: load the same config, or give one zone another name", z.Name, first.Shares[0].Address)
+	case first.Enforce != z.Enforce || !same(first.Rollout, z.Rollout):
+		return fmt.Sprintf("zone %s has another enforce or rollout than for %s: load the same config", z.Name, first.Shares[0].Address)
+	}
+	return ""
 }
 
 // tellRules makes a zone have the rule that all Caddys have or, where each keeps its own and they differ, each

@@ -451,9 +451,9 @@ func TestClockWasAGuess(t *testing.T) {
 }
 
 // TestArithmeticOfEachAlgorithm fails for an algorithm without a row, so that a new one gets no other's
-// arithmetic. Each row has the rest of charges of 30 that wait for half a window, while 10 come back at the rate of a limit of 20; when a refused
-// request may come again if the charges count from the end of this window on; and whether charges that wait
-// expire with the first or the last of them.
+// arithmetic. Each row has the rest of charges of 30 that wait for half a window, while 10 come back at the rate
+// of a limit of 20; when a refused request may come again if the charges count from the end of this window on; and
+// whether charges that wait expire with the first or the last of them.
 func TestArithmeticOfEachAlgorithm(t *testing.T) {
 	const minute = int64(60_000_000)
 	for a := range store.Algorithms {

@@ -13,8 +13,6 @@ import (
 )
 
 const (
-	// inspectTimeout bounds the reading of one bucket. No request waits for it.
-	inspectTimeout = 500 * time.Millisecond
 	// resetTimeout bounds the removal of a bucket, including the search for its servers.
 	resetTimeout = 2 * time.Second
 	// resetMark is how long a bucket cannot migrate after its reset. Other processes
@@ -24,8 +22,9 @@ const (
 
 // Inspect returns the copies of a bucket that the servers of a shard have.
 func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store.Inspection {
-	ctx, cancel := context.WithTimeout(ctx, inspectTimeout)
+	ctx, cancel := p.withinTimeout(ctx)
 	defer cancel()
+	end, _ := ctx.Deadline()
 	at := p.await(ctx, m.Shard, r.ClientKey)
 	if at == nil {
 		return store.Inspection{Shard: m.Name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: wire.NotExecuted(wire.ErrNoServers)}}}}
@@ -40,9 +39,9 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 			role = store.RolePrimary
 		}
 		wg.Go(func() {
-			st := p.asker.AskOne(ctx, l, r, time.Now().Add(inspectTimeout), ask.Inspecting(role, now))
+			st := p.asker.AskOne(ctx, l, r, end, ask.Inspecting(role, now))
 			if wire.Says(st.Err, wire.Lacking) {
-				st = p.asker.AskOne(ctx, l, r, time.Now().Add(inspectTimeout), ask.Reading(algorithm.Peek, role, now))
+				st = p.asker.AskOne(ctx, l, r, end, ask.Reading(algorithm.Peek, role, now))
 			}
 			copies[i] = store.Copy{Address: l.Addr, Role: role, State: st, Exists: st.Holds(r.Limit)}
 		})

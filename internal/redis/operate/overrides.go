@@ -26,8 +26,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// overrideTimeout bounds a call about the overrides of a shard, if CheckTimeout is not longer.
-const overrideTimeout = time.Second
+// operatorTimeout bounds a call for which no request waits, if CheckTimeout is not longer.
+const operatorTimeout = time.Second
 
 // A server loads this when overrides are first asked for.
 var scriptOverride = wire.NewScript(luascripts.Override, "")
@@ -479,7 +479,7 @@ func (p *Operator) runOverride(ctx context.Context, shard *Shard, op string, arg
 // askOwner sends a command about a key of a shard that is no bucket to the primary or, to read while
 // that is away, to a replica.
 func (p *Operator) askOwner(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (cmd *wire.Command, err error) {
-	ctx, cancel := p.withinOverrideTimeout(ctx)
+	ctx, cancel := p.withinTimeout(ctx)
 	defer cancel()
 	at, err := ownerOf(ctx, shard, key)
 	if err != nil {
@@ -498,8 +498,8 @@ func (p *Operator) askOwner(ctx context.Context, shard *Shard, key string, reads
 	return cmd, err
 }
 
-func (p *Operator) withinOverrideTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, max(p.asker.CheckTimeout, overrideTimeout))
+func (p *Operator) withinTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, max(p.asker.CheckTimeout, operatorTimeout))
 }
 
 // ownerOf returns the servers that have a key of a shard that is no bucket, once they are found.

@@ -62,7 +62,7 @@ func (p *Operator) tell(ctx context.Context, shard *Shard, b *beat) error {
 	if len(b.removed) > 0 {
 		cmds = append(cmds, wire.NewCommand("zrem", key, b.removed...))
 	}
-	ctx, cancel := p.withinOverrideTimeout(ctx)
+	ctx, cancel := p.withinTimeout(ctx)
 	defer cancel()
 	at, err := ownerOf(ctx, shard, key)
 	if err != nil {

@@ -97,7 +97,7 @@ func (p *Operator) runRecord(ctx context.Context, shard *Shard, again bool, op s
 // atKeeper runs a command about records at a shard's primary. The error wraps [store.ErrNotExecuted] if it
 // certainly did not run.
 func (p *Operator) atKeeper(ctx context.Context, shard *Shard, cmd *wire.Command) error {
-	ctx, cancel := context.WithTimeout(ctx, max(p.asker.CheckTimeout, overrideTimeout))
+	ctx, cancel := p.withinTimeout(ctx)
 	defer cancel()
 	shard.Await(ctx)
 	at := shard.Owner(wire.SlotOf([]byte(p.asker.Keys.Records())))
