@@ -276,14 +276,14 @@ func TestAnswersGoToTheirBuckets(t *testing.T) {
 		for range 5 {
 			s.others(algorithm.Charge, other)
 		}
-		a := &admission{call: call{ledger: l, ctx: t.Context(), reqs: []store.Request{one, other}, states: make([]store.State, 2)}}
+		a := &admission{call: call{ledger: l, ctx: t.Context(), asks: store.Asks([]store.Request{one, other})}}
 		m := l.moment()
 		for _, place := range []int{1, 0} {
 			a.join(place, &m)
 		}
 		a.ask(a.asking)
-		if a.states[0].Used != 1 || a.states[1].Used != 5 {
-			t.Errorf("states %+v", a.states)
+		if states := store.States(a.asks); states[0].Used != 1 || states[1].Used != 5 {
+			t.Errorf("states %+v", states)
 		}
 	})
 }

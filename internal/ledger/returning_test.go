@@ -263,7 +263,7 @@ type failingTakes struct {
 
 func (s *failingTakes) Take(ctx context.Context, asks []*store.Ask) {
 	if s.takes++; s.takes >= s.from {
-		fail(states, s.err)
+		failAll(asks, s.err)
 		return
 	}
 	s.simulation.Take(ctx, asks)
@@ -329,7 +329,7 @@ func TestWithdrawnClaimIsLeftToOthers(t *testing.T) {
 		claimed := func(cost int64) *core.Claim {
 			r := r
 			r.Cost = cost
-			k := &taking{call: call{ledger: l, reqs: []store.Request{r}, states: make([]store.State, 1)}}
+			k := &taking{call: call{ledger: l, asks: store.Asks([]store.Request{r})}}
 			return k.claimReturn(0, l.registry.now())
 		}
 		receive := func(cost int64) { l.endRefund(e, &store.Request{Limit: r.Limit, Cost: cost}, new(store.State), m.Now) }

@@ -463,9 +463,9 @@ func newOvertaken(t *testing.T) *batches {
 
 // refusedTake is a take that the store refused with that much remaining.
 func (b *batches) refusedTake(remaining int64, reqs ...store.Request) *taking {
-	t := &taking{call: call{ledger: b.ledgers[0], ctx: context.Background(), reqs: reqs}}
-	for range reqs {
-		t.states = append(t.states, store.State{Limit: b.events, Used: b.events - remaining, Remaining: remaining, RetryAfter: 1})
+	t := &taking{call: call{ledger: b.ledgers[0], ctx: context.Background(), asks: store.Asks(reqs)}}
+	for _, a := range t.asks {
+		a.State = store.State{Limit: b.events, Used: b.events - remaining, Remaining: remaining, RetryAfter: 1}
 	}
 	return t
 }
@@ -505,7 +505,7 @@ func TestReclaim(t *testing.T) {
 				}
 				k := b.refusedTake(1, reqs...)
 				k.reclaim()
-				if st := k.states[0]; st.Err != nil || st.Allowed != c.served {
+				if st := k.asks[0].State; st.Err != nil || st.Allowed != c.served {
 					t.Errorf("a request that costs %d: %+v", c.cost, st)
 				}
 				b.requireLeft(c.here, c.there)
@@ -534,13 +534,13 @@ func TestRefusalStands(t *testing.T) {
 		synctest.Wait()
 		b.refusedTake(0, b.request(1)).fetched(0, &fetch, &store.State{Err: store.ErrUncertain})
 		synctest.Wait()
-		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
+		if st := k.asks[0].State; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
 			t.Errorf("the batch was lost: %+v", st)
 		}
 		b.sim.setDown(true, false)
 		k = b.refusedTake(1, b.request(3))
 		k.reclaim()
-		if st := k.states[0]; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
+		if st := k.asks[0].State; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
 			t.Errorf("the store is away: %+v", st)
 		}
 		b.sim.setDown(false, false)

@@ -284,7 +284,7 @@ func TestLeaseEndsWhereItWasTaken(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1, ID: "lease",
 	}
-	open.Take(t.Context(), []store.Request{r}, make([]store.State, 1))
+	open.Take(t.Context(), store.Asks([]store.Request{r}))
 	first.awaitUsed(t, r, 1)
 	running, _ := newRemoteHandle(t)
 	defer running.Unload()
