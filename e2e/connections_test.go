@@ -32,12 +32,12 @@ func TestKeySecretHidesClients(t *testing.T) {
 	for round := range int64(2) {
 		for i, key := range clients {
 			must(t, key, c.Ask("/", "X-Key: "+key).Is(http.StatusOK, round+1))
-			servers.AwaitSum(t, "rl:2:api:", round*int64(len(clients))+int64(i+1))
+			servers.AwaitSum(t, "rl:3:api:", round*int64(len(clients))+int64(i+1))
 		}
 		servers.AwaitReplicas(t)
 	}
 	must(t, "client without a key", c.Ask("/").Is(http.StatusOK, 1))
-	servers.AwaitSum(t, "rl:2:api:", int64(2*len(clients)+1))
+	servers.AwaitSum(t, "rl:3:api:", int64(2*len(clients)+1))
 	for _, shard := range servers {
 		for key := range caddytest.ReadBuckets(t, shard.Primary.Client()) {
 			for _, secret := range append(clients, "127.0.0.1", "correct-horse") {
@@ -50,7 +50,7 @@ func TestKeySecretHidesClients(t *testing.T) {
 	// Another secret means other buckets.
 	c.MustLoad(apiSite(servers.Store("key_secret battery-staple"), 3, "1h"))
 	must(t, "alice under another secret", c.Ask("/", "X-Key: alice").Is(http.StatusOK, 1))
-	servers.AwaitSum(t, "rl:2:api:", int64(2*len(clients)+2))
+	servers.AwaitSum(t, "rl:3:api:", int64(2*len(clients)+2))
 }
 
 func TestReadFromPrimaryAsksNoReplica(t *testing.T) {

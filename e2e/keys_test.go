@@ -536,7 +536,7 @@ func TestFloodWhileRedisDoesNotAnswer(t *testing.T) {
 				if l := status.Stores[0].Ledger; l == nil || l.InFlight != 0 || l.Unsent != 0 {
 					return fmt.Errorf("the ledger is %+v", l)
 				}
-				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:2:*").Result()
+				keys, err := servers[0].Primary.Client().Keys(t.Context(), "flood:3:*").Result()
 				if err = errors.Join(err, want(fmt.Sprintf("number of buckets %q being at most %d", keys, bound), int64(len(keys)) <= bound, true)); err != nil {
 					return err
 				}

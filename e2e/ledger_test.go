@@ -122,7 +122,7 @@ func TestOperatorsResetIsSeen(t *testing.T) {
 								return want("having asked", callsTo(t, servers) > before, true)
 							})
 						}
-						keys, err := primary.Keys(t.Context(), "rl:2:"+algorithm+":*:alice").Result()
+						keys, err := primary.Keys(t.Context(), "rl:3:"+algorithm+":*:alice").Result()
 						must(t, "find the bucket", errors.Join(err, want("number of buckets", len(keys), 1)))
 						must(t, "delete the bucket", primary.Del(context.Background(), keys...).Err())
 						known := time.Now().Add(trust)

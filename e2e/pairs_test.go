@@ -222,7 +222,7 @@ var regulars = []pairClient{
 	{key: "{http.request.uri}", group: "calm", modest: true, staff: true},
 	{key: strings.Repeat("long", 1000), group: "calm", modest: true},
 	{key: "binary \xff\xfe\x80\xc3", group: "calm", modest: true},
-	{key: "rl:2:api:fixed_window-3600s:alice", group: "calm", modest: true},
+	{key: "rl:3:api:fixed_window-3600s:alice", group: "calm", modest: true},
 	{key: "greedy", group: "busy"},
 	{key: "greedy too", group: "busy", staff: true},
 	{key: "greedy \xc3(" + strings.Repeat("{", 100), group: "busy"},

@@ -164,7 +164,7 @@ func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) tim
 		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(n))
 	}
 	tag := sha256.Sum256([]byte("{http.request.header.X-Key}"))
-	key := "rl:2:slow:gcra1s:" + base64.RawURLEncoding.EncodeToString(tag[:3])[:3] + ":alice"
+	key := "rl:3:slow:gcra1s:" + base64.RawURLEncoding.EncodeToString(tag[:3])[:3] + ":alice"
 	must(t, "fill the bucket", s[0].Primary.Client().Set(t.Context(), key, packed, d+time.Minute).Err())
 	return time.UnixMicro(until)
 }

@@ -308,7 +308,7 @@ func (w *wiretap) relay(client net.Conn, server string) {
 	})
 	passOn(upstream, client, func(b []byte) {
 		// The trip counts first, as tests wait for the commands.
-		n := bytes.Count(b, []byte("rl:2:"))
+		n := bytes.Count(b, []byte("rl:3:"))
 		if n > 0 && !counted.Swap(true) {
 			w.trips.Add(1)
 		}

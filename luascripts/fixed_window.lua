@@ -1,6 +1,6 @@
 -- Fixed window: counts in the window that is open, and opens one where none is.
--- KEYS[1]  bucket: hash with c = count, r = reset and, once there was one,
---          p = end of the penalty. A plain charge of a bucket that had vanished
+-- KEYS[1]  bucket: hash with c = count, r = reset, b = when it was made, unless windows begin when they are
+--          opened, and, once there was one, p = end of the penalty. A plain charge of a bucket that had vanished
 --          leaves c alone, and no expiry: an orphan, which counts in the window
 --          that opens next. A plain opening of a window writes r, and an expiry
 --          if there is none.
@@ -15,26 +15,31 @@
 --          the end of a window, after which one of that length follows
 --          the longest that a window lasts
 --          how long a penalty lasts at most
+--          refund: when the bucket was made in which it was spent, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
---          the penalty; now is 0 if it was not needed
+--          the penalty, when it was made or 0; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, align, longest, lasts = struct.unpack('<ddddddd', ARGV[2])
-local count, reset, penalty = 0, 0, 0
-if op == 'charge' then
+local now, window, cost, bound, align, longest, lasts, birth = struct.unpack('<dddddddd', ARGV[2])
+local count, reset, penalty, born = 0, 0, 0, 0
+if align ~= 0 then
+  local b = call('HMGET', key, 'r', 'p', 'b', 'c')
+  reset, penalty, born = number(b[1]), number(b[2]), number(b[3])
+  count = op == 'charge' and 0 or number(b[4])
+elseif op == 'charge' then
   local b = call('HMGET', key, 'r', 'p')
   reset, penalty = number(b[1]), number(b[2])
 else
   local b = call('HMGET', key, 'c', 'r', 'p')
   count, reset, penalty = number(b[1]), number(b[2]), number(b[3])
 end
-local isSound = sound(count, reset, penalty)
+local isSound = sound(count, reset, penalty, born)
 
 -- Without the end of a window a bucket is ours if one of its fields is a number of ours and it has
 -- no others. Another program's data under this key stays what it is.
 if reset <= 0 and (not isSound or penalty == 0 and (count > 0 or call('EXISTS', key) == 1)) then
   local own, isOurs = 0, false
-  for _, text in ipairs({ 'c', 'r', 'p' }) do
+  for _, text in ipairs({ 'c', 'r', 'p', 'b' }) do
     text = call('HGET', key, text)
     own, isOurs = own + (text and 1 or 0), isOurs or text and sound(number(text), 0, 0)
   end
@@ -75,11 +80,11 @@ else
     if known and (reset > 0 or count > 0) then
       call('HSET', key, 'p', 0)
     else
-      count, reset = 0, 1
-      call('HSET', key, 'c', count, 'r', reset, 'p', 0)
+      count, reset, born = 0, 1, 0
+      call('HSET', key, 'c', count, 'r', reset, 'p', 0, 'b', born)
     end
   elseif not isSound then
-    count, reset = 0, 0
+    count, reset, born = 0, 0, 0
   end
 end
 
@@ -89,7 +94,7 @@ end
 local amount = cost == 1 and '1' or cost
 if open and (op == 'charge' or op == 'take' and penalty <= now) then
   if op == 'take' and cost > 0 and count + cost > bound then
-    return struct.pack('<ddddd', now, 0, count, reset, penalty)
+    return struct.pack('<dddddd', now, 0, count, reset, penalty, born)
   end
   count = redis.pcall('HINCRBY', key, 'c', amount)
   local isNone = type(count) == 'table' and (string.find(count.err, 'not an integer') or string.find(count.err, 'overflow'))
@@ -97,7 +102,7 @@ if open and (op == 'charge' or op == 'take' and penalty <= now) then
   if isNone or type(count) == 'number' and (count < cost or count - cost > 9007199254740994) then
     -- Nothing of the bucket is believed, whose window is over then.
     assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
-    call('HSET', key, 'c', 0, 'r', 1, 'p', 0)
+    call('HSET', key, 'c', 0, 'r', 1, 'p', 0, 'b', 0)
     return run(KEYS, ARGV)
   elseif type(count) == 'table' then
     return count
@@ -107,7 +112,7 @@ if open and (op == 'charge' or op == 'take' and penalty <= now) then
     count, wrote = 9007199254740991, true
     call('HSET', key, 'c', count)
   end
-  return struct.pack('<ddddd', now, 1, count, reset, penalty)
+  return struct.pack('<dddddd', now, 1, count, reset, penalty, born)
 end
 
 -- The bucket outlives what it says: expiry cleans up, a second later or more.
@@ -134,7 +139,12 @@ local function begin(spent)
   end
   -- A bucket is not made that would never expire.
   assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
-  call('HSET', key, 'c', count, 'r', reset)
+  if align == 0 then
+    call('HSET', key, 'c', count, 'r', reset)
+  else
+    born = born > 0 and born or now
+    call('HSET', key, 'c', count, 'r', reset, 'b', born)
+  end
   wrote = true
   call('PEXPIRE', key, lifetime(math.max(reset, penalty)))
 end
@@ -153,7 +163,7 @@ elseif op == 'refund' then
     begin(0)
   end
   local back = math.min(cost, count)
-  if back > 0 and reset == bound then
+  if back > 0 and reset == bound and born == birth then
     count = call('HINCRBY', key, 'c', -back)
   end
 elseif op == 'penalize' and penalty <= now then
@@ -171,4 +181,4 @@ elseif op == 'penalize' and penalty <= now then
     call('PEXPIRE', key, lifetime(penalty))
   end
 end
-return struct.pack('<ddddd', now, spent, count, reset, penalty)
+return struct.pack('<dddddd', now, spent, count, reset, penalty, born)

@@ -1,6 +1,7 @@
 -- Sliding window: two counters, of which the older is weighted by overlap.
--- KEYS[1]  bucket: string of four packed doubles, the current window's start,
---          what was spent in it and in the one before it, end of the penalty
+-- KEYS[1]  bucket: string of five packed doubles, the current window's start,
+--          what was spent in it and in the one before it, end of the penalty,
+--          when the bucket was made
 -- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
@@ -9,25 +10,26 @@
 --          take: capacity; refund: the start of the window it was spent in
 --          the length of the parts that weigh the window before
 --          how long a penalty lasts at most
+--          refund: when the bucket was made in which it was spent
 -- Reply    packed doubles: now, 1 if the cost was spent, start, current,
---          previous, end of the penalty
+--          previous, end of the penalty, when the bucket was made
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, unit, lasts = struct.unpack('<dddddd', ARGV[2])
+local now, window, cost, bound, unit, lasts, birth = struct.unpack('<ddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
 end
-local start, current, previous, penalty = 0, 0, 0, 0
+local start, current, previous, penalty, born = 0, 0, 0, 0, 0
 local stored = call('GET', key)
 if stored then
-  if #stored ~= 32 then
+  if #stored ~= 40 then
     return redis.error_reply('WRONGTYPE the key holds something else than a sliding window')
   end
-  start, current, previous, penalty = struct.unpack('<dddd', stored)
+  start, current, previous, penalty, born = struct.unpack('<ddddd', stored)
   -- Of a bucket whose window cannot be, nothing is believed.
-  if not sound(start, current, previous, penalty) or start - now > grace then
-    start, current, previous, penalty = 0, 0, 0, 0
+  if not sound(start, current, previous, penalty, born) or start - now > grace then
+    start, current, previous, penalty, born = 0, 0, 0, 0, 0
   elseif penalty - now > lasts + grace then
     penalty = 0
   end
@@ -42,7 +44,8 @@ end
 local function save()
   -- The bucket outlives what it says: expiry cleans up, a second later or more.
   local last = math.max(start + 2 * window, penalty)
-  call('SET', key, struct.pack('<dddd', start, current, previous, penalty),
+  born = born > 0 and born or now
+  call('SET', key, struct.pack('<ddddd', start, current, previous, penalty, born),
     'PX', math.ceil((last - now) / 1000) + 1001)
 end
 
@@ -67,7 +70,7 @@ elseif op == 'take' then
     spent = spend()
   end
 elseif op == 'refund' then
-  if cost == 0 then
+  if cost == 0 or born ~= birth then
     -- Nothing to give back.
   elseif bound == start and current > 0 then
     current = math.max(current - cost, 0)
@@ -80,4 +83,4 @@ elseif op == 'penalize' and penalty <= now then
   penalty = cost
   save()
 end
-return struct.pack('<dddddd', now, spent, start, current, previous, penalty)
+return struct.pack('<ddddddd', now, spent, start, current, previous, penalty, born)

@@ -31,7 +31,7 @@ func ReadBuckets(t *testing.T, client *goredis.Client) map[string]Bucket {
 	}
 	found, pipe := map[string]*goredis.SliceCmd{}, client.Pipeline()
 	for _, key := range keys {
-		if strings.Contains(key, ":2:") { // no other key is a bucket
+		if strings.Contains(key, ":3:") { // no other key is a bucket
 			found[key] = pipe.HMGet(ctx, key, "c", "r")
 		}
 	}
@@ -172,7 +172,7 @@ func (s Shards) Content(t *testing.T, zone, client string) Content {
 	for _, shard := range s {
 		redis := shard.Primary.Client()
 		pipe := redis.Pipeline()
-		keys, now := pipe.Keys(t.Context(), "rl:2:"+zone+":*:"+client), pipe.Time(t.Context())
+		keys, now := pipe.Keys(t.Context(), "rl:3:"+zone+":*:"+client), pipe.Time(t.Context())
 		_, err := pipe.Exec(t.Context())
 		Must(t, "find the bucket", err)
 		for _, key := range keys.Val() {
@@ -217,7 +217,7 @@ func readContent(t *testing.T, redis *goredis.Client, key string, now time.Time)
 		err := redis.HMGet(ctx, key, "c", "r", "p").Scan(&b)
 		return Content{Used: b.Count, Spent: fmt.Sprint(b.Count, " ", b.Reset), Penalty: b.Penalty}, err
 	case strings.HasPrefix(rule, "sw"):
-		n, err := readNumbers(t, redis, key, 4)
+		n, err := readNumbers(t, redis, key, 5)
 		return Content{Used: n[1] + n[2], Spent: fmt.Sprint(n[:3]), Penalty: n[3]}, err
 	case strings.HasPrefix(rule, "gcra"):
 		n, err := readNumbers(t, redis, key, 7)

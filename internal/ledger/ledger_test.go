@@ -455,7 +455,7 @@ func TestPrimaryAway(t *testing.T) {
 // TestChargesWithFinalErrorsAreReported once for each request, and not sent again: a
 // permission is missing, or the key has foreign data.
 func TestChargesWithFinalErrorsAreReported(t *testing.T) {
-	const key, requests = "rl:2:z:fw3600s:alice", 3
+	const key, requests = "rl:3:z:fw3600s:alice", 3
 	r := store.Request{Limit: &store.Limit{Zone: "z", Algorithm: store.FixedWindow, Window: time.Hour}, ClientKey: "alice", Events: 10, Cost: 1}
 	for name, c := range map[string]struct{ refuse, mend []any }{
 		"pexpire":      {[]any{"ACL", "SETUSER", "limiter", "-pexpire"}, []any{"ACL", "SETUSER", "limiter", "+pexpire"}},

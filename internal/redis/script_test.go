@@ -140,7 +140,7 @@ func TestMemoryPerBucket(t *testing.T) {
 	before := usedMemory(t, server)
 	reqs := make([]store.Request, buckets)
 	for i := range reqs {
-		// "rl:2:hourly:fw3600s:" and 13 more bytes are 33.
+		// "rl:3:hourly:fw3600s:" and 13 more bytes are 33.
 		reqs[i] = store.Request{Limit: hourly, ClientKey: fmt.Sprintf("abc:%09d", i), Events: 5000, Cost: 1}
 	}
 	if n := len(s.asker.Keys.Key(hourly, reqs[0].ClientKey)); n != 33 {

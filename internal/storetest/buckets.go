@@ -168,6 +168,18 @@ func testRequestsAreReadOnly(f *fixture) {
 	}
 }
 
+// reset empties a bucket. A server that stands still for a moment is asked again.
+func (f *fixture) reset(r store.Request) {
+	f.Helper()
+	err := f.store.Reset(f.Context(), r)
+	for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); {
+		err = f.store.Reset(f.Context(), r)
+	}
+	if err != nil {
+		f.Fatalf("%s: reset: %v", r.Limit.Algorithm, err)
+	}
+}
+
 // testReset resets buckets of every algorithm and inspects them before and afterwards,
 // if the store can.
 func testReset(f *fixture) {
@@ -184,16 +196,6 @@ func testReset(f *fixture) {
 		spend := func(r store.Request, id int) store.State {
 			r.Cost, r.ID = 1, "id"+strconv.Itoa(id)
 			return f.answer(f.store.Take, []store.Request{r})[0]
-		}
-		reset := func(what string, r store.Request) {
-			f.Helper()
-			err := f.store.Reset(f.Context(), r)
-			for end := time.Now().Add(time.Minute); err != nil && time.Now().Before(end); {
-				err = f.store.Reset(f.Context(), r)
-			}
-			if err != nil {
-				f.Fatalf("%s: %s: %v", limit.Algorithm, what, err)
-			}
 		}
 		look := func(what string, r store.Request, used int64) {
 			f.Helper()
@@ -222,11 +224,11 @@ func testReset(f *fixture) {
 			}
 			spend(other, round)
 			look("full", r, 5)
-			reset("reset", r)
+			f.reset(r)
 			look("after the reset", r, 0)
 			look("another client's", other, int64(round+1))
 		}
 		// A missing bucket can be reset as well.
-		reset("reset again", r)
+		f.reset(r)
 	}
 }

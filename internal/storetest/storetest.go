@@ -88,6 +88,7 @@ var contract = []struct {
 	{"TakeIsAllOrNothing", testTakeIsAllOrNothing},
 	{"RefundGivesBack", testRefundGivesBack},
 	{"RefundOfAnotherTime", testRefundOfAnotherTime},
+	{"RefundOfAnEarlierBucket", testRefundOfAnEarlierBucket},
 	{"Reserved", testReserved},
 	{"Penalty", testPenalty},
 

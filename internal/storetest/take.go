@@ -105,6 +105,22 @@ func testRefundOfAnotherTime(f *fixture) {
 	}
 }
 
+// testRefundOfAnEarlierBucket refunds a take whose bucket was reset since, when another one counts.
+func testRefundOfAnEarlierBucket(f *fixture) {
+	for name, r := range f.kinds() {
+		r.Cost = 4
+		r.Receipt = f.take(r).Receipt
+		f.reset(r)
+		f.clock.Advance(time.Millisecond)
+		later := r
+		later.Cost, later.ID, later.Receipt = 3, "later000", store.Receipt{}
+		later.Receipt = f.take(later).Receipt
+		f.wantUsed(name+": refund of a take before the reset", f.refund(r), 3)
+		later.Cost = 1
+		f.wantUsed(name+": refund of one after it", f.refund(later), 2)
+	}
+}
+
 func testConcurrentTakes(f *fixture) {
 	const events = 100
 	for name, r := range f.kinds() {

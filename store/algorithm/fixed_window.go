@@ -9,6 +9,8 @@ type FixedWindow struct {
 	// Reset is the end of the window, chosen when the window opens.
 	Reset int64
 	penalty
+	// Born is when the bucket was made, if windows are aligned: others have ends that tell their buckets apart.
+	Born int64
 }
 
 var fixedWindow = Traits{
@@ -36,7 +38,9 @@ var fixedWindow = Traits{
 	},
 }
 
-func fixedWindowOf(c store.Content) *FixedWindow { return &FixedWindow{c[0], c[1], penalty{c[2]}} }
+func fixedWindowOf(c store.Content) *FixedWindow {
+	return &FixedWindow{Used: c[0], Reset: c[1], penalty: penalty{c[2]}}
+}
 
 func (b *FixedWindow) copy() store.Content { return store.Content{b.Used, b.Reset, b.Penalty} }
 
@@ -65,8 +69,12 @@ func (b *FixedWindow) Open(r *store.Request, now int64) {
 }
 
 func (b *FixedWindow) open(r *store.Request, now int64) {
-	if !b.IsOpen(now) {
-		b.Used, b.Reset = 0, nextReset(r.Limit, now)
+	if b.IsOpen(now) {
+		return
+	}
+	b.Used, b.Reset = 0, nextReset(r.Limit, now)
+	if r.Limit.Align && b.Born == 0 {
+		b.Born = now
 	}
 }
 
@@ -101,9 +109,9 @@ func (b *FixedWindow) Take(r *store.Request, now int64) bool {
 	return true
 }
 
-// Refund implements [Bucket]. It ignores costs of other windows.
+// Refund implements [Bucket]. It ignores costs of other windows and buckets.
 func (b *FixedWindow) Refund(r *store.Request, _ int64) {
-	if b.Reset == r.Receipt.Period {
+	if r.Receipt == (store.Receipt{Period: b.Reset, Position: b.Born}) {
 		b.Used = max(b.Used-r.Cost, 0)
 	}
 }
@@ -131,7 +139,7 @@ func (b *FixedWindow) View(r *store.Request, now int64, spent bool) store.State 
 	s.Content = store.Content{used, reset, b.live(now)}
 	wait(&s, r, add(max(reset, now), othersTurn(r, used, spent)), spent)
 	if spent {
-		s.Receipt.Period = reset
+		s.Receipt = store.Receipt{Period: reset, Position: b.Born}
 	} else {
 		b.apply(&s)
 	}

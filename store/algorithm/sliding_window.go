@@ -9,6 +9,8 @@ type SlidingWindow struct {
 	// in the window before it.
 	Start, Current, Previous int64
 	penalty
+	// Born is when the bucket was made.
+	Born int64
 }
 
 var slidingWindow = Traits{
@@ -64,6 +66,13 @@ func WeightUnit(window int64) int64 { return (window + weightSteps - 1) / weight
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
+// bear makes a bucket of one that is none yet.
+func (b *SlidingWindow) bear(now int64) {
+	if b.Born == 0 {
+		b.Born = now
+	}
+}
+
 func (b *SlidingWindow) roll(now, window int64) {
 	start := now - now%window
 	switch {
@@ -89,6 +98,7 @@ func (b *SlidingWindow) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
+	b.bear(now)
 	b.roll(now, r.Limit.Window.Microseconds())
 	b.Current = add(b.Current, r.Cost)
 }
@@ -106,13 +116,13 @@ func (b *SlidingWindow) Take(r *store.Request, now int64) bool {
 	return true
 }
 
-// Refund implements [Bucket]. It ignores costs of windows before the previous one.
+// Refund implements [Bucket]. It ignores costs of windows before the previous one, and of other buckets.
 func (b *SlidingWindow) Refund(r *store.Request, now int64) {
 	window := r.Limit.Window.Microseconds()
 	after := *b
 	after.roll(now, window)
 	switch {
-	case r.Cost == 0:
+	case r.Cost == 0, r.Receipt.Position != b.Born:
 	case r.Receipt.Period == after.Start && after.Current > 0:
 		*b = after
 		b.Current = max(b.Current-r.Cost, 0)
@@ -125,6 +135,7 @@ func (b *SlidingWindow) Refund(r *store.Request, now int64) {
 // Penalize implements [Bucket].
 func (b *SlidingWindow) Penalize(r *store.Request, now int64) {
 	if !b.isPenalized(now) {
+		b.bear(now)
 		b.roll(now, r.Limit.Window.Microseconds())
 		b.penalty.Penalize(r, now)
 	}
@@ -157,7 +168,7 @@ func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.Stat
 		wait(&s, r, at, spent)
 	}
 	if spent {
-		s.Receipt.Period = after.Start
+		s.Receipt = store.Receipt{Period: after.Start, Position: b.Born}
 	} else {
 		b.apply(&s)
 	}

@@ -29,8 +29,9 @@ func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond 
 // batch has the tokens of one bucket: events that were taken in advance.
 type batch struct {
 	// tokens are left, of the period, which ends at ends by the store's clock.
-	tokens       int64
-	period, ends int64
+	tokens  int64
+	receipt store.Receipt
+	ends    int64
 	// lent is what requests have borrowed that wait for the rest of their cost.
 	lent int64
 	// size is that of the last batch, as adapted since; 0 if there was none.
@@ -126,11 +127,10 @@ func (v *batch) wait(w Waiter) bool {
 
 // add takes in a batch, and returns the refund of tokens of another period.
 func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
-	period := st.Receipt.Period
-	if v.tokens > 0 && v.period != period {
+	if v.tokens > 0 && v.receipt != st.Receipt {
 		leftover = v.giveBack()
 	}
-	v.period, v.ends = period, period
+	v.receipt, v.ends = st.Receipt, st.Receipt.Period
 	if algorithm.Of(r.Limit.Algorithm).Clocked() {
 		v.ends += r.Limit.Window.Microseconds()
 	}
@@ -154,7 +154,7 @@ func (v *batch) isBelow(r *store.Request) bool {
 // abandon drops the tokens of a bucket that was reset, and returns their number.
 func (v *batch) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
-	v.period, v.ends, v.began, v.short = 0, 0, 0, 0
+	v.receipt, v.ends, v.began, v.short = store.Receipt{}, 0, 0, 0
 	v.resets++
 	return tokens
 }
@@ -169,7 +169,7 @@ func (v *batch) giveBack() store.Request {
 func (v *batch) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
-	r.Cost, r.Receipt = tokens, store.Receipt{Period: v.period}
+	r.Cost, r.Receipt = tokens, v.receipt
 	return r
 }
 
@@ -329,7 +329,7 @@ func (b *Bucket) showTokens(r *store.Request, st *store.State, m *Moment) {
 	st.Allowed, st.RetryAfter = true, 0
 	st.Used = max(st.Used-b.batch.tokens, r.Cost)
 	st.Remaining = max(st.Limit-st.Used, 0)
-	st.Receipt = store.Receipt{Period: b.batch.period}
+	st.Receipt = b.batch.receipt
 }
 
 // hideTokens makes the store's answer show what was used, without the tokens that are
@@ -346,7 +346,11 @@ func (b *Bucket) hideTokens(r *store.Request, st *store.State, m *Moment) {
 
 // Loan is the part of a request's cost that comes from a batch, while the
 // store decides about the rest. The zero value is none.
-type Loan struct{ tokens, period, resets int64 }
+type Loan struct {
+	tokens  int64
+	receipt store.Receipt
+	resets  int64
+}
 
 // Borrow takes as much of a request's cost out of the batch as it has, and makes the request
 // cost the rest.
@@ -359,7 +363,7 @@ func (b *Bucket) Borrow(r *store.Request, m *Moment) Loan {
 	v.tokens -= tokens
 	v.lent += tokens
 	r.Cost -= tokens
-	return Loan{tokens, v.period, v.resets}
+	return Loan{tokens, v.receipt, v.resets}
 }
 
 // Repay ends a loan, once the store has answered about the rest, and
@@ -377,23 +381,23 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 		whole := *r
 		whole.Cost = l.tokens
 		b.showTokens(&whole, st, m)
-		st.Receipt.Period = l.period
+		st.Receipt = l.receipt
 		return refund
 	case st.Err == nil && st.Allowed:
-		if st.Receipt.Period != l.period {
-			// The cost is of two windows, and cannot be refunded.
+		if st.Receipt != l.receipt {
+			// The cost is of two windows or buckets, and cannot be refunded.
 			st.Receipt = store.Receipt{}
 		}
 	case v.resets != l.resets:
 		// The tokens are no part of the bucket since its reset.
 		m.Counts.TokensExpired += l.tokens
-	case v.period == l.period:
+	case v.receipt == l.receipt:
 		v.tokens += l.tokens
 	default:
 		// The store knows what is left of the tokens' window.
 		m.Counts.TokensReturned += l.tokens
 		refund = *r
-		refund.Cost, refund.Receipt = l.tokens, store.Receipt{Period: l.period}
+		refund.Cost, refund.Receipt = l.tokens, l.receipt
 	}
 	b.hideTokens(r, st, m)
 	return refund
@@ -402,7 +406,7 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 // Restore puts a refund back into the batch, and reports whether it is of it.
 func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 	v := b.batch
-	if v == nil || r.Batch == 0 || r.Cost == 0 || v.period == 0 || v.period != r.Receipt.Period || m.Now+b.clock >= v.ends {
+	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt || m.Now+b.clock >= v.ends {
 		return false
 	}
 	v.tokens += r.Cost

@@ -109,7 +109,17 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 	case now == 0:
 		now = fallback
 	}
-	st := l.state(r, now, reply[1] == 1, reply[2:])
+	numbers, born := reply[2:], int64(0)
+	if last := len(numbers) - 1; l.isBorn && last >= 0 {
+		numbers, born = numbers[:last], numbers[last]
+	}
+	st := l.state(r, now, reply[1] == 1, numbers)
+	if st.Receipt.Period != 0 && l.isBorn {
+		if isUnsound(born) {
+			return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, slices.Clone(reply), now)}
+		}
+		st.Receipt.Position = born
+	}
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:
 		if st.Err == nil && !op.ReadOnly && isUnopened(r, &st) {
@@ -146,7 +156,14 @@ func (l *layout) numbers(texts []string) (numbers []int64, err error) {
 		}
 		return numbers, nil
 	}
-	return unpackNumbers(texts, l.count)
+	count := l.count
+	if l.isBorn {
+		count++
+	}
+	if numbers, err = unpackNumbers(texts, count); err != nil {
+		return nil, err
+	}
+	return numbers[:l.count], nil
 }
 
 // unsound stands for what is no integer.

@@ -177,7 +177,7 @@ var words = [...]any{
 const (
 	// LayoutVersion is part of every key, so that programs which disagree about a bucket's
 	// content do not meet.
-	LayoutVersion = "2"
+	LayoutVersion = "3"
 	// digestBytes is the length of the SHA-256 prefix that replaces a client key.
 	// 192 bits keep even an attacker from finding two client keys that share a
 	// bucket.
@@ -386,15 +386,18 @@ type layout struct {
 	isSet bool
 	// arguments adds the arguments after the instant to a call of the script.
 	arguments func(c *wire.ScriptCall, op Op, r *store.Request)
-	// count is how many numbers there are of a bucket.
+	// count is how many numbers there are of a bucket's content.
 	count int
+	// isBorn is set if replies, and what is stored as a string, have one more number: when the bucket was made,
+	// or 0.
+	isBorn bool
 	// endsEarly is what EndsEarly reports.
 	endsEarly bool
 }
 
 var layouts = [...]layout{
-	store.FixedWindow:   {code: "fw", script: bundled("fixed_window"), arguments: addWindow, count: 3, isHash: true},
-	store.SlidingWindow: {code: "sw", script: bundled("sliding_window"), arguments: addSlidingWindow, count: 4},
+	store.FixedWindow:   {code: "fw", script: bundled("fixed_window"), arguments: addWindow, count: 3, isBorn: true, isHash: true},
+	store.SlidingWindow: {code: "sw", script: bundled("sliding_window"), arguments: addSlidingWindow, count: 4, isBorn: true},
 	store.SlidingLog:    {code: "sl", script: single("members", "sliding_log"), arguments: addMembers, count: 4, isSet: true, endsEarly: true},
 	store.GCRA:          {code: "gcra", script: bundled("gcra"), arguments: addRate, count: 7, endsEarly: true},
 	store.Concurrency:   {code: "cc", script: single("members", "concurrency"), arguments: addMembers, count: 1, isSet: true},
@@ -444,7 +447,7 @@ func addWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	}
 	c.Add(window)
 	addCounting(c, op, r)
-	c.Add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds())
+	c.Add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds(), r.Receipt.Position)
 	c.MayGuess = c.Clock != nil && (op.Operation == algorithm.Charge || op.Operation == algorithm.Take)
 }
 
@@ -469,7 +472,7 @@ func addSlidingWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	window := r.Limit.Window.Microseconds()
 	c.Add(window)
 	addCounting(c, op, r)
-	c.Add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds())
+	c.Add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds(), r.Receipt.Position)
 }
 
 func addCounting(c *wire.ScriptCall, op Op, r *store.Request) {

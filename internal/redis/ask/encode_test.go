@@ -24,19 +24,19 @@ func TestBucketKey(t *testing.T) {
 		clientKey string
 		want      string
 	}{
-		{limit("api", time.Hour), "x7Q:203.0.113.7", "rl:2:api:fw3600s:x7Q:203.0.113.7"},
-		{limit("api", 1500*time.Millisecond), "k", "rl:2:api:fw1500ms:k"},
-		{limit("api", time.Millisecond+time.Microsecond), "k", "rl:2:api:fw1001us:k"},
-		{limit("api", time.Second), "", "rl:2:api:fw1s:#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NM"},
-		{limit("api", time.Second), "a b", "rl:2:api:fw1s:#"},
-		{limit("api", time.Second), "{tag}", "rl:2:api:fw1s:#"},
-		{limit("api", time.Second), "#x", "rl:2:api:fw1s:#"},
-		{limit("api", time.Second), "$x", "rl:2:api:fw1s:#"},
-		{limit("api", time.Second), "\x00\xff", "rl:2:api:fw1s:#"},
-		{limit("api", time.Second), long, "rl:2:api:fw1s:" + long},
-		{calendar(store.Calendar{Unit: store.Day}), "k", "rl:2:api:fwday:k"},
-		{calendar(store.Calendar{Unit: store.Week, SundayFirst: true}), "k", "rl:2:api:fwweeks:k"},
-		{calendar(store.Calendar{Unit: store.Month, TimeZone: "America/Port-au-Prince"}), "k", "rl:2:api:fwmonth@America/Port-au-Prince:k"},
+		{limit("api", time.Hour), "x7Q:203.0.113.7", "rl:3:api:fw3600s:x7Q:203.0.113.7"},
+		{limit("api", 1500*time.Millisecond), "k", "rl:3:api:fw1500ms:k"},
+		{limit("api", time.Millisecond+time.Microsecond), "k", "rl:3:api:fw1001us:k"},
+		{limit("api", time.Second), "", "rl:3:api:fw1s:#47DEQpj8HBSa-_TImW-5JCeuQeRkm5NM"},
+		{limit("api", time.Second), "a b", "rl:3:api:fw1s:#"},
+		{limit("api", time.Second), "{tag}", "rl:3:api:fw1s:#"},
+		{limit("api", time.Second), "#x", "rl:3:api:fw1s:#"},
+		{limit("api", time.Second), "$x", "rl:3:api:fw1s:#"},
+		{limit("api", time.Second), "\x00\xff", "rl:3:api:fw1s:#"},
+		{limit("api", time.Second), long, "rl:3:api:fw1s:" + long},
+		{calendar(store.Calendar{Unit: store.Day}), "k", "rl:3:api:fwday:k"},
+		{calendar(store.Calendar{Unit: store.Week, SundayFirst: true}), "k", "rl:3:api:fwweeks:k"},
+		{calendar(store.Calendar{Unit: store.Month, TimeZone: "America/Port-au-Prince"}), "k", "rl:3:api:fwmonth@America/Port-au-Prince:k"},
 	} {
 		got := keys.Key(c.limit, c.clientKey)
 		if got != c.want && (!strings.HasSuffix(c.want, "#") || !strings.HasPrefix(got, c.want) || len(got) != len(c.want)+32) {
@@ -44,7 +44,7 @@ func TestBucketKey(t *testing.T) {
 		}
 	}
 	secret := Keys{Prefix: "rl", Secret: []byte("s")}
-	if got := secret.Key(limit("api", time.Second), "203.0.113.7"); strings.Contains(got, "203") || !strings.HasPrefix(got, "rl:2:api:fw1s:$") {
+	if got := secret.Key(limit("api", time.Second), "203.0.113.7"); strings.Contains(got, "203") || !strings.HasPrefix(got, "rl:3:api:fw1s:$") {
 		t.Errorf("key with a secret is %s", got)
 	}
 	other := Keys{Prefix: "rl", Secret: []byte("t")}
