@@ -15,12 +15,14 @@
 --          the end of a window, after which one of that length follows
 --          the longest that a window lasts
 --          how long a penalty lasts at most
---          refund: when the bucket was made in which it was spent, or 0
+--          refund: when the bucket was made in which it was spent, or 0; else
+--          when what is late stops counting, less than 0 for minus the time that
+--          is left, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
 --          the penalty, when it was made or 0; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, align, longest, lasts, birth = struct.unpack('<dddddddd', ARGV[2])
+local now, window, cost, bound, align, longest, lasts, identity = struct.unpack('<dddddddd', ARGV[2])
 local count, reset, penalty, born = 0, 0, 0, 0
 if align ~= 0 then
   local b = call('HMGET', key, 'r', 'p', 'b', 'c')
@@ -127,10 +129,14 @@ if op == 'charge' then
   end
 end
 local orphaned = reset == 0 and count or 0
+local late = identity < 0 and now - identity or identity
 
 local function begin(spent)
   count, reset = math.min(orphaned + spent, 9007199254740991), now + window
-  if align == 1 then
+  if align == 0 and op ~= 'refund' and late > now then
+    -- The end of an aligned window is known better than the time that is left.
+    reset = math.min(late, reset)
+  elseif align == 1 then
     reset = reset - math.fmod(now, window)
   elseif align > 1 then
     local after = math.floor((now - align) / window) + 1
@@ -151,8 +157,14 @@ end
 
 local spent = 0
 if op == 'charge' then
-  begin(cost)
   spent = 1
+  if identity == 0 or late > now then
+    begin(cost)
+  elseif orphaned > 0 then
+    -- Its window is over as well.
+    orphaned = 0
+    begin(0)
+  end
 elseif op == 'take' and penalty <= now then
   spent = (cost == 0 or orphaned + cost <= bound) and 1 or 0
   begin(cost * spent)
@@ -163,7 +175,7 @@ elseif op == 'refund' then
     begin(0)
   end
   local back = math.min(cost, count)
-  if back > 0 and reset == bound and born == birth then
+  if back > 0 and reset == bound and born == identity then
     count = call('HINCRBY', key, 'c', -back)
   end
 elseif op == 'penalize' and penalty <= now then

@@ -6,13 +6,15 @@
 --          window
 --          cost, which for a check includes what is ahead
 --          capacity
+--          charge: when what is late stops counting, less than 0 for minus the time
+--          that is left, or 0
 -- ARGV[3]  ID of the request
 -- Reply    packed doubles: now, 1 if the cost was spent, events that count,
 --          instant of the newest, instant of the newest that is not of the
 --          request, instant of the one that has to go for the cost to fit
 -- Instants are microseconds since the epoch, spans are microseconds.
 local op, id = ARGV[1], ARGV[3]
-local now, window, cost, capacity = struct.unpack('<dddd', ARGV[2])
+local now, window, cost, capacity, ends = struct.unpack('<ddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -66,6 +68,12 @@ local function beyond(room, last)
 end
 
 local n = math.min(cost, 100000)
+if op == 'charge' and ends ~= 0 then
+  ends = ends < 0 and now - ends or ends
+  if ends <= now then
+    n = 0
+  end
+end
 if op == 'charge' or op == 'take' or op == 'refund' then
   trim(latest + 1, never)
 end
@@ -82,7 +90,7 @@ if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) the
       assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
     end
     -- A server that is full refuses what adds, but not after a write that does not.
-    put(id, n, now)
+    put(id, n, op == 'charge' and ends ~= 0 and math.min(ends, now + window) - window or now)
     -- The bucket outlives what it says, by a clock that is set back too: expiry cleans up.
     call('PEXPIRE', key, math.ceil((window + grace) / 1000) + 1001)
     used, number = count(gone, latest)

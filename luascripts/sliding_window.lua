@@ -10,12 +10,13 @@
 --          take: capacity; refund: the start of the window it was spent in
 --          the length of the parts that weigh the window before
 --          how long a penalty lasts at most
---          refund: when the bucket was made in which it was spent
+--          refund: when the bucket was made in which it was spent; charge: when what
+--          is late stops counting, less than 0 for minus the time that is left, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, start, current,
 --          previous, end of the penalty, when the bucket was made
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, unit, lasts, birth = struct.unpack('<ddddddd', ARGV[2])
+local now, window, cost, bound, unit, lasts, identity = struct.unpack('<ddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -60,7 +61,18 @@ end
 
 local spent = 0
 if op == 'charge' then
-  spent = spend()
+  local ends = identity < 0 and now - identity or identity
+  local settled = math.min(ends, now + 2 * window) - 2 * window
+  settled = settled - math.fmod(settled, window)
+  if identity == 0 or ends > now and settled >= start then
+    spent = spend()
+  else
+    spent = 1
+    if cost > 0 and ends > now and settled == start - window then
+      previous = math.min(previous + cost, 9007199254740991)
+      save()
+    end
+  end
 elseif op == 'take' then
   local left = math.min(start + window - now, window)
   -- The product is below 2^52, so the quotient is exact enough to round up.
@@ -70,7 +82,7 @@ elseif op == 'take' then
     spent = spend()
   end
 elseif op == 'refund' then
-  if cost == 0 or born ~= birth then
+  if cost == 0 or born ~= identity then
     -- Nothing to give back.
   elseif bound == start and current > 0 then
     current = math.max(current - cost, 0)

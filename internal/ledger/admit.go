@@ -181,7 +181,7 @@ func (a *admission) answers(what []asking) []*store.Ask {
 			ctx = context.WithoutCancel(a.ctx)
 		}
 		room[n], asks[n] = store.Ask{Request: a.asks[q.place].Request}, &room[n]
-		room[n].Primary = room[n].Primary || q.Primary
+		room[n].Primary, room[n].Ends = room[n].Primary || q.Primary, q.Ends
 	}
 	if a.ledger.awaitMoves(moves, asks) {
 		a.ledger.Check(ctx, asks)
@@ -224,7 +224,9 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 		if do == core.Nothing {
 			return st
 		}
-		st = l.checkPrimary(ctx, r, moves)
+		asked := r
+		asked.Ends = c.Ends
+		st = l.checkPrimary(ctx, asked, moves)
 		m = l.moment()
 		e = l.enter(&r, &m)
 		do = e.AheadAnswered(&r, &st, &c, &m)

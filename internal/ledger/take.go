@@ -183,7 +183,7 @@ func (t *taking) ask(reqs []store.Request) []*store.Ask {
 		mark := int64(0)
 		if !isLease(&a.Request) {
 			e := t.ledger.enter(&a.Request, &m)
-			mark = e.TakeSent(&a.Request)
+			mark = e.TakeSent(&a.Request, &m)
 			e.release(&m)
 		}
 		t.marks = append(t.marks, mark)

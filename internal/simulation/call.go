@@ -129,7 +129,7 @@ func (c *call) do(e *entry, place int, do core.Do, check core.Check, done func()
 
 func (c *call) ask(e *entry, place int, check core.Check, done func()) {
 	r := c.asks[place].Request
-	r.Primary = check.Primary
+	r.Primary, r.Ends = check.Primary, check.Ends
 	answered := func(st store.State) {
 		m := c.moment()
 		do := e.Answered(c.waiter(place), st, &check, &m)
@@ -263,7 +263,7 @@ func (c *call) fetch(place int, size int64, done, again func()) {
 func (c *call) exchange(r store.Request, then func(st store.State)) {
 	m := c.moment()
 	e, asked := c.of(&r, &m), c.now
-	mark := e.TakeSent(&r)
+	mark := e.TakeSent(&r, &m)
 	answered := func(st store.State) {
 		m := c.moment()
 		if errors.Is(st.Err, store.ErrUncertain) {

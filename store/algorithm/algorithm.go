@@ -191,6 +191,19 @@ func othersTurn(r *store.Request, used int64, spent bool) int64 {
 	return min(windows, store.MaxInteger/window) * window
 }
 
+// endOf is when a charge stops counting that arrives at now, and would be over after span if it had
+// just settled.
+func endOf(r *store.Request, now, span int64) int64 {
+	end := now + span
+	switch {
+	case r.Ends > 0:
+		end = min(end, r.Ends)
+	case r.Ends < 0:
+		end = min(end, now-r.Ends)
+	}
+	return end
+}
+
 func micros(n int64) time.Duration { return time.Duration(n) * time.Microsecond }
 
 // mulDiv returns a*b/c rounded down, and the rest in units of 1/c. It saturates at

@@ -72,7 +72,12 @@ func (b *FixedWindow) open(r *store.Request, now int64) {
 	if b.IsOpen(now) {
 		return
 	}
-	b.Used, b.Reset = 0, nextReset(r.Limit, now)
+	next := nextReset(r.Limit, now)
+	b.Used, b.Reset = 0, next
+	// The end of an aligned window is known better than the time that is left.
+	if end := endOf(r, now, next-now); end > now && !r.Limit.Align {
+		b.Reset = end
+	}
 	if r.Limit.Align && b.Born == 0 {
 		b.Born = now
 	}
@@ -92,6 +97,9 @@ func nextReset(limit *store.Limit, now int64) int64 {
 
 // Charge implements [Bucket]. The count stops at [store.MaxInteger].
 func (b *FixedWindow) Charge(r *store.Request, now int64) {
+	if !b.IsOpen(now) && endOf(r, now, r.Limit.Window.Microseconds()) <= now {
+		return
+	}
 	b.open(r, now)
 	b.Used = add(b.Used, r.Cost)
 }

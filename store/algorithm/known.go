@@ -42,8 +42,15 @@ func (k *Known) View(r *store.Request, ahead, now int64) (s store.State) {
 	return s
 }
 
-// Charge is [Bucket.Charge] of a cost.
+// Charge is [Bucket.Charge] of a cost that settles at now.
 func (k *Known) Charge(r *store.Request, cost, now int64) {
+	settled := *r
+	settled.Ends = 0
+	k.ChargeLate(&settled, cost, now)
+}
+
+// ChargeLate is [Bucket.Charge] of a cost that counts as long as r says.
+func (k *Known) ChargeLate(r *store.Request, cost, now int64) {
 	t := Of(r.Limit.Algorithm).copies
 	k.Content = t.charge(t.believe(k.Content, *r, now), *r, cost, now)
 }

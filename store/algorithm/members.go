@@ -135,8 +135,13 @@ func (b *SlidingLog) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
+	window := r.Limit.Window.Microseconds()
+	end := endOf(r, now, window)
+	if end <= now {
+		return
+	}
 	b.members.keep(b.live(r, now))
-	b.members.put(now, r.ID, spentBy(r))
+	b.members.put(end-window, r.ID, spentBy(r))
 	if b.members.used() == mostUsed {
 		b.members.keep(b.members.beyond(store.MaxMembers))
 	}

@@ -98,9 +98,33 @@ func (b *SlidingWindow) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
+	window := r.Limit.Window.Microseconds()
+	end := endOf(r, now, 2*window)
+	if end <= now {
+		return
+	}
 	b.bear(now)
-	b.roll(now, r.Limit.Window.Microseconds())
-	b.Current = add(b.Current, r.Cost)
+	b.roll(now, window)
+	switch start := end - 2*window; {
+	case start-start%window >= b.Start || r.Ends == 0:
+		b.Current = add(b.Current, r.Cost)
+	case start >= b.Start-window:
+		b.Previous = add(b.Previous, r.Cost)
+	}
+}
+
+// Oldest returns what was spent in the older one of the windows of the clock that count at now, when that stops
+// counting, and the copy without it.
+func (k *Known) Oldest(limit *store.Limit, now int64) (cost, ends int64, rest Known) {
+	window := limit.Window.Microseconds()
+	b := slidingWindowOf(k.Content)
+	b.roll(now, window)
+	if cost, ends = b.Previous, b.Start+window; cost > 0 {
+		b.Previous = 0
+	} else {
+		cost, ends, b.Current = b.Current, b.Start+2*window, 0
+	}
+	return cost, ends, Known{b.copy()}
 }
 
 // Take implements [Bucket].

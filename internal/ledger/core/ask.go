@@ -43,6 +43,8 @@ type Check struct {
 	// Primary is set if only the primary can answer, Joined if others wait for the
 	// answer, Repeated if there was an answer that does not count.
 	Primary, Joined, Repeated bool
+	// Ends is the [store.Request.Ends] of what asks.
+	Ends int64
 	// was is when a request was let through before.
 	was int64
 }
@@ -97,7 +99,7 @@ func (b *Bucket) AskKnown(r *store.Request, st *store.State, m *Moment) bool {
 // begin begins a check.
 func (b *Bucket) begin(r *store.Request, c *Check, m *Moment) Do {
 	r.Until = b.openUntil(r, m)
-	c.At = m.Now
+	c.At, c.Ends = m.Now, b.opens(r, m)
 	if c.Primary = b.wantsPrimary(r, m); c.Primary {
 		return CheckPrimary
 	}
@@ -180,7 +182,7 @@ func (b *Bucket) Answered(w Waiter, answer store.State, c *Check, m *Moment) Do 
 	}
 	if isStale && b.canReach(m) {
 		b.check.landed = 0
-		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true}
+		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true, Ends: b.opens(w.Request, m)}
 		return CheckPrimary
 	}
 	do := Nothing
@@ -279,7 +281,7 @@ func (b *Bucket) RefuseUnclear(r *store.Request, st *store.State, m *Moment) {
 // once for each time of trust.
 func (b *Bucket) AskAhead(r *store.Request, st *store.State, maxWait time.Duration, c *Check, m *Moment) Do {
 	if !b.knowsAhead(r, st, maxWait, m) {
-		c.At, c.was, b.asked = m.Now, b.asked, m.Now
+		c.At, c.Ends, c.was, b.asked = m.Now, b.opens(r, m), b.asked, m.Now
 		return CheckPrimary
 	}
 	if !st.Allowed && st.RetryAfter > maxWait {

@@ -145,7 +145,9 @@ func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
 		return Next{Do: Hold}
 	case b.pending == nil:
 		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
-		r.Until = b.openUntil(r, m)
+		if r.Until, r.Ends = b.openUntil(r, m), 0; r.Until != 0 {
+			r.Ends = r.Until
+		}
 		return Next{Do: Send, Charge: req[:1:1], Transit: &b.pending.transit}
 	}
 	if older := b.pending.waiting; older != nil && older.expires <= m.Now {
@@ -322,7 +324,7 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 // noteSoleWriter notes whether the reply adds the charge to what was known, and no more.
 func (b *Bucket) noteSoleWriter(r *store.Request, reply algorithm.Known, storeNow int64, m *Moment) {
 	expected := b.pending.base
-	expected.Charge(r, r.Cost, storeNow)
+	expected.ChargeLate(r, r.Cost, storeNow)
 	switch {
 	case reply != expected:
 		b.soleWriter = 0
@@ -346,9 +348,23 @@ func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
 	b.known = b.pending.withCharge(r, cost, b.known, storeNow)
 }
 
-// waitAgain makes the charge that was in flight and did not run wait, before those that
-// came later.
+// waitAgain makes the charge that was in flight and did not run wait.
 func (b *Bucket) waitAgain(r *store.Request, requests int64, m *Moment) {
+	p := b.pending
+	if algorithm.Of(r.Limit.Algorithm).Drains() {
+		b.waitFirst(r, requests, m)
+		return
+	}
+	if p.waiting == nil {
+		p.waiting = &mergedCharge{req: [1]store.Request{*r}, expires: p.expires, age: age{clock: b.clock, least: r.Events}}
+		p.waiting.req[0].Cost = 0
+	}
+	p.waiting.age.addLate(r, p.expires, m.Now)
+	p.waiting.merge(r, requests, p.expires)
+}
+
+// waitFirst is waitAgain of what drains: before what came later.
+func (b *Bucket) waitFirst(r *store.Request, requests int64, m *Moment) {
 	p := b.pending
 	if p.age == nil {
 		begun := b.newAge(r, p.base, p.at)
@@ -376,12 +392,48 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 		b.pending = nil
 		return
 	}
-	w.shrink(m.Now)
+	rest := w.split(m.Now)
 	r := &w.req[0]
-	p.phase, p.waiting, p.age = sent, nil, &w.age
+	p.phase, p.waiting, p.age = sent, rest, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
-	r.Until = b.openUntil(r, m)
+	r.Until, r.Ends = b.openUntil(r, m), b.endsAt(r.Limit, w.expires, m)
 	n.Do, n.Charge, n.Transit = Send, w.req[:], &p.transit
+}
+
+// clockLasts is how long, in microseconds, a reading of the primary's clock is relied upon to name an instant.
+const clockLasts = 10_000_000
+
+// endsAt returns an instant of the process's clock as [store.Request.Ends] has it: where the primary's clock was not
+// read lately, as the time that is left, because a wrong clock would make charges count for nothing. What drains
+// has no end.
+func (b *Bucket) endsAt(limit *store.Limit, at int64, m *Moment) int64 {
+	switch {
+	case algorithm.Of(limit.Algorithm).Drains():
+		return 0
+	case b.trusted != 0 && m.Now-b.trusted <= clockLasts:
+		return at + b.clock
+	}
+	return min(m.Now-at, -1)
+}
+
+// opens returns the end, as [store.Request.Ends] has it, of the window in which pending charges count, or 0 if none
+// do: what asks first opens no other one.
+func (b *Bucket) opens(r *store.Request, m *Moment) int64 {
+	p := b.pending
+	if p == nil || !algorithm.Of(r.Limit.Algorithm).Windowed() || b.known.IsOpen(r.Limit, m.Now+b.clock) {
+		return 0
+	}
+	end := int64(0)
+	if p.phase == sent && !p.isStale {
+		end = p.expires
+	}
+	if w := p.waiting; w != nil && (end <= m.Now || w.expires < end) {
+		end = w.expires
+	}
+	if end <= m.Now {
+		return 0
+	}
+	return b.endsAt(r.Limit, end, m)
 }
 
 // Send sends what is held, or waits for its shard. What counts no more is given up. Do is
@@ -441,7 +493,7 @@ func (b *Bucket) dropWaiting(err error) (n Next) {
 // whether they were as much. So nothing depends on a refund, which may fail.
 func (b *Bucket) offset(cost int64, m *Moment) bool {
 	p := b.pending
-	if p == nil || p.waiting == nil || p.waiting.expires <= m.Now {
+	if p == nil || p.waiting == nil || p.waiting.expires <= m.Now || p.waiting.hasParts() {
 		return false
 	}
 	p.waiting.shrink(m.Now)
@@ -517,9 +569,26 @@ func turn(c *store.Content, limit *store.Limit, now int64) {
 	c[0] = max(c[0], part)
 }
 
-func addToWheel(c *store.Content, limit *store.Limit, cost, now int64) {
-	turn(c, limit, now)
-	c[1] += min(cost, store.MaxInteger-c[1])
+func addToWheel(c *store.Content, limit *store.Limit, cost, at int64) {
+	turn(c, limit, at)
+	costs := c[1:]
+	if age := c[0] - at/wheelPart(limit); age < int64(len(costs)) {
+		costs[age] += min(cost, store.MaxInteger-costs[age])
+	}
+}
+
+// oldestInWheel is the cost of the oldest part that counts, when that stops, and the wheel without it.
+func oldestInWheel(c store.Content, limit *store.Limit, now int64) (cost, ends int64, rest store.Content) {
+	turn(&c, limit, now)
+	costs := c[1:]
+	for age := len(costs) - 1; age >= 0; age-- {
+		if cost = costs[age]; cost > 0 {
+			costs[age] = 0
+			ends = min((c[0]-int64(age)+1)*wheelPart(limit), now) + limit.Window.Microseconds()
+			break
+		}
+	}
+	return cost, ends, c
 }
 
 // inWheel is how much of a wheel still counts.
@@ -541,6 +610,47 @@ func wheelFrees(c store.Content, limit *store.Limit, most, now int64) int64 {
 		at = (c[0] - int64(age) + int64(len(c)) - 1) * wheelPart(limit)
 	}
 	return at
+}
+
+// hasParts reports whether the merged charges stop counting at several instants.
+func (w *mergedCharge) hasParts() bool {
+	switch aging := algorithm.Of(w.req[0].Limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd, algorithm.Draining:
+		return false
+	case algorithm.ByClock, algorithm.OneByOne:
+		return true
+	default:
+		panic(aging.Unknown())
+	}
+}
+
+// split leaves the part in w that stops counting first, and returns the others, or nil. What drains is one
+// charge.
+func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
+	if !w.hasParts() {
+		w.shrink(now)
+		return nil
+	}
+	r := &w.req[0]
+	cost, ends, others := w.age.oldest(r.Limit, now)
+	if cost == 0 {
+		r.Cost = 1
+		return nil
+	}
+	if left, parts := (&age{clock: w.age.clock, known: others}).parts(r.Limit, now); left > 0 {
+		rest = new(mergedCharge)
+		*rest = *w
+		rest.age.known, rest.req[0].Cost = others, left
+		share := int64(float64(w.requests) * (float64(cost) / float64(cost+left)))
+		w.requests = max(min(share, w.requests-parts), 1)
+		rest.requests -= w.requests
+		if r.ID != "" {
+			// Where events are kept one by one each part is one.
+			r.ID += string(rune('a' + ends/wheelPart(r.Limit)%26))
+		}
+	}
+	r.Cost, w.expires = cost, ends
+	return rest
 }
 
 // shrink makes the merged charges cost what still counts of them.
@@ -567,6 +677,49 @@ func (w *mergedCharge) left(now int64) int64 {
 		panic(aging.Unknown())
 	}
 	return min(r.Cost, max(left, 1))
+}
+
+// addLate notes a charge that stops counting then.
+func (a *age) addLate(r *store.Request, ends, now int64) {
+	a.least = min(a.least, r.Events)
+	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
+	case algorithm.AtWindowEnd:
+	case algorithm.ByClock:
+		late := *r
+		late.Ends = ends + a.clock
+		a.known.ChargeLate(&late, r.Cost, now+a.clock)
+	case algorithm.OneByOne:
+		// A part does not have the instant at which it ends.
+		addToWheel(&a.known.Content, r.Limit, r.Cost, ends-r.Limit.Window.Microseconds()-1)
+	case algorithm.Draining:
+		a.add(r, now)
+	default:
+		panic(aging.Unknown())
+	}
+}
+
+// oldest is the cost of the part that stops counting first, 0 if none counts, when it does, and what is known
+// without it.
+func (a *age) oldest(limit *store.Limit, now int64) (cost, ends int64, rest algorithm.Known) {
+	rest = a.known
+	if !algorithm.Of(limit.Algorithm).Clocked() {
+		cost, ends, rest.Content = oldestInWheel(rest.Content, limit, now)
+		return cost, ends, rest
+	}
+	cost, ends, rest = rest.Oldest(limit, now+a.clock)
+	return cost, ends - a.clock, rest
+}
+
+// parts is the cost of all parts, and their number.
+func (a *age) parts(limit *store.Limit, now int64) (cost, number int64) {
+	for left := *a; ; number++ {
+		part, _, rest := left.oldest(limit, now)
+		if part == 0 {
+			return cost, number
+		}
+		cost += part
+		left.known = rest
+	}
 }
 
 // used is how much of a copy counts.

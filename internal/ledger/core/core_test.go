@@ -106,7 +106,7 @@ func TestLookShowsWhatIsOnItsWay(t *testing.T) {
 			b := New(0, m)
 			b.hear(&look, word(c.others), now-1, m)
 			b.Settle([]store.Request{charge}, 0, m)
-			mark := b.TakeSent(&look)
+			mark := b.TakeSent(&look, m)
 			asked := m.Now
 			if c.isConfirmed {
 				m.Now++
@@ -158,7 +158,7 @@ func TestTakesBesideACharge(t *testing.T) {
 				}
 			}
 			for i := range 5 {
-				marks = append(marks, b.TakeSent(&take))
+				marks = append(marks, b.TakeSent(&take, m))
 				count(i)
 				used++
 				answers = append(answers, word(used))
@@ -435,7 +435,7 @@ func TestClockWasAGuess(t *testing.T) {
 					m.Now += 1000
 					asked := m.Now
 					storeNow := m.Now + guess + ahead
-					b.TakeSent(&r)
+					b.TakeSent(&r, m)
 					st := algorithm.Take.Run(algorithm.New(limit), &r, storeNow)
 					if !st.Allowed {
 						t.Fatalf("the store refuses: %+v", st)
@@ -505,7 +505,7 @@ func TestTakesAfterDecidingAlone(t *testing.T) {
 		b := New(0, m)
 		var server algorithm.Known
 		take := func() store.State {
-			mark := b.TakeSent(&r)
+			mark := b.TakeSent(&r, m)
 			st := server.View(&r, 0, m.Now)
 			if st.Allowed {
 				server.Charge(&r, r.Cost, m.Now)

@@ -40,9 +40,11 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight, which is not that of a lease. TakeAnswered gets the mark.
-func (b *Bucket) TakeSent(r *store.Request) (mark int64) {
+// TakeSent notes that a take is in flight, which is not that of a lease, and sets its Ends. TakeAnswered gets
+// the mark.
+func (b *Bucket) TakeSent(r *store.Request, m *Moment) (mark int64) {
 	b.taking += r.Cost
+	r.Ends = b.opens(r, m)
 	return b.extras().landed
 }
 

@@ -122,7 +122,9 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 	}
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:
-		if st.Err == nil && !op.ReadOnly && isUnopened(r, &st) {
+		// A late charge opens none, if its own is over.
+		isLate := op.Operation == algorithm.Charge && r.Ends != 0
+		if st.Err == nil && !op.ReadOnly && !isLate && isUnopened(r, &st) {
 			st = store.State{Err: fmt.Errorf("%w: no window is open in %d", wire.ErrReply, reply)}
 		}
 	}

@@ -141,7 +141,7 @@ func (o *plainOpening) IsForeign(made bool, fields int64, texts []string) bool {
 // one that is not known, as one that is over may be there for a while, that begins when it is
 // opened, and that cannot be over by then: an orphan that got it would be lost.
 func CanOpen(r *store.Request, takes time.Duration) bool {
-	return layoutOf(r.Limit.Algorithm).isHash && r.Until == 0 && !r.Limit.Align && r.Limit.Calendar.Unit == "" &&
+	return layoutOf(r.Limit.Algorithm).isHash && r.Until == 0 && r.Ends == 0 && !r.Limit.Align && r.Limit.Calendar.Unit == "" &&
 		r.Limit.Window > takes+wire.ReplyTimeout+wire.ClockPeriod
 }
 
@@ -447,7 +447,7 @@ func addWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	}
 	c.Add(window)
 	addCounting(c, op, r)
-	c.Add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds(), r.Receipt.Position)
+	c.Add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds(), identity(op, r))
 	c.MayGuess = c.Clock != nil && (op.Operation == algorithm.Charge || op.Operation == algorithm.Take)
 }
 
@@ -472,7 +472,7 @@ func addSlidingWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	window := r.Limit.Window.Microseconds()
 	c.Add(window)
 	addCounting(c, op, r)
-	c.Add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds(), r.Receipt.Position)
+	c.Add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds(), identity(op, r))
 }
 
 func addCounting(c *wire.ScriptCall, op Op, r *store.Request) {
@@ -486,6 +486,14 @@ func addCounting(c *wire.ScriptCall, op Op, r *store.Request) {
 	default:
 		c.Add(r.Cost, 0)
 	}
+}
+
+// identity is what says to which bucket a refund belongs, and to which window what else is late.
+func identity(op Op, r *store.Request) int64 {
+	if op.Operation == algorithm.Refund {
+		return r.Receipt.Position
+	}
+	return r.Ends
 }
 
 func oneIf(b bool) int64 {
@@ -521,5 +529,8 @@ func addMembers(c *wire.ScriptCall, op Op, r *store.Request) {
 		cost = r.Need()
 	}
 	c.Add(r.Limit.Window.Microseconds(), cost, r.Capacity())
+	if !algorithm.Of(r.Limit.Algorithm).Lease {
+		c.Add(r.Ends)
+	}
 	c.AddID(r.ID)
 }
