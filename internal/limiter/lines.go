@@ -1,6 +1,9 @@
 package limiter
 
 import (
+	"cmp"
+	"iter"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -12,12 +15,16 @@ import (
 // bucket and limit, in order of arrival.
 type waitingRoom struct {
 	mu    sync.Mutex
-	lines map[lineID][]*waiter // none is empty
-	// places are how many each client has, by client key. sizes has at n how many clients have
-	// n places; its last element is not 0.
-	places map[string]int
-	sizes  []int
-	held   int
+	lines map[lineID]*line // none is empty
+	// of are the lines of each client, by client key.
+	of map[string][]*line
+	// keys and addresses are how many places each client key and each address has, and shares how many of an
+	// address's each client key has.
+	keys, addresses tally
+	shares          map[string]*tally
+	held            int
+	// joined numbers the requests in the order in which they joined.
+	joined uint64
 }
 
 // lineID identifies a line. Requests with different limits wait apart, because one of them may
@@ -39,10 +46,14 @@ type waiter struct {
 	linedUp time.Time
 	// wants are what it asks of its zones.
 	wants []want
+	// address is that of the client, or empty if addresses do not matter.
+	address string
 	// room and line are where it stands; room is nil if it does not. Only the request
 	// itself changes them.
 	room *waitingRoom
 	line lineID
+	// order is its place in the line, unless it is first.
+	order order
 
 	// The mutex of the room guards these.
 	// isFirst: no request is before this one, nor will be.
@@ -70,49 +81,257 @@ func (a *want) sameBucket(b *want) bool {
 	return a.room == b.room && a.clientKey == b.clientKey && *a.limit == *b.limit
 }
 
+// order is that of requests that arrived, and of those that arrived together as they joined.
+type order struct {
+	arrived int64
+	joined  uint64
+}
+
+func (o order) compare(other order) int {
+	return cmp.Or(cmp.Compare(o.arrived, other.arrived), cmp.Compare(o.joined, other.joined))
+}
+
+// line is a line of requests. Whoever is first stays it.
+type line struct {
+	id    lineID
+	first *waiter
+	// others are in order; sums are what they want of each bucket.
+	others []*waiter
+	sums   map[bucketID]*sums
+}
+
+// bucketID identifies a bucket among those that requests want something of.
+type bucketID struct {
+	room      *waitingRoom
+	limit     store.Limit
+	clientKey string
+}
+
+func (a *want) bucket() bucketID { return bucketID{a.room, *a.limit, a.clientKey} }
+
+// costs are what w costs in each bucket of which it wants something.
+func (w *waiter) costs() iter.Seq2[bucketID, int64] {
+	return func(yield func(bucketID, int64) bool) {
+		for i := range w.wants {
+			isSame := func(other want) bool { return other.sameBucket(&w.wants[i]) }
+			if slices.ContainsFunc(w.wants[:i], isSame) {
+				continue
+			}
+			cost := int64(0)
+			for _, other := range w.wants[i:] {
+				if isSame(other) {
+					cost += other.cost
+				}
+			}
+			if cost > 0 && !yield(w.wants[i].bucket(), cost) {
+				return
+			}
+		}
+	}
+}
+
+// place is that of w among the others.
+func (l *line) place(w *waiter) int {
+	at, _ := slices.BinarySearchFunc(l.others, w.order, func(other *waiter, o order) int { return other.order.compare(o) })
+	return at
+}
+
+// add adds w behind the first, and behind those that arrived before it.
+func (l *line) add(w *waiter) {
+	if l.sums == nil {
+		l.sums = map[bucketID]*sums{}
+	}
+	l.others = slices.Insert(l.others, l.place(w), w)
+	for id, cost := range w.costs() {
+		of := l.sums[id]
+		if of == nil {
+			of = new(sums)
+			l.sums[id] = of
+		}
+		of.add(w.order, cost)
+	}
+}
+
+// remove removes w from the others.
+func (l *line) remove(w *waiter) {
+	at := l.place(w)
+	l.others = slices.Delete(l.others, at, at+1)
+	for id, cost := range w.costs() {
+		if l.sums[id].remove(w.order, cost) {
+			delete(l.sums, id)
+		}
+	}
+}
+
+// all are the requests in the line.
+func (l *line) all() iter.Seq[*waiter] {
+	return func(yield func(*waiter) bool) {
+		if !yield(l.first) {
+			return
+		}
+		for _, w := range l.others {
+			if !yield(w) {
+				return
+			}
+		}
+	}
+}
+
+// sums are running sums of what requests want of a bucket: a Fenwick tree, so that nobody has to walk a line.
+// What leaves stays in it with no cost until half of it has left.
+type sums struct {
+	orders []order
+	costs  []int64
+	tree   []int64
+	left   int
+}
+
+// add adds a cost at its place, which most often is the last one.
+func (s *sums) add(o order, cost int64) {
+	if n := len(s.orders); n > 0 && s.orders[n-1].compare(o) >= 0 {
+		s.compact()
+		at := s.find(o)
+		s.orders, s.costs = slices.Insert(s.orders, at, o), slices.Insert(s.costs, at, cost)
+		s.build()
+		return
+	}
+	s.orders, s.costs, s.tree = append(s.orders, o), append(s.costs, cost), append(s.tree, 0)
+	// A node of the tree is the sum of as many costs as its lowest bit says.
+	n := len(s.tree)
+	for sum, at := cost, n-1; ; at -= at & -at {
+		if at <= n-n&-n {
+			s.tree[n-1] = sum
+			return
+		}
+		sum += s.tree[at-1]
+	}
+}
+
+// remove removes a cost, and reports whether no other is left.
+func (s *sums) remove(o order, cost int64) (isEmpty bool) {
+	at := s.find(o)
+	s.costs[at] = 0
+	for n := at + 1; n <= len(s.tree); n += n & -n {
+		s.tree[n-1] -= cost
+	}
+	if s.left++; s.left == len(s.orders) {
+		return true
+	}
+	if 2*s.left > len(s.orders) {
+		s.compact()
+		s.build()
+	}
+	return false
+}
+
+// before is the sum of the costs before a place.
+func (s *sums) before(o order) (sum int64) {
+	for at := s.find(o); at > 0; at -= at & -at {
+		sum += s.tree[at-1]
+	}
+	return sum
+}
+
+// find returns the place of o, or where it would be.
+func (s *sums) find(o order) int {
+	at, _ := slices.BinarySearchFunc(s.orders, o, order.compare)
+	return at
+}
+
+// compact drops what has left. The tree is not built.
+func (s *sums) compact() {
+	n := 0
+	for i, cost := range s.costs {
+		if cost != 0 {
+			s.orders[n], s.costs[n] = s.orders[i], cost
+			n++
+		}
+	}
+	s.orders, s.costs, s.left = s.orders[:n], s.costs[:n], 0
+}
+
+func (s *sums) build() {
+	s.tree = append(s.tree[:0], s.costs...)
+	for n := 1; n <= len(s.tree); n++ {
+		if up := n + n&-n; up <= len(s.tree) {
+			s.tree[up-1] += s.tree[n-1]
+		}
+	}
+}
+
+// tally counts places.
+type tally struct {
+	places map[string]int
+	// sizes has at n how many have n places; its last element is not 0.
+	sizes []int
+}
+
+// add changes how many places one has.
+func (t *tally) add(name string, by int) {
+	if t.places == nil {
+		t.places = map[string]int{}
+	}
+	n := t.places[name]
+	if n > 0 {
+		t.sizes[n]--
+	}
+	n += by
+	if t.places[name] = n; n == 0 {
+		delete(t.places, name)
+	}
+	for len(t.sizes) <= n {
+		t.sizes = append(t.sizes, 0)
+	}
+	if n > 0 {
+		t.sizes[n]++
+	}
+	for len(t.sizes) > 0 && t.sizes[len(t.sizes)-1] == 0 {
+		t.sizes = t.sizes[:len(t.sizes)-1]
+	}
+}
+
+// most is how many places one has at most.
+func (t *tally) most() int { return max(len(t.sizes)-1, 0) }
+
 func newWaitingRoom() *waitingRoom {
-	return &waitingRoom{lines: map[lineID][]*waiter{}, places: map[string]int{}}
+	return &waitingRoom{lines: map[lineID]*line{}, of: map[string][]*line{}, shares: map[string]*tally{}}
 }
 
 // hasLine reports whether a request waits in a line.
 func (m *waitingRoom) hasLine(id lineID) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	return len(m.lines[id]) > 0
-}
-
-// before returns the place of w in the line: behind the first, and those that arrived
-// before it.
-func before(line []*waiter, w *waiter) int {
-	if place := slices.Index(line, w); place >= 0 {
-		return place
-	}
-	place := len(line)
-	for place > 1 && line[place-1].arrived.After(w.arrived) {
-		place--
-	}
-	return place
+	return m.lines[id] != nil
 }
 
 // addAhead adds to ahead what those before w in a line cost in each bucket that w wants.
 func (m *waitingRoom) addAhead(id lineID, w *waiter, ahead []int64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	line := m.lines[id]
-	for _, other := range line[:before(line, w)] {
-		for i := range other.wants {
-			for n := range w.wants {
-				if theirs := &other.wants[i]; theirs.sameBucket(&w.wants[n]) {
-					ahead[n] += theirs.cost
-				}
+	l := m.lines[id]
+	if l == nil || l.first == w {
+		return
+	}
+	for i := range l.first.wants {
+		for n := range w.wants {
+			if theirs := &l.first.wants[i]; theirs.sameBucket(&w.wants[n]) {
+				ahead[n] += theirs.cost
 			}
+		}
+	}
+	at := w.order
+	if w.room != m || w.line != id {
+		at = order{w.arrived.UnixNano(), math.MaxUint64}
+	}
+	for n := range w.wants {
+		if of := l.sums[w.wants[n].bucket()]; of != nil {
+			ahead[n] += of.before(at)
 		}
 	}
 }
 
 // stand makes w stand in a line, and nowhere else. If the room has that many places, and all
-// are used up, the newest request of the client with most places gives way to a client that
-// has fewer also with the new one. The waiters behind w check their wait again. It reports
+// are used up, another request may have to give way. The waiters behind w check their wait again. It reports
 // whether there was a place.
 func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	if w.room == m && w.line == id {
@@ -122,57 +341,87 @@ func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.held >= places {
-		if m.places[id.clientKey]+1 >= len(m.sizes)-1 {
+		other := m.givesWay(w, id.clientKey)
+		if other == nil {
 			return false
 		}
-		newest := m.newest(len(m.sizes) - 1)
-		m.remove(newest)
-		newest.isDisplaced = true
-		newest.ring()
-	}
-	w.room, w.line = m, id
-	line := m.lines[id]
-	place := before(line, w)
-	w.isFirst, w.isDisplaced = place == 0, false
-	for _, other := range line[place:] {
-		other.isOvertaken = true
+		m.remove(other)
+		other.isDisplaced = true
 		other.ring()
 	}
-	m.lines[id] = slices.Insert(line, place, w)
-	m.resize(id.clientKey, 1)
+	m.joined++
+	w.room, w.line, w.order = m, id, order{w.arrived.UnixNano(), m.joined}
+	l := m.lines[id]
+	if w.isFirst, w.isDisplaced = l == nil, false; w.isFirst {
+		l = &line{id: id, first: w}
+		m.lines[id] = l
+		m.of[id.clientKey] = append(m.of[id.clientKey], l)
+	} else {
+		l.add(w)
+		for _, other := range l.others[l.place(w)+1:] {
+			other.isOvertaken = true
+			other.ring()
+		}
+	}
+	m.resize(w, 1)
 	return true
 }
 
-// newest returns the last request of a client that has so many places.
-func (m *waitingRoom) newest(places int) (newest *waiter) {
-	for id, line := range m.lines {
-		last := line[len(line)-1]
-		if m.places[id.clientKey] == places && (newest == nil || last.arrived.After(newest.arrived)) {
-			newest = last
+// givesWay returns the request that gives way to a new one of a client, or nil: the newest of those that have most
+// places, if the new one has fewer also with its own. Requests of one address are told apart by their client keys;
+// others have as many places as their address or their key, whichever has more, so that nobody gets
+// places by making up keys, or by coming from many addresses.
+func (m *waitingRoom) givesWay(w *waiter, clientKey string) (newest *waiter) {
+	own, share := m.load(w.address, clientKey), 0
+	shares := m.shares[w.address]
+	if shares != nil {
+		share = shares.places[clientKey]
+	}
+	if own+1 >= max(m.addresses.most(), m.keys.most()) && (shares == nil || share+1 >= shares.most()) {
+		return nil
+	}
+	most := 0
+	for _, l := range m.lines {
+		for other := range l.all() {
+			load := m.load(other.address, l.id.clientKey)
+			if other.address == w.address {
+				if load = shares.places[l.id.clientKey]; share+1 >= load {
+					continue
+				}
+			} else if own+1 >= load {
+				continue
+			}
+			if load > most || load == most && other.order.compare(newest.order) > 0 {
+				newest, most = other, load
+			}
 		}
 	}
 	return newest
 }
 
-// resize changes how many places a client has.
-func (m *waitingRoom) resize(clientKey string, by int) {
-	n := m.places[clientKey]
-	if n > 0 {
-		m.sizes[n]--
+// load is how many places a client has.
+func (m *waitingRoom) load(address, clientKey string) int {
+	load := m.keys.places[clientKey]
+	if address != "" {
+		load = max(load, m.addresses.places[address])
 	}
-	n += by
+	return load
+}
+
+// resize changes how many places the client of w has.
+func (m *waitingRoom) resize(w *waiter, by int) {
 	m.held += by
-	if m.places[clientKey] = n; n == 0 {
-		delete(m.places, clientKey)
+	m.keys.add(w.line.clientKey, by)
+	if w.address != "" {
+		m.addresses.add(w.address, by)
 	}
-	for len(m.sizes) <= n {
-		m.sizes = append(m.sizes, 0)
+	shares := m.shares[w.address]
+	if shares == nil {
+		shares = new(tally)
+		m.shares[w.address] = shares
 	}
-	if n > 0 {
-		m.sizes[n]++
-	}
-	for len(m.sizes) > 0 && m.sizes[len(m.sizes)-1] == 0 {
-		m.sizes = m.sizes[:len(m.sizes)-1]
+	if shares.add(w.line.clientKey, by); shares.most() == 0 {
+		delete(m.shares, w.address)
 	}
 }
 
@@ -192,17 +441,24 @@ func (w *waiter) leave() {
 
 // remove takes w out of its line.
 func (m *waitingRoom) remove(w *waiter) {
-	m.resize(w.line.clientKey, -1)
-	line := m.lines[w.line]
-	i := slices.Index(line, w)
-	if line = slices.Delete(line, i, i+1); len(line) == 0 {
+	m.resize(w, -1)
+	l := m.lines[w.line]
+	switch {
+	case l.first != w:
+		l.remove(w)
+	case len(l.others) > 0:
+		l.first = l.others[0]
+		l.remove(l.first)
+		l.first.isFirst = true
+		l.first.ring()
+	default:
 		delete(m.lines, w.line)
-		return
-	}
-	m.lines[w.line] = line
-	if i == 0 {
-		line[0].isFirst = true
-		line[0].ring()
+		lines := m.of[w.line.clientKey]
+		if lines = slices.DeleteFunc(lines, func(other *line) bool { return other == l }); len(lines) == 0 {
+			delete(m.of, w.line.clientKey)
+		} else {
+			m.of[w.line.clientKey] = lines
+		}
 	}
 }
 
@@ -231,26 +487,24 @@ func (w *waiter) news() news {
 func (m *waitingRoom) wake(clientKey string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	if m.places[clientKey] == 0 {
-		return
+	for _, l := range m.of[clientKey] {
+		l.first.wake()
 	}
-	m.wakeSome(func(id lineID, place int) bool { return place == 0 && id.clientKey == clientKey })
 }
 
 // wakeAll makes all requests resolve their limits, and ask, again.
 func (m *waitingRoom) wakeAll() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	m.wakeSome(func(lineID, int) bool { return true })
-}
-
-func (m *waitingRoom) wakeSome(isMeant func(id lineID, place int) bool) {
-	for id, line := range m.lines {
-		for place, w := range line {
-			if isMeant(id, place) {
-				w.isWoken = true
-				w.ring()
-			}
+	for _, l := range m.lines {
+		for w := range l.all() {
+			w.wake()
 		}
 	}
+}
+
+// wake makes w ask again. Its room is locked.
+func (w *waiter) wake() {
+	w.isWoken = true
+	w.ring()
 }

@@ -1,7 +1,9 @@
 package limiter
 
 import (
+	"math/rand/v2"
 	"slices"
+	"strconv"
 	"sync"
 	"testing"
 	"time"
@@ -260,8 +262,8 @@ func TestClientHasOneShareForAllItsLimits(t *testing.T) {
 
 func checkEmpty(t *testing.T, m *waitingRoom) {
 	t.Helper()
-	if m.held != 0 || len(m.lines) != 0 || len(m.places) != 0 || len(m.sizes) != 0 {
-		t.Errorf("%d are held in %d lines, of %d clients and %d sizes, after all have left", m.held, len(m.lines), len(m.places), len(m.sizes))
+	if m.held != 0 || len(m.lines) != 0 || len(m.of) != 0 || len(m.shares) != 0 || len(m.keys.places)+len(m.addresses.places) != 0 || m.keys.most()+m.addresses.most() != 0 {
+		t.Errorf("after all have left the room is %+v", m)
 	}
 }
 
@@ -344,4 +346,133 @@ func TestRoomEmpties(t *testing.T) {
 	}
 	wg.Wait()
 	checkEmpty(t, m)
+}
+
+// TestMadeUpKeysTakeNoPlacesFromOthers: an address with a key for each request has no more places than another one,
+// and one client has no more from many addresses.
+func TestMadeUpKeysTakeNoPlacesFromOthers(t *testing.T) {
+	const places = 20
+	for name, hostile := range map[string]func(n int) (address, clientKey string){
+		"keys of one address": func(n int) (string, string) { return "192.0.2.1", "made-up-" + strconv.Itoa(n) },
+		"addresses of a key":  func(n int) (string, string) { return "2001:db8::" + strconv.Itoa(n), "hostile" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			m := newWaitingRoom()
+			at := int64(0)
+			var all []*waiter
+			join := func(address, clientKey string) (*waiter, bool) {
+				at++
+				w := newcomer(m, clientKey, 1, at)
+				w.address = address
+				all = append(all, w)
+				return w, m.stand(w, lineFor(clientKey), places)
+			}
+			for n := range places {
+				if _, isIn := join(hostile(n)); !isIn {
+					t.Fatal("the room has free places")
+				}
+			}
+			var honest []*waiter
+			for range places {
+				if w, isIn := join("198.51.100.7", "honest"); isIn {
+					honest = append(honest, w)
+				}
+			}
+			for n := range 3 * places {
+				join(hostile(places + n))
+			}
+			if len(honest) != places/2 {
+				t.Errorf("the honest client got %d of %d places", len(honest), places)
+			}
+			for i, w := range honest {
+				if w.news().isDisplaced {
+					t.Errorf("its request %d gave way", i)
+				}
+			}
+			for _, w := range all {
+				w.leave()
+			}
+			checkEmpty(t, m)
+		})
+	}
+}
+
+// TestAddressSharesItsPlacesAmongItsKeys, where all come through one proxy.
+func TestAddressSharesItsPlacesAmongItsKeys(t *testing.T) {
+	m := newWaitingRoom()
+	stand := func(clientKey string, at int64) bool {
+		w := newcomer(m, clientKey, 1, at)
+		w.address = "192.0.2.1"
+		return m.stand(w, lineFor(clientKey), 10)
+	}
+	for n := range int64(10) {
+		stand("a", n)
+	}
+	got := 0
+	for n := range int64(10) {
+		if stand("b", 10+n) {
+			got++
+		}
+	}
+	if got != 5 {
+		t.Errorf("the other client of the address got %d of 10 places, want 5", got)
+	}
+}
+
+// TestSumsAreWhatAWalkFinds, whoever joins and leaves.
+func TestSumsAreWhatAWalkFinds(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	m, other := newWaitingRoom(), newWaitingRoom()
+	id := lineFor("k")
+	var line []*waiter // in order
+	for range 5000 {
+		if len(line) > 0 && random.IntN(3) == 0 {
+			at := random.IntN(len(line))
+			line[at].leave()
+			line = slices.Delete(line, at, at+1)
+			continue
+		}
+		w := newcomer(m, "k", random.Int64N(3), random.Int64N(50))
+		w.wants = append(w.wants, want{other, anyLimit, string(rune('a' + random.IntN(3))), random.Int64N(4)})
+		place := len(line)
+		for place > 1 && line[place-1].arrived.After(w.arrived) {
+			place--
+		}
+		ahead := make([]int64, len(w.wants))
+		for _, before := range line[:place] {
+			for n := range w.wants {
+				if before.wants[n].sameBucket(&w.wants[n]) {
+					ahead[n] += before.wants[n].cost
+				}
+			}
+		}
+		if got := aheadOf(w, id); !slices.Equal(got, ahead) {
+			t.Fatalf("%d is ahead of a newcomer, want %d", got, ahead)
+		}
+		m.stand(w, id, 10_000)
+		line = slices.Insert(line, place, w)
+		if got := aheadOf(w, id); !slices.Equal(got, ahead) {
+			t.Fatalf("%d is ahead in the line, want %d", got, ahead)
+		}
+	}
+	for _, w := range line {
+		w.leave()
+	}
+	checkEmpty(t, m)
+}
+
+// BenchmarkAhead is what a request costs that does not fit into a line.
+func BenchmarkAhead(b *testing.B) {
+	for _, length := range []int{10, 5000} {
+		b.Run(strconv.Itoa(length), func(b *testing.B) {
+			m := newWaitingRoom()
+			for n := range length {
+				m.stand(newcomer(m, "k", 1, int64(n)), lineFor("k"), length)
+			}
+			w := newcomer(m, "k", 1, int64(length))
+			for b.Loop() {
+				aheadOf(w, lineFor("k"))
+			}
+		})
+	}
 }

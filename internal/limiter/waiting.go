@@ -11,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -111,7 +112,7 @@ func (t *tracker) wait(r *http.Request, began time.Time) (err error) {
 	if t.own[0].limiter.Now().Sub(asked) > trustedAnswer {
 		t.forget()
 	}
-	w := t.newWaiter(began)
+	w := t.newWaiter(began, r)
 	defer w.leave()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
@@ -220,13 +221,24 @@ func (t *tracker) forget() {
 	}
 }
 
-func (t *tracker) newWaiter(began time.Time) *waiter {
-	w := &waiter{arrived: began, bell: make(chan struct{}, 1)}
+func (t *tracker) newWaiter(began time.Time, r *http.Request) *waiter {
+	w := &waiter{arrived: began, address: addressOf(r), bell: make(chan struct{}, 1)}
 	for _, z := range t.zones() {
 		req := &z.ask.Request
 		w.wants = append(w.wants, want{z.room, req.Limit, req.ClientKey, req.Cost})
 	}
 	return w
+}
+
+// addressOf returns the address of the client, of IPv6 its /64, or "" in a call of rate_limit_service.
+func addressOf(r *http.Request) string {
+	text, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	addr, isAddr := clientkey.ParseAddr(text)
+	if !isAddr || addr.Is4() {
+		return text
+	}
+	network, _ := addr.WithZone("").Prefix(64)
+	return network.String()
 }
 
 // lineUp makes w stand in the line of the zone for which the request waits longest, those before
