@@ -267,6 +267,9 @@ func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
 	return core.New(l.registry.start.UnixMicro()-1, m)
 }
 
+// maxForesights is how often a bucket is read again because what it says may lack what was answered meanwhile.
+const maxForesights = 4
+
 // PeekFunc reads a bucket from the store without changing it.
 type PeekFunc = func(r store.Request) store.State
 
@@ -275,12 +278,20 @@ type PeekFunc = func(r store.Request) store.State
 // would, for what is in flight and decides.
 func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.State) {
 	until := l.registry.clock().Add(l.opts.Timeout)
+	hasWaited := false
 	for again := 0; ; {
 		m := l.moment()
 		b, asked, rest, isServed := l.copyOf(&r, &m), m.Now, r, false
 		if takes {
 			if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
 				return st
+			}
+			if !hasWaited {
+				hasWaited = true
+				taking := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
+				if taking.awaitReturns(until) {
+					continue
+				}
 			}
 			rest, isServed = b.Rest(&r, &m)
 		} else if b.AskKnown(&r, &st, &m) {
@@ -295,7 +306,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 		}
 		m = l.moment()
 		b = l.copyOf(&r, &m)
-		mayWait, decide := again < core.MaxRetakes && l.registry.clock().Before(until), b.Foresee
+		mayWait, decide := again < maxForesights && l.registry.clock().Before(until), b.Foresee
 		if takes {
 			decide = b.ForeseeTake
 		}
@@ -304,8 +315,6 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 			return st
 		case core.AwaitCharge:
 			l.awaitCharge(&r, until)
-		case core.AwaitReturn:
-			l.awaitReturn(r, until)
 		case core.Again:
 			again++
 		}

@@ -171,7 +171,7 @@ func (l *Ledger) beginRefund(n int, request func(i int) *store.Request) (entries
 	for i := range n {
 		r := request(i)
 		e := l.enter(r, &m)
-		e.RefundSent(r.Cost, &m)
+		e.RefundSent(&m)
 		e.release(&m)
 		entries[i] = e
 	}

@@ -43,8 +43,6 @@ type taking struct {
 	// marks are those of the takes in flight.
 	marks     []int64
 	roomMarks [2]int64
-	// stands is set if a refusal stands because its take could not be repeated.
-	stands bool
 }
 
 // refuseKnown sets the states of requests that are refused without a call, and
@@ -76,10 +74,10 @@ func (t *taking) refuseKnown() (refused bool) {
 	return refused
 }
 
-// run takes what batches have, waits for batches in flight, and takes the
-// rest from the store in one call.
+// run waits for what comes back to the buckets, takes what batches have, waits for batches in flight, and
+// takes the rest from the store in one call.
 func (t *taking) run() {
-	asked := t.ledger.registry.now()
+	t.awaitReturns(t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -100,7 +98,6 @@ func (t *taking) run() {
 	}
 	again := t.take(own, fetches, batches)
 	t.take(t.await(waiting, again), nil, nil)
-	t.retake(asked)
 	t.reclaim()
 }
 
@@ -147,9 +144,7 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 			return
 		}
 		t.ledger.repay(r, loans[n], st)
-		if was := &t.asks[own[n]].State; core.Stands(was, st) {
-			t.stands = true
-		} else {
+		if was := &t.asks[own[n]].State; !core.Stands(was, st) {
 			*was = *st
 		}
 	}
@@ -256,111 +251,56 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 	return do
 }
 
-// retake repeats takes that the store refused, as the core says.
-func (t *taking) retake(asked int64) {
+// awaitReturns waits for what this process has sent back to the buckets, for as long as there is time and the
+// client stays. It reports whether it has waited.
+func (t *taking) awaitReturns(until time.Time) bool {
 	l := t.ledger
-	for again := (core.Retakes{Asked: asked}); ; {
-		refused := again.ToRepeat(t.asks)
-		claims, waiting := t.claimReturns(refused, again.Asked)
-		if len(claims) == 0 {
-			return
+	var waiting []int
+	m := l.moment()
+	for i, a := range t.asks {
+		e := l.find(&a.Request)
+		if e == nil {
+			continue
 		}
-		again.Claimed(len(waiting) > 0, l.opts.Timeout.Microseconds(), l.registry.now())
-		if len(waiting) > 0 {
-			t.awaitReturns(waiting, again.Until)
+		if e.AwaitReturn(t.waiter(i), &m) {
+			t.expectTurn()
+			waiting = append(waiting, i)
 		}
-		hasLeft := t.ctx.Err() != nil
-		again.Asked = l.registry.now()
-		if !hasLeft {
-			t.take(refused, nil, nil)
-		}
-		if hasLeft || t.stands {
-			t.withdraw(claims)
-			return
-		}
+		e.stripe.mu.Unlock()
 	}
-}
-
-// claimReturns returns what refused requests claim of what comes back to their buckets, and those
-// of them that wait for it; none, if there is a request to whose bucket nothing does.
-func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
-	for _, i := range refused {
-		c := t.claimReturn(i, asked)
-		if c == nil {
-			for range len(waiting) - t.withdraw(claims) {
-				// It has got its turn meanwhile.
-				<-t.turns
-			}
-			return nil, nil
-		}
-		if claims = append(claims, c); !c.Arrived {
-			waiting = append(waiting, c)
-		}
+	if len(waiting) == 0 {
+		return false
 	}
-	return claims, waiting
-}
-
-func (t *taking) claimReturn(place int, asked int64) *core.Claim {
-	e := t.ledger.find(&t.asks[place].Request)
-	if e == nil {
-		return nil
+	for _, i := range waiting {
+		// What lingers leaves at once.
+		l.Hurry(t.asks[i].ClientKey)
 	}
-	defer e.stripe.mu.Unlock()
-	c := e.ClaimReturn(t.waiter(place), asked)
-	if c != nil && !c.Arrived {
-		t.expectTurn()
-	}
-	return c
-}
-
-// withdraw ends the waiting of claims, and returns how many have waited.
-func (t *taking) withdraw(claims []*core.Claim) (waited int) {
-	m := t.ledger.moment()
-	for _, c := range claims {
-		e := t.ledger.enter(c.Request, &m)
-		if e.Withdraw(c, &m) {
-			waited++
-		}
-		e.release(&m)
-	}
-	return waited
-}
-
-// awaitReturns waits until what claims need has arrived, for as long as there is time and the
-// client stays.
-func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
-	for _, c := range claims {
-		t.ledger.Hurry(c.Request.ClientKey)
-	}
-	timer := time.NewTimer(time.Duration(until-t.ledger.registry.now()) * time.Microsecond)
+	timer := time.NewTimer(until.Sub(l.registry.clock()))
 	defer timer.Stop()
-	for waits := len(claims); waits > 0; {
+	for waits := len(waiting); waits > 0; {
 		select {
 		case <-t.turns:
 			waits--
 		case <-timer.C:
-			waits -= t.withdraw(claims)
+			waits -= t.waitNot(waiting)
 		case <-t.ctx.Done():
-			waits -= t.withdraw(claims)
+			waits -= t.waitNot(waiting)
 		}
 	}
+	return true
 }
 
-// awaitReturn waits until something has arrived that is on its way back to the bucket of r.
-func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
-	t := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
-	e := l.find(&r)
-	if e == nil {
-		return
+// waitNot ends the waiting of requests, and returns how many have waited. The others have got their turns.
+func (t *taking) waitNot(waiting []int) (waited int) {
+	for _, i := range waiting {
+		if e := t.ledger.find(&t.asks[i].Request); e != nil {
+			if e.WaitNot(t.waiter(i)) {
+				waited++
+			}
+			e.stripe.mu.Unlock()
+		}
 	}
-	c := e.AwaitReturn(t.waiter(0))
-	if c != nil {
-		t.expectTurn()
-	}
-	e.stripe.mu.Unlock()
-	if c != nil {
-		t.awaitReturns([]*core.Claim{c}, l.registry.now()+until.Sub(l.registry.clock()).Microseconds())
-	}
+	return waited
 }
 
 // reclaim looks for what the store refused in a batch that overtook the request.

@@ -171,16 +171,15 @@ func (p *process) take(reqs []store.Request, answered func(states []store.State)
 		answered(store.States(c.asks))
 		return
 	}
-	retakes := core.Retakes{Asked: c.now}
-	var again []int
-	all(c.places(), func(i int, done func()) {
-		c.claim(i, done, func() {
-			again = append(again, i)
-			done()
-		})
-	}, func() {
-		all(again, c.takeOne, func() {
-			c.retake(&retakes, func() { c.reclaim(func() { answered(store.States(c.asks)) }) })
+	c.awaitReturns(func() {
+		var again []int
+		all(c.places(), func(i int, done func()) {
+			c.claim(i, done, func() {
+				again = append(again, i)
+				done()
+			})
+		}, func() {
+			all(again, c.takeOne, func() { c.reclaim(func() { answered(store.States(c.asks)) }) })
 		})
 	})
 }
@@ -324,9 +323,7 @@ func (c *call) takeOne(place int, done func()) {
 			c.refund(refund)
 		}
 		was := c.asks[place].State
-		if core.Stands(&c.asks[place].State, &st) {
-			c.stands = true
-		} else {
+		if !core.Stands(&c.asks[place].State, &st) {
 			c.asks[place].State = st
 		}
 		if errors.Is(st.Err, store.ErrNotExecuted) {
@@ -334,48 +331,6 @@ func (c *call) takeOne(place int, done func()) {
 		}
 		done()
 	})
-}
-
-// retake repeats takes for what comes back to their buckets.
-func (c *call) retake(again *core.Retakes, then func()) {
-	refused := again.ToRepeat(c.asks)
-	claims, waiting := c.claimReturns(refused, again.Asked)
-	if len(claims) == 0 {
-		then()
-		return
-	}
-	again.Claimed(len(waiting) > 0, checkTimeout, c.now)
-	c.awaitReturns(waiting, again.Until, func() {
-		again.Asked = c.now
-		if c.gone {
-			c.withdraw(claims)
-			then()
-			return
-		}
-		all(refused, c.takeOne, func() {
-			if c.stands {
-				c.withdraw(claims)
-				then()
-				return
-			}
-			c.retake(again, then)
-		})
-	})
-}
-
-func (c *call) claimReturns(refused []int, asked int64) (claims, waiting []*core.Claim) {
-	m := c.moment()
-	for _, i := range refused {
-		claimed := c.of(&c.asks[i].Request, &m).ClaimReturn(c.waiter(i), asked)
-		if claimed == nil {
-			c.withdraw(claims)
-			return nil, nil
-		}
-		if claims = append(claims, claimed); !claimed.Arrived {
-			waiting = append(waiting, claimed)
-		}
-	}
-	return claims, waiting
 }
 
 // isCovered reports whether the only request is refused, and its batch has enough for it.
@@ -389,19 +344,17 @@ func (c *call) isCovered() bool {
 	return e.period == st.Reset && e.Gauges().Tokens >= r.Cost && st.Used+r.Cost <= r.Capacity()
 }
 
-func (c *call) withdraw(claims []*core.Claim) (waited int) {
-	for _, claimed := range claims {
-		m := c.moment()
-		if c.of(claimed.Request, &m).Withdraw(claimed, &m) {
-			waited++
+// awaitReturns waits for what the process has sent back to the buckets.
+func (c *call) awaitReturns(then func()) {
+	var waiting []int
+	m := c.moment()
+	for i := range c.asks {
+		if c.of(&c.asks[i].Request, &m).AwaitReturn(c.waiter(i), &m) {
+			waiting = append(waiting, i)
 		}
-		c.told(&m)
 	}
-	return waited
-}
-
-func (c *call) awaitReturns(claims []*core.Claim, until int64, then func()) {
-	waits := len(claims)
+	c.told(&m)
+	waits := len(waiting)
 	if waits == 0 {
 		then()
 		return
@@ -411,20 +364,26 @@ func (c *call) awaitReturns(claims []*core.Claim, until int64, then func()) {
 			then()
 		}
 	}
-	for _, claimed := range claims {
-		c.turns[claimed.Place] = func(core.Turn) { arrived(1) }
+	for _, i := range waiting {
+		c.turns[i] = func(core.Turn) { arrived(1) }
 	}
-	withdraw := func() {
-		if waits > 0 {
-			arrived(c.withdraw(claims))
+	leave := func() {
+		waited := 0
+		for _, i := range waiting {
+			m := c.moment()
+			if c.of(&c.asks[i].Request, &m).WaitNot(c.waiter(i)) {
+				waited++
+			}
+			c.told(&m)
 		}
+		arrived(waited)
 	}
 	if c.gone {
-		withdraw()
+		leave()
 		return
 	}
-	c.leaving = append(c.leaving, withdraw)
-	c.after(until-c.now, withdraw)
+	c.leaving = append(c.leaving, leave)
+	c.after(checkTimeout, leave)
 }
 
 // reclaim looks for what the store refused in batches that overtook the requests.

@@ -244,7 +244,7 @@ func (p *process) refund(r store.Request) {
 	}
 	m := p.moment()
 	e := p.of(&r, &m)
-	e.RefundSent(r.Cost, &m)
+	e.RefundSent(&m)
 	sent := m.Now
 	p.told(&m)
 	p.net.write(opRefund, r, func(st store.State) {

@@ -8,7 +8,7 @@
 //	a charge is sent      Send; its outcome: Delivered
 //	a refund              RefundSent, RefundArrived
 //	an operator           Penalize, ResetSent, ResetFailed, ResetDone
-//	a take is refused     ClaimReturn, Withdraw, Reclaim; all of a call: Retakes
+//	a take waits          AwaitReturn, WaitNot; is refused: Reclaim
 //	nobody                Surplus, GiveUp, Worth, RetryPause
 //
 // Nothing here waits, locks, reads a clock, or calls a store: package ledger does. A copy
@@ -94,8 +94,6 @@ const (
 	// AwaitCharge is to ask again, or to judge the take, when the charge in flight is answered, which
 	// decides.
 	AwaitCharge
-	// AwaitReturn is to ask again when something on its way back to the bucket arrives.
-	AwaitReturn
 	// Take is to take from the store. The answer goes to TakeAnswered.
 	Take
 	// Fetch is to take a batch from the store. The answer goes to Fetched.
@@ -136,8 +134,6 @@ type Bucket struct {
 	// flight is the cost that was admitted and is not settled; taking, that of takes in
 	// flight.
 	flight, taking int64
-	// refunds is the number of refunds in flight.
-	refunds int32
 	// silent is set while the store does not answer, resets while an operator's reset
 	// empties the bucket.
 	silent, resets bool
@@ -177,10 +173,8 @@ type extra struct {
 	own   algorithm.Known
 	// reset is when this process last reset the bucket.
 	reset int64
-	// returning is what is on its way back, or nil; back is what has come back, and no take
-	// was repeated for it yet.
+	// returning is what is on its way back, or nil.
 	returning *returning
-	back      int64
 	// shown is the primary's last answer, if known may have too much that has come back, or nil.
 	shown *answer
 }
@@ -265,7 +259,7 @@ func (b *Bucket) standing(m *Moment) standing {
 
 // isDisturbed reports whether the primary has not been asked since something happened that
 // known may lack, or have too much of.
-func (b *Bucket) isDisturbed() bool { return b.refunds > 0 || mayLack(b.trusted, b.disturbed) }
+func (b *Bucket) isDisturbed() bool { return b.refunding() > 0 || mayLack(b.trusted, b.disturbed) }
 
 // trusts reports whether the primary's answer is recent enough to rely on.
 func (b *Bucket) trusts(m *Moment) bool {
@@ -338,7 +332,7 @@ func (b *Bucket) mayHideThePenalty(asked int64) bool {
 }
 
 func (b *Bucket) isUnused() bool {
-	return b.flight == 0 && b.taking == 0 && b.refunds == 0 && b.extras().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
+	return b.flight == 0 && b.taking == 0 && b.extras().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
 }
 
 // keepUntil sets when the bucket may be forgotten.
@@ -369,7 +363,7 @@ type Gauges struct {
 
 // Gauges returns those of the bucket.
 func (b *Bucket) Gauges() Gauges {
-	g := Gauges{InFlight: b.flight, Owing: int64(b.refunds)}
+	g := Gauges{InFlight: b.flight, Owing: b.refunding()}
 	if b.uncertain {
 		g.Uncertain = 1
 	}
@@ -412,7 +406,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 		b.show(r, st, asked, m)
 	}
 	// The answer may or may not count a write of ours.
-	overlaps := b.isSent() || b.refunds > 0 || mayLack(asked, b.written)
+	overlaps := b.isSent() || b.refunding() > 0 || mayLack(asked, b.written)
 	switch {
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		b.noteRefusal(r, st)

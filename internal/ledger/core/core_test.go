@@ -253,7 +253,7 @@ func TestTokensTooMuchIsKnownOf(t *testing.T) {
 			answer := store.State{Allowed: true, Now: now, Used: 5, Content: store.Content{5, 2 * now}, Receipt: store.Receipt{Period: 2 * now}}
 			b := New(0, m)
 			b.hear(&r, &answer, 1, m)
-			b.RefundSent(1, m)
+			b.RefundSent(m)
 			first, other := Waiter{Request: &r, State: new(store.State)}, r
 			if do, size := b.Claim(first, m); do != Fetch || size != 1 {
 				t.Fatalf("the first request has to do %d of %d", do, size)
@@ -286,35 +286,6 @@ func TestRetryPause(t *testing.T) {
 	} {
 		if got := RetryPause(c.last, c.executes); got != c.want {
 			t.Errorf("%d: %v, want %v", i, got, c.want)
-		}
-	}
-}
-
-// TestRetakes: takes are repeated four times for what has come back, or until their time is over
-// for what comes.
-func TestRetakes(t *testing.T) {
-	refused := []*store.Ask{{State: store.State{Allowed: true}}, {}, {State: store.State{Err: store.ErrNotExecuted}}}
-	const timeout = 1000
-	for name, c := range map[string]struct {
-		waits bool
-		every int64
-		want  int
-	}{
-		"what has come back": {false, 0, 4},
-		"what comes":         {true, 100, 11},
-		"what comes late":    {true, 2000, 2},
-	} {
-		var again Retakes
-		n := 0
-		for now := int64(1); len(again.ToRepeat(refused)) > 0 && n < 100; now += c.every {
-			if places := again.ToRepeat(refused); !slices.Equal(places, []int{1}) {
-				t.Fatalf("%s: repeats %v", name, places)
-			}
-			again.Claimed(c.waits, timeout, now)
-			n++
-		}
-		if n != c.want || again.Until != 1+timeout {
-			t.Errorf("%s: repeated %d times until %d, want %d", name, n, again.Until, c.want)
 		}
 	}
 }

@@ -8,44 +8,56 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// wholeBucket is what a reset in flight is about to give back.
-const wholeBucket = 1 << 52
-
-// returning is what is on its way back to a bucket, by refunds in flight and resets, and the
-// takes that wait for it.
+// returning is what is on its way back to a bucket by this process's refunds and resets, and the takes that
+// wait for it.
 type returning struct {
-	// cost is on its way, ways is how many refunds and resets bring it.
-	cost int64
-	ways int
-	// claimed is the part for which waiters wait, in order of arrival; arrived is what has
-	// arrived for them and is not enough for the first one yet.
-	claimed, arrived int64
-	waiters          []*Claim
+	// refunds are when those in flight were sent, in order; resets is how many resets empty the bucket.
+	refunds []int64
+	resets  int
+	// waiters are in order.
+	waiters []returnWaiter
 }
 
-// Claim is what a refused take claims of what is on its way back, or of what has arrived.
-type Claim struct {
+// returnWaiter is a take that waits for what was sent until it came.
+type returnWaiter struct {
 	Waiter
-	need int64
-	// Arrived is set if what it claims has come back already. Otherwise the waiter gets a
-	// turn once that has, or nothing more does.
-	Arrived bool
-	// given is set if what it claims has come back since.
-	given bool
+	came int64
+}
+
+// refunding is the number of refunds in flight.
+func (b *Bucket) refunding() int64 {
+	if v := b.extras().returning; v != nil {
+		return int64(len(v.refunds))
+	}
+	return 0
+}
+
+// ensureReturning returns what is on its way, to add to it.
+func (b *Bucket) ensureReturning() *returning {
+	rare := b.ensureExtra()
+	if rare.returning == nil {
+		rare.returning = new(returning)
+	}
+	return rare.returning
 }
 
 // RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it.
-func (b *Bucket) RefundSent(cost int64, m *Moment) {
-	b.refunds++
+func (b *Bucket) RefundSent(m *Moment) {
+	v := b.ensureReturning()
+	v.refunds = append(v.refunds, m.Now)
 	b.disturbed = m.Now
-	b.expect(cost)
 }
 
 // RefundArrived takes in the answer to a refund that was sent then, and remembers for a while that it is
 // over, because answers that lack it may come yet. What is known stays: the primary is asked next.
 func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m *Moment) {
-	b.refunds--
 	rare := b.ensureExtra()
+	if v := rare.returning; v != nil {
+		if i := slices.Index(v.refunds, sent); i >= 0 {
+			v.refunds = slices.Delete(v.refunds, i, i+1)
+		}
+		b.wake(m)
+	}
 	rare.refunded = m.Now
 	if st.Err == nil && st.Now != 0 && !b.predatesReset(sent) {
 		if rare.shown == nil {
@@ -53,7 +65,6 @@ func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m 
 		}
 		b.show(r, st, sent, m)
 	}
-	b.receive(r.Cost, m)
 	b.written, b.disturbed = m.Now, m.Now
 	b.until = max(b.until, m.Now+m.Trust)
 }
@@ -99,147 +110,48 @@ func (b *Bucket) asShown(limit *store.Limit) Bucket {
 	return c
 }
 
-// expect notes that cost is on its way back.
-func (b *Bucket) expect(cost int64) {
-	rare := b.ensureExtra()
-	if rare.returning == nil {
-		rare.returning = new(returning)
+// wake gives their turns to the takes for which nothing is on its way any more.
+func (b *Bucket) wake(m *Moment) {
+	v := b.extra.returning
+	for len(v.waiters) > 0 && v.resets == 0 && (len(v.refunds) == 0 || v.refunds[0] > v.waiters[0].came) {
+		m.turn(v.waiters[0].Waiter, Again)
+		v.waiters = v.waiters[1:]
 	}
-	rare.returning.cost += cost
-	rare.returning.ways++
-}
-
-// receive notes that what expect has noted has arrived, or never will.
-func (b *Bucket) receive(cost int64, m *Moment) {
-	v := b.extras().returning
-	if v == nil {
-		return
-	}
-	v.cost -= cost
-	v.arrived += cost
-	v.ways--
-	b.extra.back = min(b.extra.back+v.wake(m), wholeBucket)
-	if v.ways == 0 {
+	if len(v.refunds) == 0 && v.resets == 0 {
 		b.extra.returning = nil
 	}
 }
 
-// wake ends the waiting of the first takes for which enough has arrived, or of all if nothing
-// more does. It returns what has arrived for none of them.
-func (v *returning) wake(m *Moment) (rest int64) {
-	for len(v.waiters) > 0 && (v.ways == 0 || v.waiters[0].need <= v.arrived) {
-		first := v.waiters[0]
-		first.given = first.need <= v.arrived
-		v.arrived -= first.need
-		v.remove(0)
-		m.turn(first.Waiter, Again)
+// AwaitReturn reports whether a take waits for what this process has sent back to the bucket, so that a client that
+// sends one request after the other is not refused because of what its last one gives back. It does not if
+// there is room as far as is known. Its turn comes once all has arrived that was sent before it.
+func (b *Bucket) AwaitReturn(w Waiter, m *Moment) bool {
+	v := b.extras().returning
+	if v == nil || b.hasRoom(w.Request, m) {
+		return false
 	}
-	if len(v.waiters) == 0 {
-		rest, v.arrived = max(v.arrived, 0), 0
-	}
-	return rest
+	v.waiters = append(v.waiters, returnWaiter{w, m.Now})
+	return true
 }
 
-func (v *returning) remove(i int) {
-	v.claimed -= v.waiters[i].need
-	v.waiters = slices.Delete(v.waiters, i, i+1)
+// hasRoom reports whether what was heard lately leaves room for a take that the store is asked for.
+func (b *Bucket) hasRoom(r *store.Request, m *Moment) bool {
+	rest, isServed := b.Rest(r, m)
+	isKnown := b.trusted != 0 && m.Now-b.trusted <= m.Trust && !b.resets
+	return isServed || rest.Cost == 0 || isKnown && b.usedOf(r, m)+b.unheard(m)+b.taking+rest.Cost <= r.Capacity()
 }
 
-// ClaimReturn claims what a request that was refused needs of what has come back
-// since it was asked, or will. It returns nil if that is not enough.
-func (b *Bucket) ClaimReturn(w Waiter, asked int64) *Claim {
-	r, st, rare := w.Request, w.State, b.extras()
-	need := max(r.Cost-st.Remaining, 1)
-	switch v := rare.returning; {
-	case st.InFlight, st.Penalty != 0, st.RetryAfter == store.Never:
-		// What is in flight here refuses the take, whatever comes back: its own refund does.
-		return nil
-	case v == nil || v.claimed+need > v.cost+v.arrived:
-		// No more than the whole bucket can be free.
-		back := min(rare.back, r.Capacity()) - need
-		if back < 0 || !mayLack(asked, max(rare.refunded, rare.reset)) {
-			return nil
-		}
-		b.extra.back = back
-		return &Claim{Waiter: w, need: need, Arrived: true}
-	default:
-		c := &Claim{Waiter: w, need: need}
-		v.claimed += need
-		v.waiters = append(v.waiters, c)
-		return c
-	}
-}
-
-// AwaitReturn lets a request wait that claims nothing of what is on its way back. It returns nil if nothing is.
-func (b *Bucket) AwaitReturn(w Waiter) *Claim {
+// WaitNot ends the waiting of a take, and reports whether it has waited: if not, it has got its turn.
+func (b *Bucket) WaitNot(w Waiter) bool {
 	v := b.extras().returning
 	if v == nil {
-		return nil
+		return false
 	}
-	c := &Claim{Waiter: w}
-	v.waiters = append(v.waiters, c)
-	return c
-}
-
-// Withdraw ends the waiting of c, and leaves what has arrived for it to those behind it. It
-// reports whether c has waited: if not, its waiter has got its turn.
-func (b *Bucket) Withdraw(c *Claim, m *Moment) (waited bool) {
-	rest, v := int64(0), b.extras().returning
-	if c.Arrived || c.given {
-		rest = c.need
-	} else if v != nil {
-		if i := slices.Index(v.waiters, c); i >= 0 {
-			v.remove(i)
-			rest, waited = v.wake(m), true
-		}
-	}
-	if rest > 0 {
-		rare := b.ensureExtra()
-		rare.back = min(rare.back+rest, wholeBucket)
-	}
-	return waited
-}
-
-// MaxRetakes is how often a refused take is repeated because of what came back while it was
-// asked. All takes together are repeated for no more than has come back.
-const MaxRetakes = 4
-
-// Retakes are how a call of takes goes on that the store refused while something was on its
-// way back to their buckets. So a client that sends one request after the other is not refused
-// because of what its last one gives back.
-type Retakes struct {
-	// Asked is when the takes were asked the last time, Until when they wait no longer for what
-	// comes back; 0 until they have to.
-	Asked, Until int64
-	count        int
-}
-
-// ToRepeat returns the places of the takes that the store refused, or none once they were repeated
-// often enough. They are to be repeated if each has a claim, and otherwise none.
-func (t *Retakes) ToRepeat(asks []*store.Ask) (places []int) {
-	if t.count >= MaxRetakes {
-		return nil
-	}
-	for i, a := range asks {
-		if a.Err == nil && !a.Allowed {
-			places = append(places, i)
-		}
-	}
-	return places
-}
-
-// Claimed notes that the takes are repeated, at once or when those that wait have got their
-// turns. They wait for up to timeout together.
-func (t *Retakes) Claimed(waits bool, timeout, now int64) {
-	if t.Until == 0 {
-		t.Until = now + timeout
-	}
-	switch {
-	case !waits:
-		t.count++
-	case now >= t.Until:
-		t.count = MaxRetakes
-	}
+	n := len(v.waiters)
+	v.waiters = slices.DeleteFunc(v.waiters, func(other returnWaiter) bool {
+		return other.Call == w.Call && other.Place == w.Place
+	})
+	return len(v.waiters) < n
 }
 
 // Stands reports whether a state stands although the take was answered with st: it is a refusal,
@@ -252,7 +164,7 @@ func Stands(was, st *store.State) bool {
 // can wait for them, and lets none be held until it is over: a tick could make the bucket anew.
 func (b *Bucket) ResetSent(m *Moment) (n Next) {
 	b.resets = true
-	b.expect(wholeBucket)
+	b.ensureReturning().resets++
 	if b.IsHeld() {
 		b.sendNext(&n, m)
 	}
@@ -262,7 +174,15 @@ func (b *Bucket) ResetSent(m *Moment) (n Next) {
 // ResetFailed notes that the bucket was not emptied.
 func (b *Bucket) ResetFailed(m *Moment) {
 	b.resets = false
-	b.receive(wholeBucket, m)
+	b.emptied(m)
+}
+
+// emptied notes that a reset in flight has ended.
+func (b *Bucket) emptied(m *Moment) {
+	if v := b.extras().returning; v != nil {
+		v.resets = max(v.resets-1, 0)
+		b.wake(m)
+	}
 }
 
 // ResetDone drops what is known of a bucket that was emptied, its waiting charges and
@@ -272,7 +192,7 @@ func (b *Bucket) ResetDone(m *Moment) {
 	b.disturbed, b.resets, b.uncertain = m.Now, false, false
 	rare := b.ensureExtra()
 	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
-	b.receive(wholeBucket, m)
+	b.emptied(m)
 	if p := b.pending; p != nil {
 		p.base, p.heard, p.waiting = algorithm.Known{}, nil, nil
 		if p.isStale = p.phase == sent; !p.isStale {

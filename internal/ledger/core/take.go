@@ -112,20 +112,10 @@ func (b *Bucket) refuseOvertaken(r *store.Request, st *store.State, others int64
 }
 
 // ForeseeTake sets the state that a take of r would be answered with, if st is what the store said to
-// a request that peeked at the instant asked. Do is Nothing; AwaitCharge or AwaitReturn if what is in flight
-// decides; or Again if st may lack what has come back meanwhile. Unless mayWait is set, it is Nothing.
+// a request that peeked at the instant asked. Do is Nothing, or AwaitCharge if what is in flight decides. Unless
+// mayWait is set, it is Nothing.
 func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, mayWait bool, m *Moment) Do {
-	if !st.Allowed {
-		switch c := b.ClaimReturn(Waiter{Request: r, State: st}, asked); {
-		case c == nil || !mayWait:
-			return Nothing
-		case c.Arrived:
-			return Again
-		default:
-			return AwaitReturn
-		}
-	}
-	if algorithm.Of(r.Limit.Algorithm).Lease {
+	if !st.Allowed || algorithm.Of(r.Limit.Algorithm).Lease {
 		return Nothing
 	}
 	taken := *st
