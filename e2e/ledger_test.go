@@ -583,6 +583,37 @@ func TestLocalCountsAreHandedOver(t *testing.T) {
 	}
 }
 
+// TestResetToldInAnOutageHolds: a client that is told when it may come again while the shard is away passes then, also
+// if the shard has its charges by then.
+func TestResetToldInAnOutageHolds(t *testing.T) {
+	t.Parallel()
+	for _, algorithm := range []string{"fixed_window", "sliding_window", "sliding_log"} {
+		t.Run(algorithm, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartLastingShards(t, 1, 0)
+			c := caddytest.Start(t, zonesSite(servers.Store(), zoneWith("api", "events 3", "window 5s", "algorithm "+algorithm, "on_error local"), "respond ok"))
+			must(t, "a request", want("status", c.Probe("/", "X-Key: other").Status, http.StatusOK))
+			servers.Kill(t)
+			began := time.Now()
+			for range 3 {
+				must(t, "a request in the outage", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+			}
+			refused := c.Get("/", "X-Key: alice")
+			must(t, "one too many", want("status", refused.StatusCode, http.StatusTooManyRequests))
+			seconds, err := strconv.Atoi(refused.Header.Get("Retry-After"))
+			must(t, "when to come again", err)
+			told := time.Now().Add(time.Duration(seconds) * time.Second)
+			// The charges come late by this much.
+			time.Sleep(time.Until(began.Add(2 * time.Second)))
+			servers.Restart(t)
+			awaitUnsent(c, 0)
+			// The client obeys.
+			time.Sleep(time.Until(told))
+			must(t, "when it was told to come", want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK))
+		})
+	}
+}
+
 // gate is a backend that holds requests until it is opened, except those to /open.
 type gate struct {
 	server *httptest.Server
