@@ -203,7 +203,7 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 		"fixed":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Minute}, 0, 59 * time.Second, time.Minute, charges},
 		"align":    {store.Limit{Algorithm: store.FixedWindow, Window: time.Hour, Align: true}, 30 * time.Minute, 29 * time.Minute, 30 * time.Minute, charges},
 		"calendar": {store.Limit{Algorithm: store.FixedWindow, Window: day.Window(), Align: true, Calendar: day}, 23 * time.Hour, 59 * time.Minute, time.Hour, charges},
-		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 0, 90 * time.Second, 2 * time.Minute, charges / 2},
+		"sliding":  {store.Limit{Algorithm: store.SlidingWindow, Window: time.Minute}, 40 * time.Second, 90 * time.Second, 150 * time.Second, charges / 2},
 		"gcra":     {store.Limit{Algorithm: store.GCRA, Window: time.Second}, 0, (charges - 10) * time.Second, charges * time.Second, charges},
 	} {
 		for _, outage := range []time.Duration{c.arrives, c.expires} {

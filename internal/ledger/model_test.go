@@ -380,7 +380,7 @@ func (m *model) waitsForWord() bool {
 	}
 	defer e.stripe.mu.Unlock()
 	disturbed, trusted := inside(e, "disturbed").Int(), inside(e, "trusted").Int()
-	return inside(e, "refunds").Int() > 0 || disturbed > 0 && trusted <= disturbed || m.wasReset > 0 && trusted < m.wasReset+m.sim.lag.Microseconds()
+	return isReturning(e) || disturbed > 0 && trusted <= disturbed || m.wasReset > 0 && trusted < m.wasReset+m.sim.lag.Microseconds()
 }
 
 // atEnd requires that nothing is in flight, nothing was lost or counted twice, and

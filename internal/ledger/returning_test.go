@@ -296,7 +296,7 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 		before, began := s.sent(), time.Now()
 		r.ID = "b"
 		st := store.Answers(ctx, l.Take, []store.Request{r})[0]
-		if took := time.Since(began); took != 5*time.Millisecond || st.Err != nil || st.Allowed || s.sent() != before+1 {
+		if took := time.Since(began); took < 5*time.Millisecond || took > 10*time.Millisecond || st.Err != nil || st.Allowed || s.sent() != before+1 {
 			t.Errorf("answered after %v and %d takes: %+v", took, s.sent()-before, st)
 		}
 		pass(2 * time.Second)
@@ -305,7 +305,9 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 }
 
 // isReturning reports whether something is on its way back to a bucket.
-func isReturning(e *entry) bool { return !inside(e, "extra", "returning").IsNil() }
+func isReturning(e *entry) bool {
+	return !inside(e, "extra").IsNil() && !inside(e, "extra", "returning").IsNil()
+}
 
 // TestViewsShowWhatHasComeBack: once nothing is in flight, lists and accounts show what the primary has
 // counted, after refunds at the same time as takes and charges, batches that were returned, and resets.

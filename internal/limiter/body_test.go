@@ -183,7 +183,7 @@ func TestBodyIsReadBeforeTheWait(t *testing.T) {
 			room.mu.Lock()
 			defer room.mu.Unlock()
 			for _, line := range room.lines {
-				first := line[0]
+				first := line.first
 				room.remove(first)
 				first.isDisplaced = true
 				first.ring()

@@ -113,20 +113,6 @@ func (b *SlidingWindow) Charge(r *store.Request, now int64) {
 	}
 }
 
-// Oldest returns what was spent in the older one of the windows of the clock that count at now, when that stops
-// counting, and the copy without it.
-func (k *Known) Oldest(limit *store.Limit, now int64) (cost, ends int64, rest Known) {
-	window := limit.Window.Microseconds()
-	b := slidingWindowOf(k.Content)
-	b.roll(now, window)
-	if cost, ends = b.Previous, b.Start+window; cost > 0 {
-		b.Previous = 0
-	} else {
-		cost, ends, b.Current = b.Current, b.Start+2*window, 0
-	}
-	return cost, ends, Known{b.copy()}
-}
-
 // Take implements [Bucket].
 func (b *SlidingWindow) Take(r *store.Request, now int64) bool {
 	window := r.Limit.Window.Microseconds()

@@ -3,6 +3,7 @@ package core
 import (
 	"errors"
 	"fmt"
+	"math"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -170,8 +171,8 @@ func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
 func (b *Bucket) expiryOf(r *store.Request, m *Moment) int64 {
 	t := algorithm.Of(r.Limit.Algorithm)
 	switch {
-	case !t.Copies():
-		return m.Now + r.Limit.Window.Microseconds()
+	case hasParts(r.Limit):
+		return m.Now + countsFor(r.Limit)
 	case t.Windowed() && b.known.IsOpen(r.Limit, m.Now+b.clock):
 		return b.known.WindowEnd() - b.clock
 	}
@@ -359,7 +360,7 @@ func (b *Bucket) waitAgain(r *store.Request, requests int64, m *Moment) {
 		p.waiting = &mergedCharge{req: [1]store.Request{*r}, expires: p.expires, age: age{clock: b.clock, least: r.Events}}
 		p.waiting.req[0].Cost = 0
 	}
-	p.waiting.age.addLate(r, p.expires, m.Now)
+	p.waiting.age.addLate(r, p.expires)
 	p.waiting.merge(r, requests, p.expires)
 }
 
@@ -396,7 +397,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 	r := &w.req[0]
 	p.phase, p.waiting, p.age = sent, rest, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
-	r.Until, r.Ends = b.openUntil(r, m), b.endsAt(r.Limit, w.expires, m)
+	r.Until, r.Ends = b.openUntil(r, m), b.endsAt(r.Limit, p.expires, m)
 	n.Do, n.Charge, n.Transit = Send, w.req[:], &p.transit
 }
 
@@ -493,13 +494,16 @@ func (b *Bucket) dropWaiting(err error) (n Next) {
 // whether they were as much. So nothing depends on a refund, which may fail.
 func (b *Bucket) offset(cost int64, m *Moment) bool {
 	p := b.pending
-	if p == nil || p.waiting == nil || p.waiting.expires <= m.Now || p.waiting.hasParts() {
+	if p == nil || p.waiting == nil || p.waiting.expires <= m.Now {
 		return false
 	}
 	p.waiting.shrink(m.Now)
 	r := &p.waiting.req[0]
 	if r.Cost < cost {
 		return false
+	}
+	if hasParts(r.Limit) {
+		p.waiting.age.remove(cost)
 	}
 	if r.Cost -= cost; r.Cost == 0 {
 		if p.waiting = nil; p.phase != sent {
@@ -515,7 +519,7 @@ func (b *Bucket) offset(cost int64, m *Moment) bool {
 type age struct {
 	// clock is how far the store's clock is ahead of the process's, as heard when age began.
 	clock int64
-	// known is a copy of the bucket or, where buckets cannot be copied, a wheel.
+	// known is a copy of the bucket, of what drains, or a wheel, of what stops counting at several instants.
 	known algorithm.Known
 	// least are the fewest events of the requests: what is left may be theirs.
 	least int64
@@ -535,8 +539,11 @@ func (b *Bucket) newAge(r *store.Request, known algorithm.Known, now int64) age 
 // add notes that a request was to be charged at now.
 func (a *age) add(r *store.Request, now int64) {
 	a.least = min(a.least, r.Events)
-	if !algorithm.Of(r.Limit.Algorithm).Windowed() {
-		spend(&a.known, r, r.Cost, now, a.clock)
+	switch {
+	case hasParts(r.Limit):
+		addToWheel(&a.known.Content, r.Limit, r.Cost, now)
+	case algorithm.Of(r.Limit.Algorithm).Drains():
+		a.known.Charge(r, r.Cost, now+a.clock)
 	}
 }
 
@@ -550,13 +557,22 @@ func spend(known *algorithm.Known, r *store.Request, cost, now, clock int64) {
 	}
 }
 
-// A wheel is a content that has what was spent in each part of the last window, which is known
-// of a log: the first number is that of the present part, the next ones are the costs of this
-// part and those before it, of a window and the part in which it began.
+// A wheel is a content that has what was spent in each part of the time for which something counts: the first
+// number is that of the present part, the next ones are the costs of this part and those before it, of that time
+// and the part in which it began.
 const wheelParts = int64(len(store.Content{}) - 2)
 
 // wheelPart is the length of a part.
-func wheelPart(limit *store.Limit) int64 { return limit.Window.Microseconds()/wheelParts + 1 }
+func wheelPart(limit *store.Limit) int64 { return countsFor(limit)/wheelParts + 1 }
+
+// countsFor is for how long something counts at most of what is spent in a bucket of parts. Where the windows of a
+// clock begin this process may not know.
+func countsFor(limit *store.Limit) int64 {
+	if algorithm.Of(limit.Algorithm).Clocked() {
+		return 2 * limit.Window.Microseconds()
+	}
+	return limit.Window.Microseconds()
+}
 
 // turn makes the part of now the first one.
 func turn(c *store.Content, limit *store.Limit, now int64) {
@@ -584,7 +600,7 @@ func oldestInWheel(c store.Content, limit *store.Limit, now int64) (cost, ends i
 	for age := len(costs) - 1; age >= 0; age-- {
 		if cost = costs[age]; cost > 0 {
 			costs[age] = 0
-			ends = min((c[0]-int64(age)+1)*wheelPart(limit), now) + limit.Window.Microseconds()
+			ends = min((c[0]-int64(age)+1)*wheelPart(limit), now) + countsFor(limit)
 			break
 		}
 	}
@@ -612,9 +628,9 @@ func wheelFrees(c store.Content, limit *store.Limit, most, now int64) int64 {
 	return at
 }
 
-// hasParts reports whether the merged charges stop counting at several instants.
-func (w *mergedCharge) hasParts() bool {
-	switch aging := algorithm.Of(w.req[0].Limit.Algorithm).Aging; aging {
+// hasParts reports whether charges of a limit stop counting at several instants.
+func hasParts(limit *store.Limit) bool {
+	switch aging := algorithm.Of(limit.Algorithm).Aging; aging {
 	case algorithm.AtWindowEnd, algorithm.Draining:
 		return false
 	case algorithm.ByClock, algorithm.OneByOne:
@@ -627,20 +643,20 @@ func (w *mergedCharge) hasParts() bool {
 // split leaves the part in w that stops counting first, and returns the others, or nil. What drains is one
 // charge.
 func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
-	if !w.hasParts() {
+	r := &w.req[0]
+	if !hasParts(r.Limit) {
 		w.shrink(now)
 		return nil
 	}
-	r := &w.req[0]
-	cost, ends, others := w.age.oldest(r.Limit, now)
+	cost, ends, others := oldestInWheel(w.age.known.Content, r.Limit, now)
 	if cost == 0 {
 		r.Cost = 1
 		return nil
 	}
-	if left, parts := (&age{clock: w.age.clock, known: others}).parts(r.Limit, now); left > 0 {
+	if left, parts := sumOfWheel(others); left > 0 {
 		rest = new(mergedCharge)
 		*rest = *w
-		rest.age.known, rest.req[0].Cost = others, left
+		rest.age.known.Content, rest.req[0].Cost = others, left
 		share := int64(float64(w.requests) * (float64(cost) / float64(cost+left)))
 		w.requests = max(min(share, w.requests-parts), 1)
 		rest.requests -= w.requests
@@ -651,6 +667,16 @@ func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
 	}
 	r.Cost, w.expires = cost, ends
 	return rest
+}
+
+// sumOfWheel is the cost of all parts, and the number of those that have any.
+func sumOfWheel(c store.Content) (sum, parts int64) {
+	for _, cost := range c[1:] {
+		if sum += cost; cost > 0 {
+			parts++
+		}
+	}
+	return sum, parts
 }
 
 // shrink makes the merged charges cost what still counts of them.
@@ -668,7 +694,7 @@ func (w *mergedCharge) left(now int64) int64 {
 	case algorithm.AtWindowEnd:
 		left = r.Cost
 	case algorithm.ByClock:
-		left = w.age.used(*r, now)
+		left = weighted(w.age.known.Content, r.Limit, now)
 	case algorithm.Draining:
 		left = max(w.age.used(*r, now), r.Capacity())
 	case algorithm.OneByOne:
@@ -680,46 +706,36 @@ func (w *mergedCharge) left(now int64) int64 {
 }
 
 // addLate notes a charge that stops counting then.
-func (a *age) addLate(r *store.Request, ends, now int64) {
+func (a *age) addLate(r *store.Request, ends int64) {
 	a.least = min(a.least, r.Events)
-	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
-	case algorithm.AtWindowEnd:
-	case algorithm.ByClock:
-		late := *r
-		late.Ends = ends + a.clock
-		a.known.ChargeLate(&late, r.Cost, now+a.clock)
-	case algorithm.OneByOne:
+	if hasParts(r.Limit) {
 		// A part does not have the instant at which it ends.
-		addToWheel(&a.known.Content, r.Limit, r.Cost, ends-r.Limit.Window.Microseconds()-1)
-	case algorithm.Draining:
-		a.add(r, now)
-	default:
-		panic(aging.Unknown())
+		addToWheel(&a.known.Content, r.Limit, r.Cost, ends-countsFor(r.Limit)-1)
 	}
 }
 
-// oldest is the cost of the part that stops counting first, 0 if none counts, when it does, and what is known
-// without it.
-func (a *age) oldest(limit *store.Limit, now int64) (cost, ends int64, rest algorithm.Known) {
-	rest = a.known
-	if !algorithm.Of(limit.Algorithm).Clocked() {
-		cost, ends, rest.Content = oldestInWheel(rest.Content, limit, now)
-		return cost, ends, rest
+// remove takes a cost out of the newest parts.
+func (a *age) remove(cost int64) {
+	for i := range a.known.Content[1:] {
+		part := &a.known.Content[1+i]
+		less := min(cost, *part)
+		cost -= less
+		*part -= less
 	}
-	cost, ends, rest = rest.Oldest(limit, now+a.clock)
-	return cost, ends - a.clock, rest
 }
 
-// parts is the cost of all parts, and their number.
-func (a *age) parts(limit *store.Limit, now int64) (cost, number int64) {
-	for left := *a; ; number++ {
-		part, _, rest := left.oldest(limit, now)
-		if part == 0 {
-			return cost, number
-		}
-		cost += part
-		left.known = rest
+// weighted is how much of a wheel counts at most in windows of a clock, wherever those begin: all of the last
+// window, and less of what is older.
+func weighted(c store.Content, limit *store.Limit, now int64) (sum int64) {
+	turn(&c, limit, now)
+	window := limit.Window.Microseconds()
+	for age, cost := range c[1:] {
+		// The newest of the part.
+		since := max(now-(c[0]-int64(age)+1)*wheelPart(limit), 0)
+		share := min(1, float64(2*window-since)/float64(window))
+		sum += int64(math.Ceil(float64(cost) * max(share, 0)))
 	}
+	return sum
 }
 
 // used is how much of a copy counts.

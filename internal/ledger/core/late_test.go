@@ -18,7 +18,8 @@ type lateStore struct {
 	// ahead is how far the clock of both is ahead of the process's.
 	ahead       int64
 	late, ideal algorithm.Bucket
-	settled     []int64
+	// settled is what each charge cost, and when it settled.
+	settled []struct{ cost, at int64 }
 }
 
 func newLateStore(limit store.Limit) *lateStore {
@@ -36,7 +37,7 @@ func (s *lateStore) request(cost int64) store.Request {
 // charge settles a request that the store does not charge.
 func (s *lateStore) charge(cost int64) {
 	r := s.request(cost)
-	s.settled = append(s.settled, s.m.Now)
+	s.settled = append(s.settled, struct{ cost, at int64 }{cost, s.m.Now})
 	algorithm.Charge.Run(s.ideal, &r, s.m.Now+s.ahead)
 	n := s.bucket.Charge([]store.Request{r}, s.m)
 	if n.Do == Send {
@@ -59,8 +60,8 @@ func (s *lateStore) used(b algorithm.Bucket, later int64) int64 {
 	return b.View(&r, s.m.Now+s.ahead+later, false).Used
 }
 
-// TestLateChargesCountAsLongAsIfTheyHadComeAtOnce, however late they are and how many there were; of a log by fifths
-// of a window.
+// TestLateChargesCountAsLongAsIfTheyHadComeAtOnce, however late they are and how many there were; of a log and of
+// windows of the clock by fifths of that time.
 func TestLateChargesCountAsLongAsIfTheyHadComeAtOnce(t *testing.T) {
 	for _, limit := range []store.Limit{{}, {Align: true}, {Algorithm: store.SlidingWindow}, {Algorithm: store.SlidingLog}} {
 		for seed := range uint64(200) {
@@ -77,12 +78,20 @@ func TestLateChargesCountAsLongAsIfTheyHadComeAtOnce(t *testing.T) {
 				t.Errorf("%+v, seed %d: %d calls for %d charges", limit, seed, calls, len(s.settled))
 			}
 			slack := int64(0)
-			if limit.Algorithm == store.SlidingLog {
-				slack = window/5 + 2
+			if hasParts(&s.limit) {
+				slack = wheelPart(&s.limit) + 1
 			}
 			for later := int64(0); later < 2*window; later += window / 37 {
 				least := s.used(s.ideal, later)
-				most := max(least, s.used(s.ideal, later-slack))
+				most := least
+				if slack > 0 {
+					most = 0
+					for _, one := range s.settled {
+						if one.at > s.m.Now+later-countsFor(&s.limit)-slack {
+							most += one.cost
+						}
+					}
+				}
 				if got := s.used(s.late, later); got < least || got > most {
 					t.Fatalf("%+v, seed %d: the store counts %d, %v after it was back and %v after the last charge, want %d to %d",
 						limit, seed, got, micros(later), micros(s.m.Now-outage+later), least, most)
