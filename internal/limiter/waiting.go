@@ -359,12 +359,13 @@ func (t *tracker) turnAway(w *waiter, line *inZone) {
 }
 
 // askAgain asks the stores of all handlers, beginning with the zone for which the request has
-// waited: others must not show for a moment what is given back. It stops where the request is
-// refused.
+// waited, unless that is nil: others must not show for a moment what is given back. It stops where the
+// request is refused.
 func (t *tracker) askAgain(line *inZone, r *http.Request) error {
 	t.forget()
 	all := slices.Clone(t.own)
-	if at := slices.Index(all, line.of); at > 0 {
+	isOfLine := func(e *evaluation) bool { return line != nil && e == line.of }
+	if at := slices.IndexFunc(all, isOfLine); at > 0 {
 		all = slices.Insert(slices.Delete(all, at, at+1), 0, line.of)
 	}
 	if slices.ContainsFunc(all, (*evaluation).refusesOutright) {
@@ -372,7 +373,7 @@ func (t *tracker) askAgain(line *inZone, r *http.Request) error {
 	}
 	for _, e := range all {
 		var first *inZone
-		if e == line.of {
+		if isOfLine(e) {
 			first = line
 		}
 		if err := e.ask(r, first); err != nil || endsRequest(t.verdict(anyHandler).outcome) {

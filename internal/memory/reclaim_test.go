@@ -113,10 +113,9 @@ func TestLongKeysAreNotKept(t *testing.T) {
 
 func TestAllocations(t *testing.T) {
 	f := newFixture(t, 10)
-	req := []store.Request{{Limit: limit("hour", time.Hour), ClientKey: clientKey(1), Events: 5, Cost: 1}}
-	states := make([]store.State, 1)
+	asks := store.Asks([]store.Request{{Limit: limit("hour", time.Hour), ClientKey: clientKey(1), Events: 5, Cost: 1}})
 	for name, do := range map[string]operation{"Check": f.store.Check, "Charge": f.store.Charge} {
-		if n := testing.AllocsPerRun(1000, func() { do(t.Context(), req, states) }); n > 0 {
+		if n := testing.AllocsPerRun(1000, func() { do(t.Context(), asks) }); n > 0 {
 			t.Errorf("%s of an existing bucket: %v allocations", name, n)
 		}
 	}

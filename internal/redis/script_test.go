@@ -48,9 +48,9 @@ func TestCalendarWindowOfAnUnknownClock(t *testing.T) {
 				s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 				reqs := []store.Request{{Limit: &limit, ClientKey: op.String(), Events: 10, Cost: 1}}
 				for _, what := range []string{"first", "second"} {
-					states := make([]store.State, 1)
-					run(s, t.Context(), reqs, states)
-					if st := states[0]; st.Err != nil || st.Reset != c.End(st.Now) {
+					asks := store.Asks(reqs)
+					run(s, t.Context(), asks)
+					if st := asks[0].State; st.Err != nil || st.Reset != c.End(st.Now) {
 						t.Errorf("%s %v of a %v: %+v, want a reset at %d", what, op, c, st, c.End(st.Now))
 					}
 				}
