@@ -1,6 +1,6 @@
 -- Fixed window: counts in the window that is open, and opens one where none is.
--- KEYS[1]  bucket: hash with c = count, r = reset, b = when it was made, unless windows begin when they are
---          opened, and, once there was one, p = end of the penalty. A plain charge of a bucket that had vanished
+-- KEYS[1]  bucket: hash with c = count, r = reset, b = when the window was opened, if windows are on the clock,
+--          and, once there was one, p = end of the penalty. A plain charge of a bucket that had vanished
 --          leaves c alone, and no expiry: an orphan, which counts in the window
 --          that opens next. A plain opening of a window writes r, and an expiry
 --          if there is none.
@@ -15,11 +15,11 @@
 --          the end of a window, after which one of that length follows
 --          the longest that a window lasts
 --          how long a penalty lasts at most
---          refund: when the bucket was made in which it was spent, or 0; else
+--          refund: when the window was opened in which it was spent, or 0; else
 --          when what is late stops counting, less than 0 for minus the time that
 --          is left, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, count, reset, end of
---          the penalty, when it was made or 0; now is 0 if it was not needed
+--          the penalty, when it was opened or 0; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, window, cost, bound, align, longest, lasts, identity = struct.unpack('<dddddddd', ARGV[2])
@@ -148,7 +148,7 @@ local function begin(spent)
   if align == 0 then
     call('HSET', key, 'c', count, 'r', reset)
   else
-    born = born > 0 and born or now
+    born = now
     call('HSET', key, 'c', count, 'r', reset, 'b', born)
   end
   wrote = true

@@ -1,7 +1,7 @@
 -- Sliding window: two counters, of which the older is weighted by overlap.
 -- KEYS[1]  bucket: string of five packed doubles, the current window's start,
 --          what was spent in it and in the one before it, end of the penalty,
---          when the bucket was made
+--          when something was spent in it that had been empty
 -- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
@@ -45,13 +45,13 @@ end
 local function save()
   -- The bucket outlives what it says: expiry cleans up, a second later or more.
   local last = math.max(start + 2 * window, penalty)
-  born = born > 0 and born or now
   call('SET', key, struct.pack('<ddddd', start, current, previous, penalty, born),
     'PX', math.ceil((last - now) / 1000) + 1001)
 end
 
 local function spend()
   if cost > 0 then
+    born = current == 0 and previous == 0 and now or born
     -- The count stops at 2^53-1, the last integer a double holds exactly.
     current = math.min(current + cost, 9007199254740991)
     save()
@@ -69,6 +69,7 @@ if op == 'charge' then
   else
     spent = 1
     if cost > 0 and ends > now and settled == start - window then
+      born = current == 0 and previous == 0 and now or born
       previous = math.min(previous + cost, 9007199254740991)
       save()
     end
@@ -95,4 +96,4 @@ elseif op == 'penalize' and penalty <= now then
   penalty = cost
   save()
 end
-return struct.pack('<ddddddd', now, spent, start, current, previous, penalty, born)
+return struct.pack('<ddddddd', now, spent, start, current, previous, penalty, current + previous > 0 and born or 0)

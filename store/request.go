@@ -92,6 +92,6 @@ type Receipt struct {
 	// Period is the window in which it was spent or, without windows, the instant.
 	Period int64
 	// Position is how much had been spent in the time without pause. Where windows are those of the clock, it
-	// is when the bucket was made: what was taken from an earlier one is not given back.
+	// is when the bucket was made, or last was empty: what was taken from an earlier one is not given back.
 	Position int64
 }

@@ -289,7 +289,7 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 			if !hasWaited {
 				hasWaited = true
 				taking := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
-				if taking.awaitReturns(until) {
+				if taking.awaitReturns([]int{0}, until) {
 					continue
 				}
 			}

@@ -77,7 +77,11 @@ func (t *taking) refuseKnown() (refused bool) {
 // run waits for what comes back to the buckets, takes what batches have, waits for batches in flight, and
 // takes the rest from the store in one call.
 func (t *taking) run() {
-	t.awaitReturns(t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
+	all := make([]int, len(t.asks))
+	for i := range all {
+		all[i] = i
+	}
+	t.awaitReturns(all, t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -251,14 +255,14 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 	return do
 }
 
-// awaitReturns waits for what this process has sent back to the buckets, for as long as there is time and the
-// client stays. It reports whether it has waited.
-func (t *taking) awaitReturns(until time.Time) bool {
+// awaitReturns waits for what this process has sent back to the buckets of the requests at these places, for as
+// long as there is time and the client stays. It reports whether it has waited.
+func (t *taking) awaitReturns(places []int, until time.Time) bool {
 	l := t.ledger
 	var waiting []int
 	m := l.moment()
-	for i, a := range t.asks {
-		e := l.find(&a.Request)
+	for _, i := range places {
+		e := l.find(&t.asks[i].Request)
 		if e == nil {
 			continue
 		}
@@ -303,15 +307,16 @@ func (t *taking) waitNot(waiting []int) (waited int) {
 	return waited
 }
 
-// reclaim looks for what the store refused in a batch that overtook the request.
+// reclaim looks for what the store refused in a batch that overtook the request, and in what comes back of one.
 func (t *taking) reclaim() {
 	var again []int
-	waiting := 0
-	for _, i := range core.Reclaimable(t.asks) {
-		switch t.reclaimOne(i) {
-		case core.Wait:
+	waiting, places := 0, core.Reclaimable(t.asks)
+	hasWaited := t.awaitReturns(places, t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
+	for _, i := range places {
+		switch do := t.reclaimOne(i); {
+		case do == core.Wait:
 			waiting++
-		case core.Take:
+		case do == core.Take, hasWaited && !t.asks[i].Allowed:
 			again = append(again, i)
 		}
 	}

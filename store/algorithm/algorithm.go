@@ -141,7 +141,12 @@ func (op Operation) Run(b Bucket, r *store.Request, now int64) store.State {
 		b.Penalize(r, now)
 	case Peek:
 	}
-	return b.View(r, now, spent)
+	st := b.View(r, now, spent)
+	if op != Take {
+		// Nobody gives back what was charged.
+		st.Receipt = store.Receipt{}
+	}
+	return st
 }
 
 // fitsIn reports whether a request fits in a bucket in which used counts. One that costs

@@ -9,7 +9,7 @@ type FixedWindow struct {
 	// Reset is the end of the window, chosen when the window opens.
 	Reset int64
 	penalty
-	// Born is when the bucket was made, if windows are aligned: others have ends that tell their buckets apart.
+	// Born is when the window was opened, if windows are aligned: the ends of others tell them apart.
 	Born int64
 }
 
@@ -78,7 +78,7 @@ func (b *FixedWindow) open(r *store.Request, now int64) {
 	if end := endOf(r, now, next-now); end > now && !r.Limit.Align {
 		b.Reset = end
 	}
-	if r.Limit.Align && b.Born == 0 {
+	if r.Limit.Align {
 		b.Born = now
 	}
 }

@@ -9,7 +9,7 @@ type SlidingWindow struct {
 	// in the window before it.
 	Start, Current, Previous int64
 	penalty
-	// Born is when the bucket was made.
+	// Born is when something was spent in the bucket that had been empty.
 	Born int64
 }
 
@@ -66,13 +66,6 @@ func WeightUnit(window int64) int64 { return (window + weightSteps - 1) / weight
 
 func ceilDiv(a, b int64) int64 { return (a + b - 1) / b }
 
-// bear makes a bucket of one that is none yet.
-func (b *SlidingWindow) bear(now int64) {
-	if b.Born == 0 {
-		b.Born = now
-	}
-}
-
 func (b *SlidingWindow) roll(now, window int64) {
 	start := now - now%window
 	switch {
@@ -103,8 +96,9 @@ func (b *SlidingWindow) Charge(r *store.Request, now int64) {
 	if end <= now {
 		return
 	}
-	b.bear(now)
-	b.roll(now, window)
+	if b.roll(now, window); b.Current == 0 && b.Previous == 0 {
+		b.Born = now
+	}
 	switch start := end - 2*window; {
 	case start-start%window >= b.Start || r.Ends == 0:
 		b.Current = add(b.Current, r.Cost)
@@ -145,7 +139,6 @@ func (b *SlidingWindow) Refund(r *store.Request, now int64) {
 // Penalize implements [Bucket].
 func (b *SlidingWindow) Penalize(r *store.Request, now int64) {
 	if !b.isPenalized(now) {
-		b.bear(now)
 		b.roll(now, r.Limit.Window.Microseconds())
 		b.penalty.Penalize(r, now)
 	}
@@ -178,7 +171,9 @@ func (b *SlidingWindow) View(r *store.Request, now int64, spent bool) store.Stat
 		wait(&s, r, at, spent)
 	}
 	if spent {
-		s.Receipt = store.Receipt{Period: after.Start, Position: b.Born}
+		if s.Receipt.Period = after.Start; after.Current > 0 || after.Previous > 0 {
+			s.Receipt.Position = b.Born
+		}
 	} else {
 		b.apply(&s)
 	}

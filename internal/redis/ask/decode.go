@@ -25,6 +25,10 @@ func (op Op) Outcome(cmd *wire.Command, r *store.Request) (st store.State, repai
 		st, repair = store.State{Err: err}, Repair{}
 	}
 	st.Replica = op.Role == store.RoleReplica
+	if op.Operation != algorithm.Take {
+		// Nobody gives back what was charged.
+		st.Receipt = store.Receipt{}
+	}
 	if st.Err != nil && !op.reads() {
 		// It ran, with an unknown effect.
 		st.Err = fmt.Errorf("%w: %w", store.ErrUncertain, st.Err)
@@ -114,10 +118,10 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 		numbers, born = numbers[:last], numbers[last]
 	}
 	st := l.state(r, now, reply[1] == 1, numbers)
-	if st.Receipt.Period != 0 && l.isBorn {
-		if isUnsound(born) {
-			return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, slices.Clone(reply), now)}
-		}
+	switch {
+	case isUnsound(born):
+		return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, slices.Clone(reply), now)}
+	case op.Operation == algorithm.Take && l.isBorn && st.Receipt.Period != 0:
 		st.Receipt.Position = born
 	}
 	switch op.Operation {

@@ -75,7 +75,7 @@ func TestChargeReadsTheClockNearTheReset(t *testing.T) {
 			call := wire.NewCall(time.Now().Add(redistest.WaitTimeout), 0)
 			spend := new(wire.ScriptCall)
 			spend.Begin(layoutOf(store.FixedWindow).script, words[op], false, key)
-			spend.Add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0, time.Hour.Microseconds(), 0)
+			spend.Add(-now.Add(-c.passed).UnixMicro(), 10e6, 1, 10, 0, time.Hour.Microseconds(), 0, 0)
 			spend.Ready()
 			call.Cmds = append(call.Cmds, &spend.Command)
 			_, err = shard.Owner(0).Checks.Do(t.Context(), call)
