@@ -150,7 +150,7 @@ func (l *layout) read(r *store.Request, texts []string, now int64) store.State {
 	if slices.ContainsFunc(numbers, isUnsound) {
 		clear(numbers)
 	}
-	return l.state(r, now, false, numbers)
+	return l.state(r, now, false, numbers[:l.count])
 }
 
 // numbers are those of a bucket that was read, with unsound for those that cannot be.
@@ -166,10 +166,7 @@ func (l *layout) numbers(texts []string) (numbers []int64, err error) {
 	if l.isBorn {
 		count++
 	}
-	if numbers, err = unpackNumbers(texts, count); err != nil {
-		return nil, err
-	}
-	return numbers[:l.count], nil
+	return unpackNumbers(texts, count)
 }
 
 // unsound stands for what is no integer.
