@@ -303,7 +303,7 @@ func TestCLILive(t *testing.T) {
 		select {
 		case err := <-ended:
 			must(t, fmt.Sprint(args, " after an interrupt"), err)
-		case <-time.After(caddytest.WaitLimit):
+		case <-time.After(caddytest.Patience):
 			_ = cmd.Process.Kill()
 			t.Fatalf("%v does not end", args)
 		}

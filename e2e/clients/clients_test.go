@@ -259,7 +259,7 @@ func reads(t *testing.T, dir string, c *caddytest.Caddy, headers string) {
 	}
 }
 
-// hold holds a slot until the test ends: for longer than the minute after which the request of
+// hold holds a slot until the test ends: for longer than that after which the request of
 // [caddytest.SlowBackend.Hold] is given up.
 func hold(t *testing.T, backend *caddytest.SlowBackend, c *caddytest.Caddy) {
 	t.Helper()
