@@ -66,6 +66,10 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	if b.check != nil {
 		b.check.landed += r.Cost
 	}
+	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
+		// The charge in flight counts on top of the take, which what was known when it was sent lacks.
+		b.pending.base.Charge(r, r.Cost, st.Now)
+	}
 	own := b.extras().own
 	b.countOwn(r, m)
 	// Until it is judged, the take is in flight.
@@ -93,9 +97,13 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 	case j == fits:
 		return Nothing, refund
 	}
-	if !b.offset(r.Cost, m) {
+	switch {
+	case !b.offset(r.Cost, m):
 		refund = *r
 		refund.Receipt = st.Receipt
+	case b.taking > 0:
+		// For the other takes a charge has landed.
+		b.ensureExtra().landed += r.Cost
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 	b.refuseOvertaken(r, st, others)
