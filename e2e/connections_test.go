@@ -512,10 +512,10 @@ func migratesBuckets(t *testing.T, from, to *redistest.Server) {
 	}
 	before, after := []redis.Member{member("before", from)}, []redis.Member{member("after", to)}
 	reqs := requests("moved", 0)
-	for i, st := range store.Answers(t.Context(), redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.Patience}).Charge, reqs) {
+	for i, st := range store.Answers(t.Context(), redis.New(redis.Options{Members: before, ChargeTimeout: caddytest.WaitLimit}).Charge, reqs) {
 		must(t, "charge, "+counting[i], st.Err)
 	}
-	for i, st := range store.Answers(t.Context(), redis.New(redis.Options{Members: after, Previous: before, CheckTimeout: caddytest.Patience}).Check, reqs) {
+	for i, st := range store.Answers(t.Context(), redis.New(redis.Options{Members: after, Previous: before, CheckTimeout: caddytest.WaitLimit}).Check, reqs) {
 		must(t, "check, "+counting[i], errors.Join(st.Err, want("used", st.Used, 1)))
 	}
 }

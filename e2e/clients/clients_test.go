@@ -160,7 +160,7 @@ func TestClientsObeyRefusals(t *testing.T) {
 	t.Parallel()
 	dir := install(t)
 	var asExpected sync.Map // the clients that got as many refusals as they can
-	// Of more at a time, each comes late.
+	// More clients at a time would delay each other's requests.
 	slots := make(chan struct{}, 16)
 	t.Cleanup(func() {
 		for _, client := range clients {
@@ -259,8 +259,8 @@ func reads(t *testing.T, dir string, c *caddytest.Caddy, headers string) {
 	}
 }
 
-// hold holds a slot until the test ends: for longer than that after which the request of
-// [caddytest.SlowBackend.Hold] is given up.
+// hold holds a slot until the test ends. The request of [caddytest.SlowBackend.Hold] would be given up after
+// [caddytest.Patience].
 func hold(t *testing.T, backend *caddytest.SlowBackend, c *caddytest.Caddy) {
 	t.Helper()
 	req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, c.URL+"/held", nil)

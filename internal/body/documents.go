@@ -62,7 +62,7 @@ func (d *documents) Write(b []byte) (int, error) {
 	for rest := b; len(rest) > 0 && d.err == nil; {
 		var err error
 		if d.unread, rest, err = d.shortener.shorten(d.room[:0], rest); len(d.unread) > 0 {
-			// What is before an error counts, however the document comes in parts.
+			// Numbers before an error count, whatever parts the document comes in.
 			d.read()
 		}
 		if d.err == nil {

@@ -166,7 +166,8 @@ type extra struct {
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
-	// landed is the cost of all charges that were answered while a take was in flight.
+	// landed is the cost of all charges that were answered while a take was in flight, and of refused takes that
+	// stand for charges.
 	landed int64
 	// loose is cost of unknown outcome that known lacks, because no window was
 	// known to be open.

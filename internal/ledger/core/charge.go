@@ -247,8 +247,8 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
-	if b.taking > 0 && !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
-		b.ensureExtra().landed += cost
+	if !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
+		b.noteLanded(cost)
 	}
 	b.written = m.Now
 	switch {
@@ -279,6 +279,13 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	}
 	b.sendNext(&n, m)
 	return n
+}
+
+// noteLanded notes a charge for the takes in flight: the store may have counted it after them.
+func (b *Bucket) noteLanded(cost int64) {
+	if b.taking > 0 {
+		b.ensureExtra().landed += cost
+	}
 }
 
 // averageDelivery is a moving average of how long charges take, once another one took so long.

@@ -67,7 +67,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 		b.check.landed += r.Cost
 	}
 	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
-		// The charge in flight counts on top of the take, which what was known when it was sent lacks.
+		// The charge in flight counts on top of the take, which the base of the charge lacks.
 		b.pending.base.Charge(r, r.Cost, st.Now)
 	}
 	own := b.extras().own
@@ -97,13 +97,12 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 	case j == fits:
 		return Nothing, refund
 	}
-	switch {
-	case !b.offset(r.Cost, m):
+	if b.offset(r.Cost, m) {
+		// The take stands for a charge.
+		b.noteLanded(r.Cost)
+	} else {
 		refund = *r
 		refund.Receipt = st.Receipt
-	case b.taking > 0:
-		// For the other takes a charge has landed.
-		b.ensureExtra().landed += r.Cost
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 	b.refuseOvertaken(r, st, others)
