@@ -464,11 +464,12 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 				limit := kind
 				limit.Zone, limit.Window = "zone", 100*time.Hour
 				rng := rand.New(rand.NewPCG(seed, 9))
-				const events = 10
+				const events = 17
+				spread, dearest := 5_000*(1+int(seed)%8), 1+int(seed)%3
 				var wg sync.WaitGroup
-				for i := range 6 * events {
-					r := store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1, ID: fmt.Sprint(i)}
-					comes, lasts, takes, isFree := rng.IntN(20_000), rng.IntN(8_000), rng.IntN(2) == 0, rng.IntN(6) == 0
+				for i := range 60 {
+					r := store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1 + int64(rng.IntN(dearest)), ID: fmt.Sprint(i)}
+					comes, lasts, takes, isFree := rng.IntN(spread), rng.IntN(8_000), rng.IntN(2) == 0, rng.IntN(6) == 0
 					wg.Go(func() {
 						pass(time.Duration(comes) * time.Microsecond)
 						reqs, states := []store.Request{r}, make([]store.State, 1)

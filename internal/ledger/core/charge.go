@@ -310,9 +310,8 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		reply.KeepPenalty(r.Limit, b.known)
 		b.noteSoleWriter(r, reply, st.Now, m)
-	} else if reply.Content[confirmedUsed] = st.Used; mayLack(p.at, b.extras().took) {
-		// A take may have come later, and been answered first.
-		reply.Content[confirmedUsed] = max(st.Used, b.known.Content[confirmedUsed])
+	} else {
+		reply.Content[confirmedUsed] = b.countAt(st.Used, p.at)
 	}
 	b.confirm(reply, p.at)
 	if b.check != nil {

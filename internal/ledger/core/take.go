@@ -63,9 +63,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case r.Cost == 0:
 		return b.showUnheard(r, st, true), refund
 	}
-	if b.check != nil {
-		b.check.landed += r.Cost
-	}
+	b.check.noteTake(r, st)
 	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
 		// The charge in flight counts on top of the take, which the base of the charge lacks.
 		b.pending.base.Charge(r, r.Cost, st.Now)
