@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -302,7 +303,7 @@ func TestCLILive(t *testing.T) {
 		select {
 		case err := <-ended:
 			must(t, fmt.Sprint(args, " after an interrupt"), err)
-		case <-time.After(caddytest.WaitLimit):
+		case <-time.After(caddytest.Patience):
 			_ = cmd.Process.Kill()
 			t.Fatalf("%v does not end", args)
 		}
@@ -367,4 +368,27 @@ func TestModulesAreListed(t *testing.T) {
 	} {
 		must(t, "list-modules", want(module+" listed", strings.Contains("\n"+string(output), "\n"+module+"\n"), true))
 	}
+}
+
+// TestCommandsCallAgain where the connection was reset before an answer, as Linux does at a reload to those that wait
+// at the endpoint of the old config.
+func TestCommandsCallAgain(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	admin := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })}
+	t.Cleanup(func() { _ = admin.Close() })
+	calls := make(chan struct{}, 2)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		calls <- struct{}{}
+		_ = conn.(*net.TCPConn).SetLinger(0)
+		_ = conn.Close()
+		_ = admin.Serve(listener)
+	}()
+	text, errOut, code := command(t, "blocks", "--json", "--address", listener.Addr().String())
+	must(t, text+errOut, errors.Join(want("exit code", code, 0), want("connections that were reset", len(calls), 1)))
 }

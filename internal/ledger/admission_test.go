@@ -451,3 +451,58 @@ func TestBatchesSaveCalls(t *testing.T) {
 		}
 	}
 }
+
+// TestChecksAndTakesTogetherKeepTheLimit sends requests that check and are charged afterwards among requests that take,
+// as a site and rate_limit_service do with one bucket.
+func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
+	for _, kind := range kinds {
+		for seed := range uint64(150) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSimulation(seed)
+				l := New(NewRegistry(nil), s, Options{})
+				defer l.Leave()
+				limit := kind
+				limit.Zone, limit.Window = "zone", 100*time.Hour
+				rng := rand.New(rand.NewPCG(seed, 9))
+				const events = 17
+				spread, dearest := 5_000*(1+int(seed)%8), 1+int(seed)%3
+				var wg sync.WaitGroup
+				for i := range 60 {
+					r := store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1 + int64(rng.IntN(dearest)), ID: fmt.Sprint(i)}
+					comes, lasts, takes, isFree := rng.IntN(spread), rng.IntN(8_000), rng.IntN(2) == 0, rng.IntN(6) == 0
+					wg.Go(func() {
+						pass(time.Duration(comes) * time.Microsecond)
+						reqs, states := []store.Request{r}, make([]store.State, 1)
+						ask := l.Admit
+						if takes {
+							ask = l.Take
+						}
+						if ask(context.Background(), reqs, states); states[0].Err != nil || !states[0].Allowed {
+							return
+						}
+						if !takes {
+							pass(time.Duration(lasts) * time.Microsecond)
+						}
+						switch {
+						case !takes && isFree:
+							reqs[0].Cost = 0
+							l.Settle(reqs, []int64{1})
+						case !takes:
+							l.Settle(reqs, nil)
+						case isFree:
+							reqs[0].Receipt = states[0].Receipt
+							l.RefundDetached(reqs)
+						}
+					})
+				}
+				wg.Wait()
+				l.Flush(t.Context())
+				pass(3 * time.Second)
+				synctest.Wait()
+				if used := s.used(store.Request{Limit: &limit, ClientKey: "alice", Events: events}); used > events {
+					t.Errorf("%s, align %t, seed %d: %d are used of %d", limit.Algorithm, limit.Align, seed, used, events)
+				}
+			})
+		}
+	}
+}

@@ -55,6 +55,25 @@ type check struct {
 	// landed is the cost of charges and takes confirmed since the check was sent.
 	// The answer may count it or not.
 	landed int64
+	// taken is the highest count that an allowed take was answered with since then: it has takes whose
+	// answers are on their way, which the answer to the check may lack too.
+	taken int64
+}
+
+// noteTake notes that an answer to a take has come while the check is in flight.
+func (c *check) noteTake(r *store.Request, st *store.State) {
+	if c != nil {
+		c.landed += r.Cost
+		c.taken = max(c.taken, st.Used)
+	}
+}
+
+// unclear is what an answer to the check with that count may lack.
+func (c *check) unclear(answer *store.State) int64 {
+	if answer == nil {
+		return c.landed
+	}
+	return max(c.landed, c.taken-answer.Used)
 }
 
 var checks = sync.Pool{New: func() any { return new(check) }}
@@ -179,7 +198,7 @@ func (b *Bucket) Answered(w Waiter, answer store.State, c *Check, m *Moment) Do 
 		isStale = !c.Repeated
 	}
 	if isStale && b.canReach(m) {
-		b.check.landed = 0
+		b.check.landed, b.check.taken = 0, 0
 		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true}
 		return CheckPrimary
 	}

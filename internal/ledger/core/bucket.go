@@ -166,7 +166,8 @@ type extra struct {
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
-	// landed is the cost of all charges that were answered while a take was in flight.
+	// landed is the cost of all charges that were answered while a take was in flight, and of refused takes that
+	// stand for charges.
 	landed int64
 	// loose is cost of unknown outcome that known lacks, because no window was
 	// known to be open.
@@ -417,7 +418,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		b.noteRefusal(r, st)
 		if !st.Replica && !overlaps {
-			b.known.Content[confirmedUsed] = st.Used
+			b.known.Content[confirmedUsed] = b.countAt(st.Used, asked)
 			b.confirm(b.known, asked)
 			b.showKnown()
 		}
@@ -446,6 +447,15 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 	}
 	b.keepUntil(r, m)
 	return stale
+}
+
+// countAt is the count of an answer asked for at that instant, where buckets cannot be copied: a take may
+// have come later, and been answered first.
+func (b *Bucket) countAt(used, asked int64) int64 {
+	if mayLack(asked, b.extras().took) {
+		return max(used, b.known.Content[confirmedUsed])
+	}
+	return used
 }
 
 // showKnown makes views show what is known.
@@ -562,7 +572,8 @@ type view struct {
 func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 	v := view{req: r, known: b.known, answer: answer, now: now, flight: b.flight + b.extras().loose}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() && b.check != nil {
-		v.flight, v.unclear = v.flight+b.check.landed, b.check.landed
+		v.unclear = b.check.unclear(answer)
+		v.flight += v.unclear
 	}
 	p := b.pending
 	if p == nil {
@@ -573,6 +584,8 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 	switch {
 	case b.countsInOpenWindow(p, r.Limit, now):
 		// Later answers may count the charge in flight, and lack the waiting one.
+		hidden := b.hiddenCharge(r, now)
+		v.flight, v.unclear = v.flight+hidden, v.unclear+hidden
 		v.known.Charge(r, waiting, now)
 		v.known = p.withCharge(r, all, v.known, now)
 	case v.known.IsOpen(r.Limit, now):
@@ -582,6 +595,18 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 		v.flight, v.unclear = v.flight+all, v.unclear+p.cost
 	}
 	return v
+}
+
+// hiddenCharge is how much of the charge in flight known may lack, although it counts more than when the charge was
+// sent: takes whose answers are on their way may be the reason.
+func (b *Bucket) hiddenCharge(r *store.Request, now int64) int64 {
+	p := b.pending
+	if p.cost == 0 || b.taking == 0 {
+		return 0
+	}
+	base, known := p.base.View(r, 0, now).Used, b.known.View(r, 0, now).Used
+	seen := max(base+p.cost, known)
+	return max(base+min(known-base, b.taking)+p.cost-seen, 0)
 }
 
 // countsInOpenWindow reports whether the charge in flight counts in the open window.

@@ -247,8 +247,8 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
-	if b.taking > 0 && !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
-		b.ensureExtra().landed += cost
+	if !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
+		b.noteLanded(cost)
 	}
 	b.written = m.Now
 	switch {
@@ -281,6 +281,13 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	return n
 }
 
+// noteLanded notes a charge for the takes in flight: the store may have counted it after them.
+func (b *Bucket) noteLanded(cost int64) {
+	if b.taking > 0 {
+		b.ensureExtra().landed += cost
+	}
+}
+
 // averageDelivery is a moving average of how long charges take, once another one took so long.
 func (m *Moment) averageDelivery(took int64) int64 {
 	if m.Delivery == 0 {
@@ -303,9 +310,8 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		reply.KeepPenalty(r.Limit, b.known)
 		b.noteSoleWriter(r, reply, st.Now, m)
-	} else if reply.Content[confirmedUsed] = st.Used; mayLack(p.at, b.extras().took) {
-		// A take may have come later, and been answered first.
-		reply.Content[confirmedUsed] = max(st.Used, b.known.Content[confirmedUsed])
+	} else {
+		reply.Content[confirmedUsed] = b.countAt(st.Used, p.at)
 	}
 	b.confirm(reply, p.at)
 	if b.check != nil {

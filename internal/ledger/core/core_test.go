@@ -198,6 +198,51 @@ func TestTakesBesideACharge(t *testing.T) {
 	}
 }
 
+// TestChecksBesideTakes: of takes whose answers are on their way, later ones' answers tell, which a check may lack. Nor
+// is the charge in flight what they count.
+func TestChecksBesideTakes(t *testing.T) {
+	const now = 1_000_000
+	word := func(limit, used int64) *store.State {
+		return &store.State{Allowed: true, Limit: limit, Used: used, Remaining: max(limit-used, 0), Now: now, Content: store.Content{used, 2 * now}}
+	}
+	t.Run("the answer to a check lacks them", func(t *testing.T) {
+		for limit, want := range map[int64]Do{9: AwaitCharge, 10: Nothing} {
+			m, r := &Moment{Now: now}, requestOf("alice", limit)
+			r.Limit.Algorithm = store.SlidingLog
+			b := New(0, m)
+			var check Check
+			var st store.State
+			if do := b.Ask(Waiter{Request: &r, State: &st}, &check, m); do != CheckReplica && do != CheckPrimary {
+				t.Fatalf("a request that asks has to do %d, want a check", do)
+			}
+			// The store counts the take that comes first as the eighth.
+			b.TakeSent(&r)
+			mark := b.TakeSent(&r)
+			b.TakeAnswered(&r, word(limit, 9), now, mark, m)
+			if do := b.Answered(Waiter{Request: &r, State: &st}, *word(limit, 7), &check, m); do != want || st.Allowed != (want == Nothing) {
+				t.Errorf("with a limit of %d there is %d to do, and it is allowed: %t; want %d", limit, do, st.Allowed, want)
+			}
+		}
+	})
+	t.Run("a charge may be counted after them", func(t *testing.T) {
+		for limit, want := range map[int64][2]judgement{6: {full, full}, 7: {unclear, full}, 8: {fits, fits}} {
+			m, r := &Moment{Now: now}, requestOf("alice", limit)
+			b := New(0, m)
+			b.hear(&r, word(limit, 4), now-1, m)
+			b.Settle([]store.Request{r}, 0, m)
+			first, second := b.TakeSent(&r), b.TakeSent(&r)
+			b.TakeAnswered(&r, word(limit, 6), now, second, m)
+			if j := b.judge(&r, new(store.State), now, m); j != want[0] {
+				t.Errorf("with a limit of %d a request is judged %d while a take is in flight, want %d", limit, j, want[0])
+			}
+			b.TakeAnswered(&r, word(limit, 5), now, first, m)
+			if j := b.judge(&r, new(store.State), now, m); j != want[1] {
+				t.Errorf("with a limit of %d a request is judged %d after all takes, want %d", limit, j, want[1])
+			}
+		}
+	})
+}
+
 // TestPendingChargesAddToOthers: pending charges count on top of the cost that other
 // processes have spent.
 func TestPendingChargesAddToOthers(t *testing.T) {

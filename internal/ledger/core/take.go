@@ -63,8 +63,10 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case r.Cost == 0:
 		return b.showUnheard(r, st, true), refund
 	}
-	if b.check != nil {
-		b.check.landed += r.Cost
+	b.check.noteTake(r, st)
+	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
+		// The charge in flight counts on top of the take, which the base of the charge lacks.
+		b.pending.base.Charge(r, r.Cost, st.Now)
 	}
 	own := b.extras().own
 	b.countOwn(r, m)
@@ -93,7 +95,10 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 	case j == fits:
 		return Nothing, refund
 	}
-	if !b.offset(r.Cost, m) {
+	if b.offset(r.Cost, m) {
+		// The take stands for a charge.
+		b.noteLanded(r.Cost)
+	} else {
 		refund = *r
 		refund.Receipt = st.Receipt
 	}
