@@ -486,7 +486,7 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 						switch {
 						case !takes && isFree:
 							reqs[0].Cost = 0
-							l.Settle(reqs, []int64{1})
+							l.Settle(reqs, []int64{r.Cost})
 						case !takes:
 							l.Settle(reqs, nil)
 						case isFree:
