@@ -472,12 +472,11 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 					comes, lasts, takes, isFree := rng.IntN(spread), rng.IntN(8_000), rng.IntN(2) == 0, rng.IntN(6) == 0
 					wg.Go(func() {
 						pass(time.Duration(comes) * time.Microsecond)
-						reqs, states := []store.Request{r}, make([]store.State, 1)
-						ask := l.Admit
+						a, decide := &store.Ask{Request: r}, l.Admit
 						if takes {
-							ask = l.Take
+							decide = l.Take
 						}
-						if ask(context.Background(), reqs, states); states[0].Err != nil || !states[0].Allowed {
+						if decide(context.Background(), []*store.Ask{a}); a.Err != nil || !a.Allowed {
 							return
 						}
 						if !takes {
@@ -485,13 +484,14 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 						}
 						switch {
 						case !takes && isFree:
-							reqs[0].Cost = 0
-							l.Settle(reqs, []int64{r.Cost})
+							held := r.Cost
+							r.Cost = 0
+							l.Settle([]store.Request{r}, []int64{held})
 						case !takes:
-							l.Settle(reqs, nil)
+							l.Settle([]store.Request{r}, nil)
 						case isFree:
-							reqs[0].Receipt = states[0].Receipt
-							l.RefundDetached(reqs)
+							r.Receipt = a.State.Receipt
+							l.RefundDetached([]store.Request{r})
 						}
 					})
 				}
