@@ -55,16 +55,16 @@ type check struct {
 	// landed is the cost of charges and takes confirmed since the check was sent.
 	// The answer may count it or not.
 	landed int64
-	// taken is the highest count that an allowed take was answered with since then: it has takes whose
-	// answers are on their way, which the answer to the check may lack too.
-	taken int64
+	// counted is the highest count that one of them was answered with: it has takes whose answers are on their
+	// way, which the answer to the check may lack too.
+	counted int64
 }
 
-// noteTake notes that an answer to a take has come while the check is in flight.
-func (c *check) noteTake(r *store.Request, st *store.State) {
+// noteLanded notes a charge or an allowed take that was answered with a count while the check is in flight.
+func (c *check) noteLanded(cost, counted int64) {
 	if c != nil {
-		c.landed += r.Cost
-		c.taken = max(c.taken, st.Used)
+		c.landed += cost
+		c.counted = max(c.counted, counted)
 	}
 }
 
@@ -73,7 +73,7 @@ func (c *check) unclear(answer *store.State) int64 {
 	if answer == nil {
 		return c.landed
 	}
-	return max(c.landed, c.taken-answer.Used)
+	return max(c.landed, c.counted-answer.Used)
 }
 
 var checks = sync.Pool{New: func() any { return new(check) }}
@@ -198,9 +198,12 @@ func (b *Bucket) Answered(w Waiter, answer store.State, c *Check, m *Moment) Do 
 		isStale = !c.Repeated
 	}
 	if isStale && b.canReach(m) {
-		b.check.landed, b.check.taken = 0, 0
+		b.check.landed, b.check.counted = 0, 0
 		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true}
 		return CheckPrimary
+	}
+	if !algorithm.Of(w.Request.Limit.Algorithm).Copies() {
+		b.known.Content[confirmedUsed] = max(b.known.Content[confirmedUsed], b.check.counted)
 	}
 	do := Nothing
 	if b.admit(w.Request, w.State, &answer, m) == unclear {

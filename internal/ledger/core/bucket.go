@@ -418,7 +418,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		b.noteRefusal(r, st)
 		if !st.Replica && !overlaps {
-			b.known.Content[confirmedUsed] = b.countAt(st.Used, asked)
+			b.known.Content[confirmedUsed] = st.Used
 			b.confirm(b.known, asked)
 			b.showKnown()
 		}
@@ -447,15 +447,6 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 	}
 	b.keepUntil(r, m)
 	return stale
-}
-
-// countAt is the count of an answer asked for at that instant, where buckets cannot be copied: a take may
-// have come later, and been answered first.
-func (b *Bucket) countAt(used, asked int64) int64 {
-	if mayLack(asked, b.extras().took) {
-		return max(used, b.known.Content[confirmedUsed])
-	}
-	return used
 }
 
 // showKnown makes views show what is known.
@@ -604,7 +595,7 @@ func (b *Bucket) hiddenCharge(r *store.Request, now int64) int64 {
 	if p.cost == 0 || b.taking == 0 {
 		return 0
 	}
-	base, known := p.base.View(r, 0, now).Used, b.known.View(r, 0, now).Used
+	base, known := p.base.View(r, 0, now).Used+p.took, b.known.View(r, 0, now).Used
 	seen := max(base+p.cost, known)
 	return max(base+min(known-base, b.taking)+p.cost-seen, 0)
 }

@@ -34,8 +34,10 @@ type pending struct {
 	// at is when the charge in flight was sent, or when those that wait were noted; expires
 	// is when it counts no more.
 	at, expires int64
-	// base is what was known at that instant; age is that of a charge that had waited.
+	// base is what was known at that instant; took is the cost of takes answered since, which it lacks; age is that
+	// of a charge that had waited.
 	base algorithm.Known
+	took int64
 	age  *age
 	// heard sums up the answers since the charge was sent; nil without one.
 	heard *algorithm.Known
@@ -99,11 +101,19 @@ func (p *pending) left(now int64) int64 {
 	return p.cost + p.waiting.left(now)
 }
 
-// withCharge is what was known when the charge was sent, with a cost charged on top,
+// noteTake notes a take that was answered while the charge is in flight, unless the base has it: a later take's
+// answer told of it.
+func (p *pending) noteTake(r *store.Request, st *store.State, asked int64) {
+	if asked >= p.at || st.Used > p.base.View(r, 0, st.Now).Used {
+		p.took += r.Cost
+	}
+}
+
+// withCharge is what was known when the charge was sent, with a cost and that of takes charged on top,
 // raised by what is known now.
 func (p *pending) withCharge(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
 	base := p.base
-	base.Charge(r, cost, now)
+	base.Charge(r, cost+min(p.took, store.MaxInteger-cost), now)
 	base.Raise(r.Limit, known, now)
 	return base
 }
@@ -243,7 +253,7 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	requests, cost, heard := p.requests, p.cost, p.heard
 	arrived, delivery := p.transit.Arrived, int64(0)
 	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
-	defer func() { n.Arrived, n.Delivery = arrived, delivery }()
+	defer func() { p.took, n.Arrived, n.Delivery = 0, arrived, delivery }()
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
@@ -310,13 +320,12 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 	if algorithm.Of(r.Limit.Algorithm).Copies() {
 		reply.KeepPenalty(r.Limit, b.known)
 		b.noteSoleWriter(r, reply, st.Now, m)
-	} else {
-		reply.Content[confirmedUsed] = b.countAt(st.Used, p.at)
+	} else if reply.Content[confirmedUsed] = st.Used; mayLack(p.at, b.extras().took) {
+		// A take may have come later, and been answered first.
+		reply.Content[confirmedUsed] = max(st.Used, b.known.Content[confirmedUsed])
 	}
 	b.confirm(reply, p.at)
-	if b.check != nil {
-		b.check.landed += cost
-	}
+	b.check.noteLanded(cost, st.Used)
 	if heard != nil {
 		if b.known.Raise(r.Limit, *heard, st.Now); b.known != reply {
 			b.soleWriter = 0

@@ -198,49 +198,76 @@ func TestTakesBesideACharge(t *testing.T) {
 	}
 }
 
-// TestChecksBesideTakes: of takes whose answers are on their way, later ones' answers tell, which a check may lack. Nor
-// is the charge in flight what they count.
+// TestChecksBesideTakes: takes whose answers are on their way are counted in later answers, of which the answer to a
+// check may know nothing. Nor is the charge in flight what such an answer counts.
 func TestChecksBesideTakes(t *testing.T) {
 	const now = 1_000_000
 	word := func(limit, used int64) *store.State {
 		return &store.State{Allowed: true, Limit: limit, Used: used, Remaining: max(limit-used, 0), Now: now, Content: store.Content{used, 2 * now}}
 	}
-	t.Run("the answer to a check lacks them", func(t *testing.T) {
-		for limit, want := range map[int64]Do{9: AwaitCharge, 10: Nothing} {
+	for name, c := range map[string]struct {
+		charges bool
+		want    map[int64]Do
+	}{
+		"the answer to a check lacks takes":              {want: map[int64]Do{9: AwaitCharge, 10: Nothing}},
+		"the answer to a check lacks takes and a charge": {charges: true, want: map[int64]Do{10: AwaitCharge, 11: Nothing}},
+	} {
+		for limit, want := range c.want {
 			m, r := &Moment{Now: now}, requestOf("alice", limit)
 			r.Limit.Algorithm = store.SlidingLog
 			b := New(0, m)
+			if c.charges {
+				b.Settle([]store.Request{r}, 0, m)
+			}
 			var check Check
 			var st store.State
 			if do := b.Ask(Waiter{Request: &r, State: &st}, &check, m); do != CheckReplica && do != CheckPrimary {
-				t.Fatalf("a request that asks has to do %d, want a check", do)
+				t.Fatalf("%s: a request that asks has to do %d, want a check", name, do)
 			}
-			// The store counts the take that comes first as the eighth.
+			// The store counts the take that comes first as the eighth, and the charge as the tenth.
 			b.TakeSent(&r)
 			mark := b.TakeSent(&r)
 			b.TakeAnswered(&r, word(limit, 9), now, mark, m)
+			if c.charges {
+				b.Delivered(&r, word(limit, 10), m)
+			}
 			if do := b.Answered(Waiter{Request: &r, State: &st}, *word(limit, 7), &check, m); do != want || st.Allowed != (want == Nothing) {
-				t.Errorf("with a limit of %d there is %d to do, and it is allowed: %t; want %d", limit, do, st.Allowed, want)
+				t.Errorf("%s: with a limit of %d there is %d to do, and it is allowed: %t; want %d", name, limit, do, st.Allowed, want)
 			}
 		}
-	})
-	t.Run("a charge may be counted after them", func(t *testing.T) {
-		for limit, want := range map[int64][2]judgement{6: {full, full}, 7: {unclear, full}, 8: {fits, fits}} {
+	}
+	for limit, want := range map[int64][2]judgement{6: {full, full}, 7: {unclear, full}, 8: {fits, fits}} {
+		for _, chargeFirst := range []bool{false, true} {
 			m, r := &Moment{Now: now}, requestOf("alice", limit)
 			b := New(0, m)
 			b.hear(&r, word(limit, 4), now-1, m)
-			b.Settle([]store.Request{r}, 0, m)
-			first, second := b.TakeSent(&r), b.TakeSent(&r)
+			var first, second int64
+			if chargeFirst {
+				b.Settle([]store.Request{r}, 0, m)
+			}
+			first, second = b.TakeSent(&r), b.TakeSent(&r)
 			b.TakeAnswered(&r, word(limit, 6), now, second, m)
+			want := want
+			if !chargeFirst {
+				// What is known has both takes when the charge is sent.
+				m.Now++
+				b.Settle([]store.Request{r}, 0, m)
+				want[0] = want[1]
+			}
 			if j := b.judge(&r, new(store.State), now, m); j != want[0] {
-				t.Errorf("with a limit of %d a request is judged %d while a take is in flight, want %d", limit, j, want[0])
+				t.Errorf("charge first %t: with a limit of %d a request is judged %d while a take is in flight, want %d", chargeFirst, limit, j, want[0])
+			}
+			look, st := r, word(limit, 6)
+			look.Cost = 0
+			if do := b.showUnheard(&look, st, true); do != Nothing || st.Used < 6 || st.Used > 7 {
+				t.Errorf("charge first %t: a look shows a count of %d, and has to do %d; want 6 or 7 at once", chargeFirst, st.Used, do)
 			}
 			b.TakeAnswered(&r, word(limit, 5), now, first, m)
 			if j := b.judge(&r, new(store.State), now, m); j != want[1] {
-				t.Errorf("with a limit of %d a request is judged %d after all takes, want %d", limit, j, want[1])
+				t.Errorf("charge first %t: with a limit of %d a request is judged %d after all takes, want %d", chargeFirst, limit, j, want[1])
 			}
 		}
-	})
+	}
 }
 
 // TestPendingChargesAddToOthers: pending charges count on top of the cost that other

@@ -94,7 +94,7 @@ func (b *Bucket) asShown(limit *store.Limit) Bucket {
 	}
 	if c.pending != nil {
 		p := *c.pending
-		p.base, c.pending = c.known, &p
+		p.base, p.took, c.pending = c.known, 0, &p
 	}
 	return c
 }
@@ -274,7 +274,7 @@ func (b *Bucket) ResetDone(m *Moment) {
 	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
 	b.receive(wholeBucket, m)
 	if p := b.pending; p != nil {
-		p.base, p.heard, p.waiting = algorithm.Known{}, nil, nil
+		p.base, p.took, p.heard, p.waiting = algorithm.Known{}, 0, nil, nil
 		if p.isStale = p.phase == sent; !p.isStale {
 			b.pending = nil
 		}

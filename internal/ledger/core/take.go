@@ -63,10 +63,9 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case r.Cost == 0:
 		return b.showUnheard(r, st, true), refund
 	}
-	b.check.noteTake(r, st)
+	b.check.noteLanded(r.Cost, st.Used)
 	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
-		// The charge in flight counts on top of the take, which the base of the charge lacks.
-		b.pending.base.Charge(r, r.Cost, st.Now)
+		b.pending.noteTake(r, st, asked)
 	}
 	own := b.extras().own
 	b.countOwn(r, m)
@@ -155,7 +154,7 @@ func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, may
 func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do {
 	shown := *st
 	v := b.viewOf(r, &shown, st.Now)
-	if algorithm.Of(r.Limit.Algorithm).Copies() && v.unclear > 0 {
+	if algorithm.Of(r.Limit.Algorithm).Copies() && v.unclear > 0 && !b.countsInOpenWindow(b.pending, r.Limit, st.Now) {
 		if mayWait {
 			return AwaitCharge
 		}
