@@ -92,12 +92,12 @@ type Remote interface {
 	// by its place in reqs, maybe before ChargeReported returns, and must be quick. The
 	// caller handles what could not be delivered. If report is nil, the store counts and
 	// logs that.
-	ChargeReported(reqs []Request, report func(i int, st State))
+	ChargeReported(reqs []*Request, report func(i int, st State))
 	// RefundReported is the same for Refund.
-	RefundReported(reqs []Request, report func(i int, st State))
+	RefundReported(reqs []*Request, report func(i int, st State))
 	// PenalizeDetached is Penalize without waiting. What could not be delivered is counted
 	// and logged by the store.
-	PenalizeDetached(reqs []Request)
+	PenalizeDetached(reqs []*Request)
 
 	// Owner is the name of the shard that keeps the client's buckets.
 	Owner(clientKey string) string

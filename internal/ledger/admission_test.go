@@ -38,7 +38,7 @@ func (c *steady) come(n int) (checks int) {
 	for range n {
 		st := admit(c.ledger, c.req)
 		if st.Err == nil && st.Allowed {
-			c.ledger.Settle([]store.Request{c.req}, nil)
+			c.ledger.Settle([]*store.Request{new(c.req)}, nil)
 		}
 		pass(100 * time.Millisecond)
 	}
@@ -148,7 +148,7 @@ func (c *steady) visit(n int, pause time.Duration) (checks int) {
 	before := c.sim.checks
 	for range n {
 		if st := admit(c.ledger, c.req); st.Allowed {
-			c.ledger.Settle([]store.Request{c.req}, nil)
+			c.ledger.Settle([]*store.Request{new(c.req)}, nil)
 		}
 		pass(pause)
 	}
@@ -192,7 +192,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 			if !first.Allowed {
 				t.Errorf("the first of two gets %+v", first)
 			}
-			c.ledger.Settle([]store.Request{c.req}, nil)
+			c.ledger.Settle([]*store.Request{new(c.req)}, nil)
 			pass(time.Second)
 		})
 		for _, isFree := range []bool{false, true} {
@@ -221,7 +221,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 							if isFree {
 								r.Cost = 0
 							}
-							c.ledger.Settle([]store.Request{r}, []int64{1})
+							c.ledger.Settle([]*store.Request{new(r)}, []int64{1})
 						}
 						pass(time.Second)
 					}
@@ -370,7 +370,7 @@ func TestSoleWriterCostsOnlyCharges(t *testing.T) {
 							t.Errorf("%+v", st)
 						}
 						pass(2 * time.Millisecond)
-						l.Settle([]store.Request{r}, nil)
+						l.Settle([]*store.Request{new(r)}, nil)
 					})
 					pass(time.Second / perSecond)
 				}
@@ -486,12 +486,12 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 						case !takes && isFree:
 							held := r.Cost
 							r.Cost = 0
-							l.Settle([]store.Request{r}, []int64{held})
+							l.Settle([]*store.Request{new(r)}, []int64{held})
 						case !takes:
-							l.Settle([]store.Request{r}, nil)
+							l.Settle([]*store.Request{new(r)}, nil)
 						case isFree:
 							r.Receipt = a.State.Receipt
-							l.RefundDetached([]store.Request{r})
+							l.RefundDetached([]*store.Request{new(r)})
 						}
 					})
 				}

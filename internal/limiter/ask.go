@@ -569,7 +569,8 @@ func (s *spend) take() {
 // it once they decide.
 func (z *inZone) mirror() {
 	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.open.IsRemote {
-		z.open.Local.Charge([]store.Request{z.localRequest()})
+		req := z.localRequest()
+		z.open.Local.Charge([]*store.Request{&req})
 		z.alone = localMirrored
 	}
 }

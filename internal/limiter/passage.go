@@ -39,13 +39,13 @@ func (p *Passage) Reuse(w http.ResponseWriter) {
 
 // reuse makes t the empty tracker of another request. Its first evaluation keeps its room.
 func (t *tracker) reuse(w http.ResponseWriter) {
-	room, zones, asks, charges := t.first.room, t.first.zones, t.first.asks, t.first.charges
+	room, zones, asks, posts := t.first.room, t.first.zones, t.first.asks, t.first.posts
 	clear(room)
 	clear(zones[:cap(zones)])
 	clear(asks[:cap(asks)])
-	clear(charges[:cap(charges)])
+	clear(posts[:cap(posts)])
 	*t = tracker{}
-	t.first.use(room, zones, asks, charges)
+	t.first.use(room, zones, asks, posts)
 	t.ResponseWriter, t.own = w, t.room[:0]
 }
 

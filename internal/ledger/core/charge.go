@@ -59,7 +59,9 @@ type Transit struct {
 
 // mergedCharge is a charge for several requests.
 type mergedCharge struct {
-	req      [1]store.Request
+	req store.Request
+	// sent has the request, to be sent.
+	sent     [1]*store.Request
 	requests int64
 	expires  int64
 	age      age
@@ -70,7 +72,7 @@ type Next struct {
 	// Do is Nothing, Send, Hold or Retry.
 	Do Do
 	// Charge is what is to be sent: one request. Transit is for the driver to note its way.
-	Charge  []store.Request
+	Charge  []*store.Request
 	Transit *Transit
 	// Arrived is the channel of the charge that was answered, to be closed, or nil; Delivery is
 	// that of [Moment] from now on, or 0 if it stays.
@@ -129,8 +131,8 @@ func (p *pending) note(limit *store.Limit, answer algorithm.Known, storeNow int6
 }
 
 // Settle ends what a request holds in flight, and notes its charge, of which there is one.
-func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
-	r := &req[0]
+func (b *Bucket) Settle(req []*store.Request, hold int64, m *Moment) (n Next) {
+	r := req[0]
 	b.flight -= hold
 	if r.Cost == 0 {
 		return n
@@ -140,8 +142,8 @@ func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
 }
 
 // Charge notes a charge, of a cost that counts here already.
-func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
-	r := &req[0]
+func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
+	r := req[0]
 	expires := b.expiryOf(r, m)
 	b.keepUntil(r, m)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
@@ -163,7 +165,7 @@ func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
 	}
 	b.addWaiting(r, 1, expires, m)
 	// The newer request has the limit that holds now.
-	merged := &b.pending.waiting.req[0]
+	merged := &b.pending.waiting.req
 	cost, events := merged.Cost, merged.Events
 	*merged = *r
 	merged.Cost, merged.Events = cost, events
@@ -228,11 +230,11 @@ func (b *Bucket) addWaiting(r *store.Request, requests, expires int64, m *Moment
 		w.merge(r, requests, expires)
 		return
 	}
-	b.pending.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
+	b.pending.waiting = &mergedCharge{req: *r, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
 }
 
 func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
-	own := &w.req[0]
+	own := &w.req
 	own.Events = algorithm.MergedEvents(own, r)
 	own.Cost += min(r.Cost, store.MaxInteger-own.Cost)
 	w.requests += requests
@@ -282,7 +284,7 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		b.waitAgain(r, requests, m)
 		return Next{Do: Retry}
 	}
-	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req[0], m) {
+	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req, m) {
 		p.phase, p.at, p.base = held, m.Now, b.known
 		n.Do = Hold
 		return n
@@ -372,10 +374,10 @@ func (b *Bucket) waitAgain(r *store.Request, requests int64, m *Moment) {
 	age := *p.age
 	w := p.waiting
 	if w == nil {
-		p.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: p.expires, age: age}
+		p.waiting = &mergedCharge{req: *r, requests: requests, expires: p.expires, age: age}
 		return
 	}
-	later := w.req[0]
+	later := w.req
 	later.Cost = w.left(m.Now)
 	age.least = min(age.least, w.age.least)
 	w.age = age
@@ -392,11 +394,12 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 		return
 	}
 	w.shrink(m.Now)
-	r := &w.req[0]
+	r := &w.req
 	p.phase, p.waiting, p.age = sent, nil, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
 	r.Until = b.openUntil(r, m)
-	n.Do, n.Charge, n.Transit = Send, w.req[:], &p.transit
+	w.sent[0] = r
+	n.Do, n.Charge, n.Transit = Send, w.sent[:], &p.transit
 }
 
 // Send sends what is held, or waits for its shard. What counts no more is given up. Do is
@@ -445,7 +448,7 @@ func (b *Bucket) GiveUp(err error) (n Next) {
 
 func (b *Bucket) dropWaiting(err error) (n Next) {
 	if w := b.pending.waiting; w != nil {
-		n = lost(&w.req[0], w.requests, err)
+		n = lost(&w.req, w.requests, err)
 		n.Do = GiveUp
 		b.pending.waiting = nil
 	}
@@ -460,7 +463,7 @@ func (b *Bucket) offset(cost int64, m *Moment) bool {
 		return false
 	}
 	p.waiting.shrink(m.Now)
-	r := &p.waiting.req[0]
+	r := &p.waiting.req
 	if r.Cost < cost {
 		return false
 	}
@@ -560,15 +563,15 @@ func wheelFrees(c store.Content, limit *store.Limit, most, now int64) int64 {
 
 // shrink makes the merged charges cost what still counts of them.
 func (w *mergedCharge) shrink(now int64) {
-	if left := w.left(now); left < w.req[0].Cost {
-		w.req[0].Cost, w.req[0].Events = left, w.age.least
+	if left := w.left(now); left < w.req.Cost {
+		w.req.Cost, w.req.Events = left, w.age.least
 	}
 }
 
 // left is how much of the merged charges still counts, and 1 at least, because charges of which
 // nothing counts expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
-	r, left := &w.req[0], int64(0)
+	r, left := &w.req, int64(0)
 	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
 	case algorithm.AtWindowEnd:
 		left = r.Cost

@@ -24,14 +24,14 @@ func TestNewerAnswersStay(t *testing.T) {
 	r := requestOf("alice", 100)
 	b := New(0, &Moment{Now: 1})
 	b.hear(&r, word(3), 1, &Moment{Now: 1})
-	b.Settle([]store.Request{r}, 0, &Moment{Now: 2})
+	b.Settle([]*store.Request{new(r)}, 0, &Moment{Now: 2})
 	b.hear(&r, word(7), 3, &Moment{Now: 3})
 	b.Delivered(&r, word(5), &Moment{Now: 3})
 	if used := b.known.Content[0]; used != 7 {
 		t.Errorf("known is a count of %d, want the primary's 7", used)
 	}
 	// The reply to a charge sent later does.
-	b.Settle([]store.Request{r}, 0, &Moment{Now: 4})
+	b.Settle([]*store.Request{new(r)}, 0, &Moment{Now: 4})
 	b.Delivered(&r, word(6), &Moment{Now: 5})
 	if used := b.known.Content[0]; used != 6 {
 		t.Errorf("known is a count of %d, want the 6 of the last reply", used)
@@ -47,7 +47,7 @@ func TestAnswerOfTheSameInstant(t *testing.T) {
 	}
 	r, m := requestOf("alice", 100), &Moment{Now: 1}
 	b := New(0, m)
-	b.Settle([]store.Request{r}, 0, m)
+	b.Settle([]*store.Request{new(r)}, 0, m)
 	b.Delivered(&r, word(5), m)
 	b.hear(&r, word(4), 1, m)
 	if used := b.known.Content[0]; used != 5 {
@@ -105,7 +105,7 @@ func TestLookShowsWhatIsOnItsWay(t *testing.T) {
 			look.Cost, charge.Cost = 0, 60
 			b := New(0, m)
 			b.hear(&look, word(c.others), now-1, m)
-			b.Settle([]store.Request{charge}, 0, m)
+			b.Settle([]*store.Request{new(charge)}, 0, m)
 			mark := b.TakeSent(&look)
 			asked := m.Now
 			if c.isConfirmed {
@@ -147,7 +147,7 @@ func TestTakesBesideACharge(t *testing.T) {
 			m := &Moment{Now: now}
 			b := New(0, m)
 			b.hear(&take, word(c.before), now-1, m)
-			b.Settle([]store.Request{take}, 0, m)
+			b.Settle([]*store.Request{new(take)}, 0, m)
 			var marks []int64
 			var answers []*store.State
 			used, charged := c.before, (*store.State)(nil)
@@ -217,7 +217,7 @@ func TestChecksBesideTakes(t *testing.T) {
 			r.Limit.Algorithm = store.SlidingLog
 			b := New(0, m)
 			if c.charges {
-				b.Settle([]store.Request{r}, 0, m)
+				b.Settle([]*store.Request{new(r)}, 0, m)
 			}
 			var check Check
 			var st store.State
@@ -243,7 +243,7 @@ func TestChecksBesideTakes(t *testing.T) {
 			b.hear(&r, word(limit, 4), now-1, m)
 			var first, second int64
 			if chargeFirst {
-				b.Settle([]store.Request{r}, 0, m)
+				b.Settle([]*store.Request{new(r)}, 0, m)
 			}
 			first, second = b.TakeSent(&r), b.TakeSent(&r)
 			b.TakeAnswered(&r, word(limit, 6), now, second, m)
@@ -251,7 +251,7 @@ func TestChecksBesideTakes(t *testing.T) {
 			if !chargeFirst {
 				// What is known has both takes when the charge is sent.
 				m.Now++
-				b.Settle([]store.Request{r}, 0, m)
+				b.Settle([]*store.Request{new(r)}, 0, m)
 				want[0] = want[1]
 			}
 			if j := b.judge(&r, new(store.State), now, m); j != want[0] {
@@ -275,7 +275,7 @@ func TestChecksBesideTakes(t *testing.T) {
 func TestPendingChargesAddToOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	b := Bucket{known: algorithm.Known{Content: store.Content{9, 100}}}
-	b.pending = &pending{base: algorithm.Known{Content: store.Content{3, 100}}, cost: 2, waiting: &mergedCharge{req: [1]store.Request{{Limit: r.Limit, Cost: 4}}}}
+	b.pending = &pending{base: algorithm.Known{Content: store.Content{3, 100}}, cost: 2, waiting: &mergedCharge{req: store.Request{Limit: r.Limit, Cost: 4}}}
 	v := b.viewOf(&r, nil, 50)
 	if st := v.ahead(0); st.Used != 9+4 {
 		t.Errorf("used is %d, want the 9 of the last reply and 4 pending", st.Used)
@@ -467,11 +467,11 @@ func TestWorth(t *testing.T) {
 		}, landing + 1, Idle},
 		"a charge that waits for its shard": {func(b *Bucket, m *Moment) {
 			r := requestOf("alice", 9)
-			b.Settle([]store.Request{r}, 0, m)
+			b.Settle([]*store.Request{new(r)}, 0, m)
 			b.Delivered(&r, &store.State{Err: store.ErrNotExecuted}, m)
 		}, 0, Owing},
 		"a charge in flight": {func(b *Bucket, m *Moment) {
-			b.Settle([]store.Request{requestOf("alice", 9)}, 0, m)
+			b.Settle([]*store.Request{new(requestOf("alice", 9))}, 0, m)
 		}, 0, InUse},
 	} {
 		m := &Moment{Now: now}
@@ -502,7 +502,7 @@ func TestClockWasAGuess(t *testing.T) {
 						if st := b.AskAlone(&r, m); !st.Allowed {
 							t.Fatalf("refused: %+v", st)
 						}
-						b.Settle([]store.Request{r}, 1, m)
+						b.Settle([]*store.Request{new(r)}, 1, m)
 					}
 					m.Now += 1000
 					asked := m.Now
@@ -548,7 +548,7 @@ func TestArithmeticOfEachAlgorithm(t *testing.T) {
 		r := requestOf("alice", 20)
 		r.Limit.Algorithm, r.Cost = a, 30
 		b := New(0, &Moment{Now: minute})
-		w := mergedCharge{req: [1]store.Request{r}, expires: 7, age: b.newAge(&r, b.known, minute)}
+		w := mergedCharge{req: r, expires: 7, age: b.newAge(&r, b.known, minute)}
 		if got := w.left(minute + minute/2); got != want.left {
 			t.Errorf("%s: %d are left, want %d", a, got, want.left)
 		}
@@ -596,7 +596,7 @@ func TestTakesAfterDecidingAlone(t *testing.T) {
 			if st := b.AskAlone(&r, m); !st.Allowed {
 				t.Fatalf("%v: alone: %+v", algo, st)
 			}
-			b.Settle([]store.Request{r}, r.Cost, m)
+			b.Settle([]*store.Request{new(r)}, r.Cost, m)
 			server.Charge(&r, r.Cost, m.Now)
 			st := server.View(&r, 0, m.Now)
 			st.Now, st.Content = m.Now, server.Content
