@@ -9,6 +9,9 @@ FUZZTIME          ?= 5s
 TEST               = $(GO) test -vet=off -ldflags=-w -shuffle=on -timeout 60m
 # Lists the packages with tests that make test runs. Those of the build tag check belong to make check.
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
+# What bench-quick runs with, and the packages that have benchmarks.
+BENCH_QUICK        = $(GO) test -vet=off -ldflags=-w -bench . -benchtime 1x
+LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-dir=contrib '^func Benchmark' . | sed 's,/[^/]*$$,,' | sort -u
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
@@ -21,8 +24,9 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# Tests of other packages that run without it: pairs of features, which it makes slow, and models.
-ALONE              = TestPairs|TestModel
+# Tests of other packages that run without it: pairs of features, which it makes slow, models, and commands, whose
+# processes do one thing at a time.
+ALONE              = TestPairs|TestModel|TestCLI.*|TestCheck|TestCheck(As|Finds|Of|Uses).*|TestDocumented(Commands|ACLRulesAreMinimal)|Test(OverrideCommands|RuleCommands|PasswordCommand|ReplayCommand)
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
@@ -76,7 +80,7 @@ check: export RACETIME = 40m
 check: ## run all tests, those of make test and all others, with the race detector where code runs concurrently: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
 	scripts/install-needed.sh
 	@$(MAKE) --no-print-directory race
-	@UNGUIDED=1 $(MAKE) --no-print-directory -j 2 -O unraced lab family fuzz-build-model
+	@UNGUIDED=1 $(MAKE) --no-print-directory -j 3 -O fuzz-build-model unraced lab family
 
 # Most of these compute, where family waits.
 fuzz-build-model:
@@ -155,8 +159,8 @@ bench: servers ## measure the limiter and its peers, and Redis beside Valkey, in
 
 bench-quick: ## run every benchmark for a moment, with the tests that what it measures is whole, and write nothing
 	scripts/install-needed.sh redis-server
-	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
-	cd lab && $(GO) test -run '$(MEASURES)' -bench . -benchtime 1x ./...
+	$(BENCH_QUICK) -run '^$$' $$($(LIST_BENCHMARKS))
+	cd lab && $(BENCH_QUICK) -run '$(MEASURES)' ./bench/... $$($(LIST_BENCHMARKS))
 	cd lab && $(GO) run . bench -quick
 
 algorithms: ## draw and measure the algorithms, into dist/evidence
