@@ -3,7 +3,7 @@
 GO                ?= go
 GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
-FUZZTIME          ?= 5s
+FUZZTIME          ?= 3s
 # Without what debuggers need, test binaries are linked in two thirds of the time. make lint vets. A package takes
 # two minutes, and twenty with a fifth of a machine.
 TEST               = $(GO) test -vet=off -ldflags=-w -shuffle=on -timeout 60m
