@@ -24,9 +24,9 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# Tests of other packages that run without it: pairs of features, which it makes slow, models, and commands, whose
-# processes do one thing at a time.
-ALONE              = TestPairs|TestModel|TestCLI.*|TestCheck|TestCheck(As|Finds|Of|Uses).*|TestDocumented(Commands|ACLRulesAreMinimal)|Test(OverrideCommands|RuleCommands|PasswordCommand|ReplayCommand)
+# Tests of other packages that run without the race detector: pairs of features, which it makes slow, models, and
+# commands, whose processes do one thing at a time.
+ALONE              = TestPairs|TestModel|TestCLI.*|TestCheck|TestCheck(As|Finds|Of|Uses).*|TestDocumentedCommands|Test(OverrideCommands|RuleCommands|ReplayCommand)
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.

@@ -162,6 +162,8 @@ type sight struct {
 	faults [faultKinds]error
 	// demoted is how many inspections in a row have shown that the primary that was found is a replica.
 	demoted int
+	// isTimed is set once the clock was found to be right.
+	isTimed bool
 }
 
 // mostDemoted is how many these are from which that is a fault: a failover takes a few.
@@ -188,7 +190,7 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	for _, l := range lanes {
 		l.NoteHidden(err)
 	}
-	middle := before.Add(time.Since(before) / 2)
+	took := time.Since(before)
 	s.mu.Lock()
 	was, met := s.met[l.Addr]
 	s.mu.Unlock()
@@ -198,13 +200,11 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 		if s.Finds() && l == at.Checks && i.isReplica() {
 			now = now.demotedAfter(was, i)
 		}
-		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
-			// Once for each start: a difference near the tolerance would be reported
-			// repeatedly.
-			if skew, ok := i.skew(middle); ok {
-				now.faults[faultClock] = clockFault(skew)
-			}
+		if now.id == was.id {
+			// Once for each start: a difference near the tolerance would come and go.
+			now.isTimed, now.faults[faultClock] = was.isTimed, was.faults[faultClock]
 		}
+		now.judgeClock(i, before, took)
 	} else if now.faults[faultAccess] = s.databaseFault(err); now.faults[faultAccess] == nil {
 		now.faults[faultAccess] = accessFault(err)
 	}
@@ -321,9 +321,20 @@ func modeFault(i info, inCluster bool) error {
 	return nil
 }
 
-// clockFault returns the fault of a server's clock with that lead, or nil.
-func clockFault(skew time.Duration) error {
-	if skew.Abs() <= clockTolerance {
+// judgeClock judges the server's clock, unless it was found to be right, by an INFO that was asked for then. What a
+// machine without time to spare delays says little, so a fault lasts until the next INFO.
+func (n *sight) judgeClock(i info, asked time.Time, took time.Duration) {
+	skew, ok := i.skew(asked.Add(took / 2))
+	if n.isTimed || !ok {
+		return
+	}
+	n.faults[faultClock] = clockFault(skew, took/2)
+	n.isTimed = n.faults[faultClock] == nil && took <= clockTolerance
+}
+
+// clockFault returns the fault of a server whose clock has that lead, give or take doubt, or nil.
+func clockFault(skew, doubt time.Duration) error {
+	if skew.Abs()-doubt <= clockTolerance {
 		return nil
 	}
 	return &wire.Fault{Problem: "its clock differs from this machine's by " + skew.Round(time.Millisecond).String(), Remedy: "let both follow a time server (NTP)"}
