@@ -10,7 +10,7 @@ TEST               = $(GO) test -vet=off -ldflags=-w -shuffle=on -timeout 60m
 # Lists the packages with tests that make test runs. Those of the build tag check belong to make check.
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
 # What bench-quick runs with, and the packages that have benchmarks.
-BENCH_QUICK        = $(GO) test -vet=off -ldflags=-w -bench . -benchtime 1x
+BENCH_QUICK        = $(TEST) -bench . -benchtime 1x
 LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-dir=contrib '^func Benchmark' . | sed 's,/[^/]*$$,,' | sort -u
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=

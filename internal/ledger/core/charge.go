@@ -101,8 +101,8 @@ func (p *pending) left(now int64) int64 {
 	return p.cost + p.waiting.left(now)
 }
 
-// noteTake notes a take that was answered while the charge is in flight, unless the base has it: a later take's
-// answer told of it.
+// noteTake notes a take that was answered while the charge is in flight, unless the base counts it, because a later
+// take was answered before it.
 func (p *pending) noteTake(r *store.Request, st *store.State, asked int64) {
 	if asked > p.at || st.Used > p.base.View(r, 0, st.Now).Used-p.took {
 		p.base.Charge(r, r.Cost, st.Now)

@@ -198,8 +198,8 @@ func TestTakesBesideACharge(t *testing.T) {
 	}
 }
 
-// TestChecksBesideTakes: takes whose answers are on their way are counted in later answers, of which the answer to a
-// check may know nothing. Nor is the charge in flight what such an answer counts.
+// TestChecksBesideTakes: later answers count takes whose own answers are on their way, which the answer to a check may
+// lack. They need not count the charge in flight.
 func TestChecksBesideTakes(t *testing.T) {
 	const now = 1_000_000
 	word := func(limit, used int64) *store.State {

@@ -162,8 +162,8 @@ type sight struct {
 	faults [faultKinds]error
 	// demoted is how many inspections in a row have shown that the primary that was found is a replica.
 	demoted int
-	// isTimed is set once the clock was found to be right.
-	isTimed bool
+	// isClockRight is set once the clock was found to be right.
+	isClockRight bool
 }
 
 // mostDemoted is how many these are from which that is a fault: a failover takes a few.
@@ -187,10 +187,10 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	l := lanes[0]
 	before := time.Now()
 	i, err = infoOf(ctx, l)
+	took := time.Since(before)
 	for _, l := range lanes {
 		l.NoteHidden(err)
 	}
-	took := time.Since(before)
 	s.mu.Lock()
 	was, met := s.met[l.Addr]
 	s.mu.Unlock()
@@ -202,7 +202,7 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 		}
 		if now.id == was.id {
 			// Once for each start: a difference near the tolerance would come and go.
-			now.isTimed, now.faults[faultClock] = was.isTimed, was.faults[faultClock]
+			now.isClockRight, now.faults[faultClock] = was.isClockRight, was.faults[faultClock]
 		}
 		now.judgeClock(i, before, took)
 	} else if now.faults[faultAccess] = s.databaseFault(err); now.faults[faultAccess] == nil {
@@ -321,15 +321,18 @@ func modeFault(i info, inCluster bool) error {
 	return nil
 }
 
-// judgeClock judges the server's clock, unless it was found to be right, by an INFO that was asked for then. What a
-// machine without time to spare delays says little, so a fault lasts until the next INFO.
+// judgeClock judges the server's clock by an INFO that was asked for at that instant, unless the clock was found to be
+// right before. A pause of this machine or of the server looks like a wrong clock, so each INFO may end a fault.
 func (n *sight) judgeClock(i info, asked time.Time, took time.Duration) {
 	skew, ok := i.skew(asked.Add(took / 2))
-	if n.isTimed || !ok {
+	if n.isClockRight || !ok {
 		return
 	}
-	n.faults[faultClock] = clockFault(skew, took/2)
-	n.isTimed = n.faults[faultClock] == nil && took <= clockTolerance
+	if fault := clockFault(skew, took/2); fault == nil || n.faults[faultClock] == nil {
+		// A fault keeps its text, although the difference varies: each text is logged.
+		n.faults[faultClock] = fault
+	}
+	n.isClockRight = n.faults[faultClock] == nil && took <= clockTolerance
 }
 
 // clockFault returns the fault of a server whose clock has that lead, give or take doubt, or nil.
