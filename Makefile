@@ -24,9 +24,12 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# Tests of other packages that run without the race detector: pairs of features, which it makes slow, models, and
-# commands, whose processes do one thing at a time.
-ALONE              = TestPairs|TestModel|TestCLI.*|TestCheck|TestCheck(As|Finds|Of|Uses).*|TestDocumentedCommands|Test(OverrideCommands|RuleCommands|ReplayCommand)
+# The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a
+# change. The tests of the other files do one thing at a time.
+OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
+OVERLAPPING        = ^($$(awk -F '[ (]' '/^func Test/ { printf "%s%s", sep, $$2; sep = "|" }' $(OVERLAP:%=e2e/%_test.go)))$$
+# Tests of ./internal/ledger that run without: models, which it makes slow.
+ALONE              = ^TestModel$$
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
@@ -40,7 +43,7 @@ export PATH := $(PATH):$(CURDIR)/bin/needed
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help servers family build run test weight race unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -62,11 +65,18 @@ weight: ## write docs/weight.md: how large the project is
 	$(GO) run ./scripts/weight
 
 race:
-	packages=$$($(GO) list ./...) && $(RACE) -skip '^($(ALONE))$$' $$(echo "$$packages" | grep -vE '$(UNRACED)')
+	@$(MAKE) --no-print-directory -j 2 -O race-caddys race-packages
+
+race-caddys:
+	tests="$(OVERLAPPING)" && $(RACE) -run "$$tests" ./e2e
+
+race-packages:
+	packages=$$($(GO) list ./...) && $(RACE) -skip '$(ALONE)' $$(echo "$$packages" | grep -vE '/e2e$$|$(UNRACED)')
 
 unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/ledger
+	tests="$(OVERLAPPING)" && SWEEP=$${SWEEP:-more} $(TEST) -skip "$$tests" ./e2e
+	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:
