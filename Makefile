@@ -6,7 +6,7 @@ GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
 FUZZTIME          ?= 3s
 # Without what debuggers need, test binaries are linked in two thirds of the time. make lint vets. A package takes
 # two minutes, and twenty with a fifth of a machine.
-TEST               = $(GO) test -vet=off -ldflags=-w -shuffle=on -timeout 60m
+TEST               = $(GO) test -vet=off -ldflags='-s -w' -shuffle=on -timeout 60m
 # Lists the packages with tests that make test runs. Those of the build tag check belong to make check.
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
 # What bench-quick runs with, and the packages that have benchmarks.
