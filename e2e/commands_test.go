@@ -24,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // loading is held while a command loads a config: all stores of a process are in one pool.
@@ -139,15 +140,17 @@ func TestCLI(t *testing.T) {
 	awaitCommands(unix, "--address", "unix/"+socket)
 	file := filepath.Join(dir, "Caddyfile")
 	must(t, "write a config", os.WriteFile(file, []byte(unix.Expand(config)), 0o600))
-	for name, k := range map[string]struct {
+	wheres := map[string]struct {
 		*caddytest.Caddy
 		where []string
 	}{
 		"tcp":            {c, []string{"--address", c.Admin}},
 		"unix":           {unix, []string{"--address", "unix/" + socket}},
 		"unix by config": {unix, []string{"--config", file, "--adapter", "caddyfile"}},
-	} {
+	}
+	for _, name := range append(sweep.Of(t, []string{"unix", "unix by config"}, 1), "tcp") {
 		t.Run(name, func(t *testing.T) {
+			k := wheres[name]
 			client := strings.ReplaceAll(name, " ", "-")
 			try := func(code int, words []string, args ...string) (string, error) {
 				args = append(args, k.where...)

@@ -180,6 +180,12 @@ func (c *Caddy) Stacks(texts ...string) []string {
 	return strings.Split(stacks, "\n\n")
 }
 
+// ForgetHistory drops what Caddy's history keeps, also of zones that no config has any more.
+func (c *Caddy) ForgetHistory() {
+	c.T.Helper()
+	c.AdminCall(http.MethodDelete, historyPath, "", "")
+}
+
 // adminClient keeps no connections: a kept one could lead to the admin endpoint
 // of an older config.
 var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}, Timeout: Patience}

@@ -68,7 +68,7 @@ func (c *check) noteLanded(cost, counted int64) {
 	}
 }
 
-// unclear is what an answer to the check with that count may lack.
+// unclear is how much the answer to the check may lack.
 func (c *check) unclear(answer *store.State) int64 {
 	if answer == nil {
 		return c.landed

@@ -574,9 +574,9 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 	waiting := all - p.cost
 	switch {
 	case b.countsInOpenWindow(p, r.Limit, now):
-		// Later answers may count the charge in flight, and lack the waiting one.
-		hidden := b.hiddenCharge(r, now)
+		hidden := b.hiddenCharge(r, p.cost, now)
 		v.flight, v.unclear = v.flight+hidden, v.unclear+hidden
+		// Later answers may count the charge in flight, and lack the waiting one.
 		v.known.Charge(r, waiting, now)
 		v.known = p.withCharge(r, all, v.known, now)
 	case v.known.IsOpen(r.Limit, now):
@@ -588,16 +588,15 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 	return v
 }
 
-// hiddenCharge is how much of the charge in flight known may lack, although it counts more than when the charge was
-// sent: takes whose answers are on their way may be the reason.
-func (b *Bucket) hiddenCharge(r *store.Request, now int64) int64 {
-	p := b.pending
-	if p.cost == 0 || b.taking == 0 {
+// hiddenCharge is how much of the charge in flight, which costs cost, known may lack, although it counts more than
+// when the charge was sent: takes whose answers are on their way may be the reason.
+func (b *Bucket) hiddenCharge(r *store.Request, cost, now int64) int64 {
+	if cost == 0 || b.taking == 0 {
 		return 0
 	}
-	base, known := p.base.View(r, 0, now).Used+p.took, b.known.View(r, 0, now).Used
-	seen := max(base+p.cost, known)
-	return max(base+min(known-base, b.taking)+p.cost-seen, 0)
+	base, known := b.pending.base.View(r, 0, now).Used, b.known.View(r, 0, now).Used
+	seen := max(base+cost, known)
+	return max(base+min(known-base, b.taking)+cost-seen, 0)
 }
 
 // countsInOpenWindow reports whether the charge in flight counts in the open window.

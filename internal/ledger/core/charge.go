@@ -34,8 +34,8 @@ type pending struct {
 	// at is when the charge in flight was sent, or when those that wait were noted; expires
 	// is when it counts no more.
 	at, expires int64
-	// base is what was known at that instant; took is the cost of takes answered since, which it lacks; age is that
-	// of a charge that had waited.
+	// base is what was known at that instant, and takes answered since, which cost took; age is that of a charge that
+	// had waited.
 	base algorithm.Known
 	took int64
 	age  *age
@@ -103,19 +103,19 @@ func (p *pending) left(now int64) int64 {
 	return p.cost + p.waiting.left(now)
 }
 
-// noteTake notes a take that was answered while the charge is in flight, unless the base has it: a later take's
-// answer told of it.
+// noteTake notes a take that was answered while the charge is in flight, unless the base counts it, because a later
+// take was answered before it.
 func (p *pending) noteTake(r *store.Request, st *store.State, asked int64) {
-	if asked >= p.at || st.Used > p.base.View(r, 0, st.Now).Used {
+	if asked > p.at || st.Used > p.base.View(r, 0, st.Now).Used-p.took {
+		p.base.Charge(r, r.Cost, st.Now)
 		p.took += r.Cost
 	}
 }
 
-// withCharge is what was known when the charge was sent, with a cost and that of takes charged on top,
-// raised by what is known now.
+// withCharge is the base with a cost charged on top, raised by what is known now.
 func (p *pending) withCharge(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
 	base := p.base
-	base.Charge(r, cost+min(p.took, store.MaxInteger-cost), now)
+	base.Charge(r, cost, now)
 	base.Raise(r.Limit, known, now)
 	return base
 }
@@ -360,7 +360,9 @@ func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
 		b.ensureExtra().loose += cost
 		return
 	}
+	hidden := b.hiddenCharge(r, cost, storeNow)
 	b.known = b.pending.withCharge(r, cost, b.known, storeNow)
+	b.known.Charge(r, hidden, storeNow)
 }
 
 // waitAgain makes the charge that was in flight and did not run wait, before those that

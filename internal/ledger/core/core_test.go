@@ -198,8 +198,8 @@ func TestTakesBesideACharge(t *testing.T) {
 	}
 }
 
-// TestChecksBesideTakes: takes whose answers are on their way are counted in later answers, of which the answer to a
-// check may know nothing. Nor is the charge in flight what such an answer counts.
+// TestChecksBesideTakes: later answers count takes whose own answers are on their way, which the answer to a check may
+// lack. They need not count the charge in flight.
 func TestChecksBesideTakes(t *testing.T) {
 	const now = 1_000_000
 	word := func(limit, used int64) *store.State {
@@ -267,6 +267,72 @@ func TestChecksBesideTakes(t *testing.T) {
 				t.Errorf("charge first %t: with a limit of %d a request is judged %d after all takes, want %d", chargeFirst, limit, j, want[1])
 			}
 		}
+	}
+}
+
+// TestUnclearChargeBesideTakes: a charge of unknown outcome counts beside takes whose answers are on their way.
+func TestUnclearChargeBesideTakes(t *testing.T) {
+	const now = 1_000_000
+	word := func(used int64) *store.State {
+		return &store.State{Allowed: true, Limit: 7, Used: used, Remaining: 7 - used, Now: now, Content: store.Content{used, 2 * now}}
+	}
+	m, r := &Moment{Now: now}, requestOf("alice", 7)
+	b := New(0, m)
+	b.hear(&r, word(4), now-1, m)
+	b.Settle([]store.Request{r}, 0, m)
+	b.TakeSent(&r)
+	mark := b.TakeSent(&r)
+	// The store counts the take that comes first as the fifth, and the charge last.
+	b.TakeAnswered(&r, word(6), now, mark, m)
+	b.Delivered(&r, &store.State{Err: store.ErrUncertain, Now: now}, m)
+	if st := b.known.View(&r, 0, now); st.Used != 7 {
+		t.Errorf("%d count, want 7", st.Used)
+	}
+}
+
+// TestTakesDrainBesideACharge: what takes have spent drains while a charge is in flight.
+func TestTakesDrainBesideACharge(t *testing.T) {
+	const millisecond = 1_000
+	m, r := &Moment{Now: 1}, requestOf("alice", 100)
+	r.Limit = &store.Limit{Zone: "zone", Algorithm: store.GCRA, Window: time.Second}
+	r.Burst = 4
+	primary, at := algorithm.New(r.Limit), int64(1_000_000)
+	b := New(at, m)
+	b.hear(&r, new(algorithm.Take.Run(primary, new(requestOf("alice", 0)), at)), 0, m)
+	b.Settle([]store.Request{r}, 0, m)
+	for range 4 {
+		m.Now += 10 * millisecond
+		mark := b.TakeSent(&r)
+		st := algorithm.Take.Run(primary, &r, at+m.Now)
+		if b.TakeAnswered(&r, &st, m.Now, mark, m); !st.Allowed {
+			t.Fatalf("a take is refused: %+v", st)
+		}
+	}
+	m.Now += 5 * millisecond
+	if j := b.judge(&r, new(store.State), at+m.Now, m); j != fits {
+		t.Errorf("a request is judged %d, want that it fits", j)
+	}
+}
+
+// TestTakeOfBeforeAReset: its answer says nothing of the bucket that a later check is about.
+func TestTakeOfBeforeAReset(t *testing.T) {
+	const now = 1_000_000
+	m, r := &Moment{Now: now, Trust: now}, requestOf("alice", 10)
+	r.Limit.Algorithm = store.SlidingLog
+	b := New(0, m)
+	mark := b.TakeSent(&r)
+	b.ResetSent(m)
+	b.ResetDone(m)
+	m.Now++
+	var check Check
+	var st store.State
+	if do := b.Ask(Waiter{Request: &r, State: &st}, &check, m); do != CheckPrimary {
+		t.Fatalf("a request that asks has to do %d, want a check", do)
+	}
+	b.TakeAnswered(&r, &store.State{Allowed: true, Limit: 10, Used: 9, Now: now}, now-1, mark, m)
+	b.Answered(Waiter{Request: &r, State: &st}, store.State{Allowed: true, Limit: 10, Now: now}, &check, m)
+	if used := b.known.Content[confirmedUsed]; !st.Allowed || used != 0 {
+		t.Errorf("allowed: %t, known is a count of %d, want 0", st.Allowed, used)
 	}
 }
 

@@ -94,7 +94,7 @@ func (b *Bucket) asShown(limit *store.Limit) Bucket {
 	}
 	if c.pending != nil {
 		p := *c.pending
-		p.base, p.took, c.pending = c.known, 0, &p
+		p.base, c.pending = c.known, &p
 	}
 	return c
 }
@@ -273,6 +273,9 @@ func (b *Bucket) ResetDone(m *Moment) {
 	rare := b.ensureExtra()
 	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
 	b.receive(wholeBucket, m)
+	if b.check != nil {
+		b.check.counted = 0
+	}
 	if p := b.pending; p != nil {
 		p.base, p.took, p.heard, p.waiting = algorithm.Known{}, 0, nil, nil
 		if p.isStale = p.phase == sent; !p.isStale {

@@ -63,7 +63,11 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case r.Cost == 0:
 		return b.showUnheard(r, st, true), refund
 	}
-	b.check.noteLanded(r.Cost, st.Used)
+	counted := st.Used
+	if b.predatesReset(asked) {
+		counted = 0
+	}
+	b.check.noteLanded(r.Cost, counted)
 	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
 		b.pending.noteTake(r, st, asked)
 	}
