@@ -33,7 +33,7 @@ var (
 
 // Settle ends what the requests hold in flight, and charges their costs without
 // waiting for the store. held has what each request holds, if that differs from
-// its cost; nil means the costs. The caller must not change reqs afterwards.
+// its cost; nil means the costs. The caller must not use reqs or the requests afterwards.
 func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 	w, m := l.writer(), l.moment()
 	out := outgoing{most: len(reqs)}

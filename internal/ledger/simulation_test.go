@@ -372,7 +372,9 @@ func (s *simulation) Peek(ctx context.Context, asks []*store.Ask) {
 	s.Check(ctx, asks)
 }
 
-func (s *simulation) PenalizeDetached(reqs []*store.Request) { go s.run(algorithm.Penalize, storetest.Posted(reqs)) }
+func (s *simulation) PenalizeDetached(reqs []*store.Request) {
+	go s.run(algorithm.Penalize, storetest.Posted(reqs))
+}
 
 func (s *simulation) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	s.mu.Lock()

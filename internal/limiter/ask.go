@@ -279,6 +279,9 @@ func (e *evaluation) refuseKnown(some []*inZone) (refused bool) {
 		if len(there) == 0 || there[0].open == nil {
 			continue
 		}
+		for _, z := range there {
+			z.ask.State = store.State{}
+		}
 		refused = e.limiter.answering(there[0].open).RefuseKnown(e.asksOf(there)) || refused
 		noteAll(there)
 	}

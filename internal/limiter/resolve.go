@@ -322,9 +322,11 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 
 // add adds a zone.
 func (e *evaluation) add(in *resolved) *inZone {
-	z := new(inZone)
+	var z *inZone
 	if n := len(e.zones); n < len(e.room) {
 		z = &e.room[n]
+	} else {
+		z = new(inZone)
 	}
 	*z = inZone{boundZone: in.zone, of: e, ask: store.Ask{Request: in.req}}
 	if !in.zone.enforces(in.req.ClientKey, in.rule) {

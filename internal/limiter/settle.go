@@ -526,31 +526,38 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 }
 
 func (s *settlement) add(req store.Request, phase storePhase, f final, spent, cost int64) due {
-	ended, d := req, dues[phase][f]
-	ended.Cost = cost
+	d := dues[phase][f]
+	// Most need no copy of the request.
+	posted := func(cost int64) *store.Request {
+		r := req
+		r.Cost = cost
+		return &r
+	}
 	switch phase {
 	case phaseHeld:
-		s.ended, s.held = append(s.ended, &ended), append(s.held, req.Cost)
+		s.ended, s.held = append(s.ended, posted(cost)), append(s.held, req.Cost)
 	case phaseUncertainHeld, phaseLostHeld:
-		s.unknown, s.heldUnknown, s.ends = append(s.unknown, &ended), append(s.heldUnknown, req.Cost), append(s.ends, nil)
+		s.unknown, s.heldUnknown, s.ends = append(s.unknown, posted(cost)), append(s.heldUnknown, req.Cost), append(s.ends, nil)
 	case phaseLost:
-		s.unknown, s.heldUnknown, s.ends = append(s.unknown, &ended), append(s.heldUnknown, 0), append(s.ends, nil)
+		s.unknown, s.heldUnknown, s.ends = append(s.unknown, posted(cost)), append(s.heldUnknown, 0), append(s.ends, nil)
 	case phaseNone, phaseTaken, phaseUncertain:
 	}
 	switch d {
 	case dueCharge:
-		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
+		r := posted(cost - spent)
+		if r.ID != "" && spent > 0 {
 			// What is under the old ID stays.
-			req.ID = identity.NewRequestID()
+			r.ID = identity.NewRequestID()
 		}
-		s.charges = append(s.charges, &req)
+		s.charges = append(s.charges, r)
 	case dueRepeat:
-		s.again = append(s.again, &ended)
+		s.again = append(s.again, posted(cost))
 	case dueRefund:
+		back := req.Cost
 		if phase == phaseTaken {
-			req.Cost = spent - cost
+			back = spent - cost
 		}
-		s.refunds = append(s.refunds, &req)
+		s.refunds = append(s.refunds, posted(back))
 	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
 	}
 	return d

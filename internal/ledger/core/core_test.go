@@ -279,7 +279,7 @@ func TestUnclearChargeBesideTakes(t *testing.T) {
 	m, r := &Moment{Now: now}, requestOf("alice", 7)
 	b := New(0, m)
 	b.hear(&r, word(4), now-1, m)
-	b.Settle([]store.Request{r}, 0, m)
+	b.Settle([]*store.Request{&r}, 0, m)
 	b.TakeSent(&r)
 	mark := b.TakeSent(&r)
 	// The store counts the take that comes first as the fifth, and the charge last.
@@ -299,7 +299,7 @@ func TestTakesDrainBesideACharge(t *testing.T) {
 	primary, at := algorithm.New(r.Limit), int64(1_000_000)
 	b := New(at, m)
 	b.hear(&r, new(algorithm.Take.Run(primary, new(requestOf("alice", 0)), at)), 0, m)
-	b.Settle([]store.Request{r}, 0, m)
+	b.Settle([]*store.Request{&r}, 0, m)
 	for range 4 {
 		m.Now += 10 * millisecond
 		mark := b.TakeSent(&r)
