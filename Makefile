@@ -3,11 +3,15 @@
 GO                ?= go
 GOLANGCI_VERSION   = v2.15.0
 GOLANGCI           = bin/golangci-lint-$(GOLANGCI_VERSION)
-FUZZTIME          ?= 5s
-# Without what debuggers need, test binaries are linked in two thirds of the time.
-TEST               = $(GO) test -ldflags=-w -shuffle=on -timeout 20m
+FUZZTIME          ?= 3s
+# Without what debuggers need, test binaries are linked in two thirds of the time. make lint vets. A package takes
+# two minutes, and twenty with a fifth of a machine.
+TEST               = $(GO) test -vet=off -ldflags='-s -w' -shuffle=on -timeout 60m
 # Lists the packages with tests that make test runs. Those of the build tag check belong to make check.
 LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.ImportPath}}{{end}}' ./...
+# What bench-quick runs with, and the packages that have benchmarks.
+BENCH_QUICK        = $(TEST) -bench . -benchtime 1x
+LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-dir=contrib '^func Benchmark' . | sed 's,/[^/]*$$,,' | sort -u
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
@@ -20,8 +24,12 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-# Tests of other packages that run without it: pairs of features, which it makes slow, and models.
-ALONE              = TestPairs|TestModel
+# The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a
+# change. The tests of the other files do one thing at a time.
+OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
+OVERLAPPING        = ^($$(awk -F '[ (]' '/^func Test/ { printf "%s%s", sep, $$2; sep = "|" }' $(OVERLAP:%=e2e/%_test.go)))$$
+# Tests of ./internal/ledger that run without: models, which it makes slow.
+ALONE              = ^TestModel$$
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
@@ -35,7 +43,7 @@ export PATH := $(PATH):$(CURDIR)/bin/needed
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help servers family build run test weight race unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -57,11 +65,18 @@ weight: ## write docs/weight.md: how large the project is
 	$(GO) run ./scripts/weight
 
 race:
-	packages=$$($(GO) list ./...) && $(RACE) -skip '^($(ALONE))$$' $$(echo "$$packages" | grep -vE '$(UNRACED)')
+	@$(MAKE) --no-print-directory -j 2 -O race-caddys race-packages
+
+race-caddys:
+	tests="$(OVERLAPPING)" && $(RACE) -run "$$tests" ./e2e
+
+race-packages:
+	packages=$$($(GO) list ./...) && $(RACE) -skip '$(ALONE)' $$(echo "$$packages" | grep -vE '/e2e$$|$(UNRACED)')
 
 unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^($(ALONE))$$' ./e2e ./internal/ledger
+	tests="$(OVERLAPPING)" && SWEEP=$${SWEEP:-more} $(TEST) -skip "$$tests" ./e2e
+	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:
@@ -75,12 +90,12 @@ check: export RACETIME = 40m
 check: ## run all tests, those of make test and all others, with the race detector where code runs concurrently: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
 	scripts/install-needed.sh
 	@$(MAKE) --no-print-directory race
-	@UNGUIDED=1 $(MAKE) --no-print-directory -j 2 -O unraced lab family fuzz-build-model
+	@UNGUIDED=1 $(MAKE) --no-print-directory -j 3 -O fuzz-build-model unraced lab family
 
 # Most of these compute, where family waits.
 fuzz-build-model:
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
-	$(BUILD) -skip TestBuild/oldest
+	$(BUILD) -skip 'TestBuild/(oldest|tagged)'
 	scripts/model.sh
 
 check-all: export SWEEP = all
@@ -154,8 +169,8 @@ bench: servers ## measure the limiter and its peers, and Redis beside Valkey, in
 
 bench-quick: ## run every benchmark for a moment, with the tests that what it measures is whole, and write nothing
 	scripts/install-needed.sh redis-server
-	$(GO) test -run '^$$' -bench . -benchtime 1x ./...
-	cd lab && $(GO) test -run '$(MEASURES)' -bench . -benchtime 1x ./...
+	$(BENCH_QUICK) -run '^$$' $$($(LIST_BENCHMARKS))
+	cd lab && $(BENCH_QUICK) -run '$(MEASURES)' ./bench/... $$($(LIST_BENCHMARKS))
 	cd lab && $(GO) run . bench -quick
 
 algorithms: ## draw and measure the algorithms, into dist/evidence

@@ -13,6 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -30,22 +31,22 @@ type awayStore struct {
 	away *atomic.Bool
 }
 
-func (s awayStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s awayStore) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	for i := range reqs {
 		if s.away.Load() {
 			report(i, store.State{Err: store.ErrNotExecuted})
 		} else {
-			report(i, store.Answers(context.Background(), s.Charge, reqs[i:i+1])[0])
+			report(i, store.Answers(context.Background(), s.Charge, storetest.Posted(reqs[i:i+1]))[0])
 		}
 	}
 }
 
-func (s awayStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s awayStore) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
 	s.ChargeReported(reqs, report)
 }
 
-func (s awayStore) PenalizeDetached(reqs []store.Request) {
-	store.Answers(context.Background(), s.Penalize, reqs)
+func (s awayStore) PenalizeDetached(reqs []*store.Request) {
+	store.Answers(context.Background(), s.Penalize, storetest.Posted(reqs))
 }
 
 func (awayStore) Owner(string) string { return "a" }
@@ -79,7 +80,7 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 		return open
 	}
 	before := start()
-	before.Charge([]store.Request{{
+	before.Charge([]*store.Request{{
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}})

@@ -18,7 +18,7 @@ func clientOf(t *testing.T, isHTTP2 bool) *http.Client {
 	protocols.SetUnencryptedHTTP2(isHTTP2)
 	transport := &http.Transport{Protocols: protocols}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &http.Client{Transport: transport, Timeout: caddytest.WaitLimit}
+	return &http.Client{Transport: transport, Timeout: caddytest.Patience}
 }
 
 // TestAbortedRequestsAreCharged, whatever the zone says of statuses, when their client closes its

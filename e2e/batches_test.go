@@ -223,7 +223,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			t.Parallel()
 			zone := batchZone("fixed_window", batch)
 			var admitted caddytest.Tally
-			deadline := time.Now().Add(caddytest.WaitLimit)
+			deadline := time.Now().Add(caddytest.Patience)
 			caddytest.Together(t, 2*len(caddys), func(worker int) error {
 				for admitted.Clients() < 3 && time.Now().Before(deadline) {
 					a, err := caddys[worker%2].TryProbe(t.Context(), "/"+zone, "X-Key: alice")
@@ -418,7 +418,7 @@ func TestBatchShare(t *testing.T) {
 		// Requests served between the two reads are no longer held.
 		used := servers.Content(t, "api", "alice").Used
 		most = max(most, used-served.Total())
-		must(t, "requests", want("taking longer than a test waits", time.Since(start) > caddytest.WaitLimit, false))
+		must(t, "requests", want("taking longer than a test waits", time.Since(start) > caddytest.Patience, false))
 		time.Sleep(5 * time.Millisecond) // every batch is seen, and most of the time left to the requests
 	}
 	stop()

@@ -230,7 +230,7 @@ func TestWebSocketOverHTTP2SettlesAtItsAnswer(t *testing.T) {
 	conn, err := net.Dial("tcp", c.Addr)
 	must(t, "dial", err)
 	defer conn.Close()
-	_ = conn.SetDeadline(time.Now().Add(caddytest.WaitLimit))
+	_ = conn.SetDeadline(time.Now().Add(caddytest.Patience))
 	if _, err := io.WriteString(conn, http2.ClientPreface); err != nil {
 		t.Fatal(err)
 	}

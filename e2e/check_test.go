@@ -233,7 +233,7 @@ func TestCheckEndsInTime(t *testing.T) {
 	t.Cleanup(func() { must(t, "resume", server.Resume()) })
 	file := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr()), "check_timeout 10m"))
 	cmd := caddytest.Command(t.TempDir(), "rate-limit", "check", file, "--timeout", "300ms")
-	limit := time.AfterFunc(caddytest.WaitLimit, func() { _ = cmd.Process.Kill() })
+	limit := time.AfterFunc(caddytest.Patience, func() { _ = cmd.Process.Kill() })
 	out, _ := cmd.CombinedOutput()
 	if !limit.Stop() || cmd.ProcessState.ExitCode() != 1 || !strings.Contains(string(out), "it cannot be reached") {
 		t.Errorf("the check ends with %v, want exit status 1 in time: %s", cmd.ProcessState, out)
@@ -249,7 +249,7 @@ func TestCheckLeavesNoCommand(t *testing.T) {
 	file := configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary localhost:1", "password_command sh "+script)))
 	cmd := caddytest.Command(t.TempDir(), "rate-limit", "check", file, "--timeout", "10m")
 	must(t, "start", cmd.Start())
-	limit := time.AfterFunc(caddytest.WaitLimit, func() { _ = cmd.Process.Kill() })
+	limit := time.AfterFunc(caddytest.Patience, func() { _ = cmd.Process.Kill() })
 	// The pipe opens when the command runs, and ends when no process has it any more.
 	pipe, err := os.OpenFile(path, os.O_RDONLY, 0)
 	must(t, "open the pipe", err)
@@ -259,7 +259,7 @@ func TestCheckLeavesNoCommand(t *testing.T) {
 	if !limit.Stop() || cmd.ProcessState.ExitCode() != 1 {
 		t.Errorf("the check ends with %v, want exit status 1 in time", cmd.ProcessState)
 	}
-	must(t, "bound the wait", pipe.SetReadDeadline(time.Now().Add(caddytest.WaitLimit)))
+	must(t, "bound the wait", pipe.SetReadDeadline(time.Now().Add(caddytest.Patience)))
 	if _, err := io.ReadAll(pipe); err != nil {
 		t.Errorf("the command still runs: %v", err)
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"os"
@@ -23,6 +24,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // loading is held while a command loads a config: all stores of a process are in one pool.
@@ -138,15 +140,17 @@ func TestCLI(t *testing.T) {
 	awaitCommands(unix, "--address", "unix/"+socket)
 	file := filepath.Join(dir, "Caddyfile")
 	must(t, "write a config", os.WriteFile(file, []byte(unix.Expand(config)), 0o600))
-	for name, k := range map[string]struct {
+	wheres := map[string]struct {
 		*caddytest.Caddy
 		where []string
 	}{
 		"tcp":            {c, []string{"--address", c.Admin}},
 		"unix":           {unix, []string{"--address", "unix/" + socket}},
 		"unix by config": {unix, []string{"--config", file, "--adapter", "caddyfile"}},
-	} {
+	}
+	for _, name := range append(sweep.Of(t, []string{"unix", "unix by config"}, 1), "tcp") {
 		t.Run(name, func(t *testing.T) {
+			k := wheres[name]
 			client := strings.ReplaceAll(name, " ", "-")
 			try := func(code int, words []string, args ...string) (string, error) {
 				args = append(args, k.where...)
@@ -302,7 +306,7 @@ func TestCLILive(t *testing.T) {
 		select {
 		case err := <-ended:
 			must(t, fmt.Sprint(args, " after an interrupt"), err)
-		case <-time.After(caddytest.WaitLimit):
+		case <-time.After(caddytest.Patience):
 			_ = cmd.Process.Kill()
 			t.Fatalf("%v does not end", args)
 		}
@@ -367,4 +371,27 @@ func TestModulesAreListed(t *testing.T) {
 	} {
 		must(t, "list-modules", want(module+" listed", strings.Contains("\n"+string(output), "\n"+module+"\n"), true))
 	}
+}
+
+// TestCommandsCallAgain where the connection was reset before an answer, as Linux does at a reload to those that wait
+// at the endpoint of the old config.
+func TestCommandsCallAgain(t *testing.T) {
+	t.Parallel()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	must(t, "listen", err)
+	admin := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, "{}") })}
+	t.Cleanup(func() { _ = admin.Close() })
+	calls := make(chan struct{}, 2)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		calls <- struct{}{}
+		_ = conn.(*net.TCPConn).SetLinger(0)
+		_ = conn.Close()
+		_ = admin.Serve(listener)
+	}()
+	text, errOut, code := command(t, "blocks", "--json", "--address", listener.Addr().String())
+	must(t, text+errOut, errors.Join(want("exit code", code, 0), want("connections that were reset", len(calls), 1)))
 }

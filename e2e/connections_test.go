@@ -209,22 +209,25 @@ func awaitStatus(c *caddytest.Caddy, status int) {
 }
 
 // awaitLeftOut sends requests of new clients until Caddy leaves a server out because of an error
-// with these words, and on_error deny applies.
-func awaitLeftOut(c *caddytest.Caddy, words string) {
+// with these words, and on_error deny applies. Before each it ends the connections of a user, if one is given:
+// also those that were being made when it became impossible to make others.
+func awaitLeftOut(c *caddytest.Caddy, words, user string, nodes ...*redistest.Server) {
 	c.T.Helper()
 	i := 0
 	eventually(c.T, "a server is left out because "+words, func() error {
+		for _, node := range nodes {
+			must(c.T, "end connections", node.Client().Do(c.T.Context(), "CLIENT", "KILL", "USER", user).Err())
+		}
 		i++
-		c.Ask("/", fmt.Sprintf("X-Key: %s-%d", words, i))
+		a := c.Ask("/", fmt.Sprintf("X-Key: %s-%d", words, i))
 		lines := storeLines(c)
 		for _, line := range lines {
 			if line.Level == "warn" && line.Msg == "server is left out" && strings.Contains(line.Error, words) {
-				return nil
+				return want("status", a.Status, http.StatusServiceUnavailable)
 			}
 		}
 		return fmt.Errorf("the log says %+v", lines)
 	})
-	awaitStatus(c, http.StatusServiceUnavailable)
 }
 
 // TestTLSShardsOfEveryKind uses servers and sentinels that require a client certificate.
@@ -283,7 +286,7 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	// the handshake, and the first call may see no more than a closed connection.
 	must(t, "replace the certificate", client.Renew(anHourAgo()))
 	cut(t, servers...)
-	awaitLeftOut(c, "")
+	awaitLeftOut(c, "", "")
 	awaitLine(c, "info", "client certificate can be read again", "")
 	must(t, "log", want("lines about unreadable files", countLines(c, "client certificate cannot be read"), 1))
 	must(t, "log", want("lines about readable files", countLines(c, "client certificate can be read again"), 1))
@@ -304,9 +307,9 @@ func TestServerCertificates(t *testing.T) {
 		return apiSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
 	}
 	c := caddytest.Start(t, site("deny", tlsBlock(other, client)))
-	awaitLeftOut(c, "certificate signed by unknown authority")
+	awaitLeftOut(c, "certificate signed by unknown authority", "")
 	c.MustLoad(site("deny", tlsBlock(ca, client, "server_name redis.internal")))
-	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal")
+	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal", "")
 	c.MustLoad(site("deny", "tls {\ninsecure_skip_verify\ncert "+client.CertFile()+" "+client.KeyFile()+"\n}"))
 	awaitStatus(c, http.StatusOK)
 	c.MustLoad(site("deny", tlsBlock(ca, client)))
@@ -315,7 +318,7 @@ func TestServerCertificates(t *testing.T) {
 	must(t, "replace the certificate", certificate.Renew(anHourAgo()))
 	must(t, "reload the certificate", shard.Primary.ReloadCertificate(t.Context()))
 	cut(t, shard.Primary)
-	awaitLeftOut(c, "certificate has expired")
+	awaitLeftOut(c, "certificate has expired", "")
 	c.MustLoad(site("allow", tlsBlock(ca, client)))
 	a := c.Ask("/", "X-Key: alice")
 	must(t, "with on_error allow", errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false)))
@@ -653,22 +656,15 @@ func TestPasswordIsRotated(t *testing.T) {
 		t.Helper()
 		must(t, "write the password", os.WriteFile(file, []byte(password+"\n"), 0o600))
 	}
-	kill := func() {
-		t.Helper()
-		for _, node := range nodes {
-			eventually(t, "connections to "+node.Addr()+" are ended", func() error {
-				n, err := node.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Int()
-				return errors.Join(err, want("being some", n > 0, true))
-			})
-		}
-	}
 	setUser(first)
 	c := caddytest.Start(t, apiSite(servers.Store("username limiter", "password {file."+file+"}", "pool_size 1", "on_error deny"), 1_000_000, "1h"))
 	awaitStatus(c, http.StatusOK)
 
 	setUser(second)
 	write(second)
-	kill()
+	for _, node := range nodes {
+		must(t, "end connections", node.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Err())
+	}
 	awaitStatus(c, http.StatusOK)
 	used := int64(0)
 	for range 5 {
@@ -678,15 +674,13 @@ func TestPasswordIsRotated(t *testing.T) {
 	}
 
 	must(t, "remove the password", os.Remove(file))
-	kill()
-	awaitLeftOut(c, "password: placeholder {file."+file+"} is empty")
+	awaitLeftOut(c, "password: placeholder {file."+file+"} is empty", "limiter", nodes...)
 	write(second)
 	awaitStatus(c, http.StatusOK)
 
 	// The log reports a password that is rotated on one side only.
 	setUser(first)
-	kill()
-	awaitLeftOut(c, "WRONGPASS")
+	awaitLeftOut(c, "WRONGPASS", "limiter", nodes...)
 	write(first)
 	awaitStatus(c, http.StatusOK)
 	mustHide(c, first, second)
@@ -750,10 +744,7 @@ func TestPasswordCommand(t *testing.T) {
 	counts()
 	// Nothing is left of the second one.
 	must(t, "remove the file", os.Remove(file))
-	for _, node := range nodes {
-		must(t, "end connections", node.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Err())
-	}
-	awaitLeftOut(c, "password_command cat: exit status 1: it wrote ")
+	awaitLeftOut(c, "password_command cat: exit status 1: it wrote ", "limiter", nodes...)
 	mustHide(c, first, second)
 }
 
@@ -769,7 +760,7 @@ func TestURLWithTLS(t *testing.T) {
 		return apiSite(caddytest.RedisStore(lines...), 1_000_000, "1h")
 	}
 	c := caddytest.Start(t, site())
-	awaitLeftOut(c, "certificate signed by unknown authority")
+	awaitLeftOut(c, "certificate signed by unknown authority", "")
 	c.MustLoad(site(tlsBlock(ca, issueClient(t, ca))))
 	awaitStatus(c, http.StatusOK)
 	must(t, "log", want("having the password", strings.Contains(c.Logs.String(), password), false))

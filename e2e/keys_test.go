@@ -340,7 +340,7 @@ func TestLoggedAddress(t *testing.T) {
 		"overflow of the last resort":      {key: "key {header.X-Key}", overflow: true},
 		"overflow of networks in a header": {key: "key {header.X-Forwarded-For}\nipv4_prefix 24\nipv6_prefix 64", overflow: true},
 	}
-	for _, name := range sweep.Of(t, slices.Sorted(maps.Keys(tests)), 10) {
+	for _, name := range sweep.Of(t, slices.Sorted(maps.Keys(tests)), 7) {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			test := tests[name]

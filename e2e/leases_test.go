@@ -210,7 +210,7 @@ func openWebSocket(t *testing.T, c *caddytest.Caddy, key string) (net.Conn, *buf
 	conn, err := net.Dial("tcp", c.Addr)
 	must(t, "dial", err)
 	t.Cleanup(func() { _ = conn.Close() })
-	must(t, "dial", conn.SetDeadline(time.Now().Add(caddytest.WaitLimit)))
+	must(t, "dial", conn.SetDeadline(time.Now().Add(caddytest.Patience)))
 	_, err = fmt.Fprintf(conn, "GET /ws HTTP/1.1\r\nHost: %s\r\nX-Key: %s\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n", c.Addr, key)
 	must(t, "ask for the upgrade", err)
 	r := bufio.NewReader(conn)

@@ -516,7 +516,7 @@ func TestRequestsInFlightRefuseOthersForASecond(t *testing.T) {
 					select {
 					case a := <-answers:
 						return a
-					case <-time.After(caddytest.WaitLimit):
+					case <-time.After(caddytest.Patience):
 						t.Fatalf("no answer, while %d requests are at the backend", len(backend.Arrived))
 						return caddytest.Answer{}
 					}

@@ -126,8 +126,8 @@ func TestOverrideCommands(t *testing.T) {
 		{[]string{"blocks", "--json"}, `"kind":"grant"`, http.StatusOK},
 		{[]string{"blocks"}, "grant", http.StatusTooManyRequests},
 	} {
-		text, _, code := command(t, append(step.args, "--address", c.Admin)...)
-		must(t, fmt.Sprint(step.args, ": ", text), errors.Join(want("exit code", code, 0), want("printing "+step.prints, strings.Contains(text, step.prints), true),
+		text, errOut, code := command(t, append(step.args, "--address", c.Admin)...)
+		must(t, fmt.Sprint(step.args, ": ", text, errOut), errors.Join(want("exit code", code, 0), want("printing "+step.prints, strings.Contains(text, step.prints), true),
 			want("status", status(), step.status)))
 	}
 }

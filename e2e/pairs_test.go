@@ -122,7 +122,7 @@ func pairsToTry(t *testing.T) []pair {
 		if sweep.IsWhole() {
 			return allPairs()
 		}
-		return sweep.Of(t, somePairs(), 6)
+		return sweep.Of(t, somePairs(), 7)
 	}
 	var some []pair
 	for name := range strings.SplitSeq(*pairsOnly, ",") {

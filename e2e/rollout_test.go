@@ -430,7 +430,7 @@ func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
 			}
 		}
 	}
-	for _, r := range sweep.Of(t, all, 6) {
+	for _, r := range sweep.Of(t, all, 4) {
 		t.Run(fmt.Sprint(r), func(t *testing.T) {
 			t.Parallel()
 			servers := caddytest.StartShards(t, 2, 0)

@@ -249,7 +249,7 @@ func TestCostsAtTheEndOverHTTP2(t *testing.T) {
 	protocols.SetUnencryptedHTTP2(true)
 	transport := &http.Transport{Protocols: protocols}
 	t.Cleanup(transport.CloseIdleConnections)
-	c.Client = &http.Client{Transport: transport, Timeout: caddytest.WaitLimit}
+	c.Client = &http.Client{Transport: transport, Timeout: caddytest.Patience}
 	resp := c.Get("/x/json", "X-Key: alice")
 	must(t, "a document", errors.Join(want("status", resp.StatusCode, http.StatusOK), want("protocol", resp.ProtoMajor, 2)))
 	resp, body := openStream(t, c, "/x/stream")

@@ -120,7 +120,7 @@ func isBefore(at time.Time) bool { return time.Until(at) > time.Second }
 func whileFull(t *testing.T, full time.Duration, f func(full time.Duration) (inTime bool)) {
 	t.Helper()
 	for ; !f(full); full *= 2 {
-		if full > caddytest.WaitLimit {
+		if full > caddytest.Patience {
 			t.Fatalf("requests do not line up within %v", full)
 		}
 	}

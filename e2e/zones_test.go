@@ -95,7 +95,7 @@ func TestRefusalBySecondZoneLeavesTheFirstUntouched(t *testing.T) {
 			}
 		}
 	}
-	for _, r := range sweep.Of(t, all, 9) {
+	for _, r := range sweep.Of(t, all, 5) {
 		t.Run(fmt.Sprint(r), func(t *testing.T) {
 			t.Parallel()
 			servers := caddytest.StartShards(t, r.shards, 0)

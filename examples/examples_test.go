@@ -506,7 +506,7 @@ func TestExampleOutgoing(t *testing.T) {
 			seconds, err := strconv.Atoi(r.retryAfter)
 			whole := time.Duration(seconds)*time.Second + r.after
 			must(t, "refusal", errors.Join(err, want("waiting for more than three seconds", whole > 3*time.Second, true)))
-		case <-time.After(caddytest.WaitLimit):
+		case <-time.After(caddytest.Patience):
 			t.Fatal("calls that would wait for more than three seconds are not refused")
 		}
 	}

@@ -218,7 +218,7 @@ func (s *shippedSite) dial(r rawRequest) (net.Conn, error) {
 		text.WriteString(header + "\r\n")
 	}
 	text.WriteString("\r\n" + r.body)
-	err = conn.SetDeadline(time.Now().Add(caddytest.WaitLimit))
+	err = conn.SetDeadline(time.Now().Add(caddytest.Patience))
 	if err == nil {
 		_, err = io.WriteString(conn, text.String())
 	}

@@ -245,7 +245,7 @@ func (s *shippedSite) fillsLine(t *testing.T, z shippedZone, line string, served
 		select {
 		case status := <-answers:
 			statuses[status]++
-		case <-time.After(caddytest.WaitLimit):
+		case <-time.After(caddytest.Patience):
 			t.Fatalf("%s: %d of %d answers came: %v", line, n, fit+refused, statuses)
 		}
 	}

@@ -324,7 +324,7 @@ func TestReservationsOverSeveralServices(t *testing.T) {
 	// until repeats a call at any Caddy until there is an answer. Each that had none may have left the estimate
 	// charged.
 	until := func(i, user int, call func(l limits) error) error {
-		for deadline := time.Now().Add(caddytest.WaitLimit); ; i++ {
+		for deadline := time.Now().Add(caddytest.Patience); ; i++ {
 			err := call(services[i%len(services)])
 			if code := grpcstatus.Code(err); code != codes.Unavailable && code != codes.DeadlineExceeded || time.Now().After(deadline) {
 				return err
@@ -402,7 +402,7 @@ func TestReservationsOverSeveralServices(t *testing.T) {
 	}
 	// await waits until there is more; it runs beside the test.
 	await := func(of *[users]atomic.Int64, more int64) {
-		for deadline := time.Now().Add(caddytest.WaitLimit); sum(of) <= more && time.Now().Before(deadline); {
+		for deadline := time.Now().Add(caddytest.Patience); sum(of) <= more && time.Now().Before(deadline); {
 			time.Sleep(time.Millisecond) // polls
 		}
 	}

@@ -36,8 +36,8 @@ type Ask struct {
 	State
 }
 
-// Store keeps buckets. An operation sets the State of each ask, whatever it was before, reads its Request only,
-// and touches none after it has returned. That a request does not fit is no error: State.Allowed is
+// Store keeps buckets. An operation sets the State of each ask, whatever it was before, and touches none after
+// it has returned. Of the Request only ledgers set a field, Until. That a request does not fit is no error: State.Allowed is
 // false. [State.Err] is set only where the backend failed for that one bucket, and the failure of one bucket
 // spoils no other answer.
 //
@@ -84,7 +84,7 @@ type Store interface {
 
 // Remote is a Store with other writers, for which a ledger is kept. It can write without
 // being waited for, so that a response is never delayed by its charge: such a method may keep
-// reqs, which the caller no longer changes, and returns at once.
+// reqs and the requests, which the caller no longer changes, and returns at once.
 type Remote interface {
 	Store
 
@@ -92,12 +92,12 @@ type Remote interface {
 	// by its place in reqs, maybe before ChargeReported returns, and must be quick. The
 	// caller handles what could not be delivered. If report is nil, the store counts and
 	// logs that.
-	ChargeReported(reqs []Request, report func(i int, st State))
+	ChargeReported(reqs []*Request, report func(i int, st State))
 	// RefundReported is the same for Refund.
-	RefundReported(reqs []Request, report func(i int, st State))
+	RefundReported(reqs []*Request, report func(i int, st State))
 	// PenalizeDetached is Penalize without waiting. What could not be delivered is counted
 	// and logged by the store.
-	PenalizeDetached(reqs []Request)
+	PenalizeDetached(reqs []*Request)
 
 	// Owner is the name of the shard that keeps the client's buckets.
 	Owner(clientKey string) string

@@ -353,6 +353,8 @@ func FuzzReader(f *testing.F) {
 	f.Add(`{"a": {"b": [1, "2"]}}`, uint8(0), uint8(3))
 	f.Add("data: {\"a\":\r\ndata: {\"b\": 1}}\r\r", uint8(1), uint8(1))
 	f.Add("{\"a\": 1}\n[", uint8(2), uint8(2))
+	// A word that is too long, and begins as a number.
+	f.Add("{\"a\": {\"b\": 1"+strings.Repeat("\xad", 5000), uint8(0), uint8(0))
 	kinds := []string{jsonType, eventsType, linesType, "application/json-seq"}
 	f.Fuzz(func(t *testing.T, body string, kind, n uint8) {
 		h := header(kinds[int(kind)%len(kinds)], "")

@@ -60,8 +60,13 @@ func (d *documents) Write(b []byte) (int, error) {
 		d.begin()
 	}
 	for rest := b; len(rest) > 0 && d.err == nil; {
-		if d.unread, rest, d.err = d.shortener.shorten(d.room[:0], rest); d.err == nil && len(d.unread) > 0 {
+		var err error
+		if d.unread, rest, err = d.shortener.shorten(d.room[:0], rest); len(d.unread) > 0 {
+			// Numbers before an error count, whatever parts the document comes in.
 			d.read()
+		}
+		if d.err == nil {
+			d.err = err
 		}
 	}
 	return len(b), d.err

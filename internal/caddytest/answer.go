@@ -20,7 +20,7 @@ var Client = newClient()
 func newClient() *http.Client {
 	return &http.Client{
 		Transport: &http.Transport{MaxIdleConnsPerHost: 64, DisableCompression: true},
-		Timeout:   WaitLimit,
+		Timeout:   Patience,
 	}
 }
 

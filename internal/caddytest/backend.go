@@ -65,7 +65,7 @@ func (b *SlowBackend) awaitOf(t *testing.T, r Running) *Arrival {
 		t.Fatalf("the request does not arrive at the backend: its answer is %+v", a)
 	case err := <-r.Err:
 		t.Fatalf("the request does not arrive at the backend: %v", err)
-	case <-time.After(WaitLimit):
+	case <-time.After(Patience):
 		t.Fatal("no request arrives at the backend")
 	}
 	return nil
@@ -141,7 +141,7 @@ func (r Running) Ends(t *testing.T) Answer {
 		return a
 	case err := <-r.Err:
 		t.Fatal(err)
-	case <-time.After(WaitLimit):
+	case <-time.After(Patience):
 		t.Fatal("no answer")
 	}
 	return Answer{}

@@ -5,7 +5,7 @@
 // metrics and the log, and stop it. [StartShards] starts the Redis servers that a
 // config names, and [Shards] reads what they hold. [StartSlowBackend] is a server
 // behind Caddy that answers on command. Nothing depends on the machine's speed:
-// [Eventually] and all that waits do so for a condition, for [WaitLimit] at most.
+// [Eventually] and all that waits do so for a condition, for [Patience] at most.
 package caddytest
 
 import (
@@ -180,9 +180,15 @@ func (c *Caddy) Stacks(texts ...string) []string {
 	return strings.Split(stacks, "\n\n")
 }
 
+// ForgetHistory drops what Caddy's history keeps, also of zones that no config has any more.
+func (c *Caddy) ForgetHistory() {
+	c.T.Helper()
+	c.AdminCall(http.MethodDelete, historyPath, "", "")
+}
+
 // adminClient keeps no connections: a kept one could lead to the admin endpoint
 // of an older config.
-var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}, Timeout: WaitLimit}
+var adminClient = &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DisableCompression: true}, Timeout: Patience}
 
 // AdminCall calls the admin API, and calls again where the connection breaks:
 // the endpoint of an older config may close while the call waits there. Caddy
@@ -270,7 +276,7 @@ func (c *Caddy) AwaitLines(t *testing.T, n int, texts ...string) (lines []string
 func (c *Caddy) Unload() {
 	c.T.Helper()
 	c.Client.CloseIdleConnections()
-	Must(c.T, "unload", c.process.unload(WaitLimit))
+	Must(c.T, "unload", c.process.unload(Patience))
 }
 
 // Terminate ends Caddy as an operator would, and does not wait.
@@ -284,7 +290,7 @@ func (c *Caddy) AwaitEnd() {
 	c.T.Helper()
 	select {
 	case <-c.Ended:
-	case <-time.After(WaitLimit):
+	case <-time.After(Patience):
 		c.T.Fatal("caddy does not end")
 	}
 }

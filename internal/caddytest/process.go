@@ -249,13 +249,20 @@ func (idleAPI) CaddyModule() caddy.ModuleInfo {
 // are all stacks, which cost as much as some requests.
 const stacksPath = "/test/stacks"
 
+// historyPath drops the history, which outlives the zones of a config.
+const historyPath = "/test/history"
+
 // Routes implements [caddy.AdminRouter].
 func (idleAPI) Routes() []caddy.AdminRoute {
 	stacks := caddy.AdminHandlerFunc(func(w http.ResponseWriter, r *http.Request) error {
 		_, err := io.WriteString(w, strings.Join(stacksWith(r.URL.Query()["has"]), "\n\n"))
 		return err
 	})
-	return []caddy.AdminRoute{{Pattern: stacksPath, Handler: stacks}, {Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
+	forget := caddy.AdminHandlerFunc(func(http.ResponseWriter, *http.Request) error {
+		history.Default.Forget()
+		return nil
+	})
+	return []caddy.AdminRoute{{Pattern: stacksPath, Handler: stacks}, {Pattern: historyPath, Handler: forget}, {Pattern: idlePath, Handler: caddy.AdminHandlerFunc(func(_ http.ResponseWriter, r *http.Request) error {
 		left := Goroutines("shardlimit/caddy-shardlimit", "redis/go-redis", "modules/caddyhttp")
 		stores.Pool.Range(func(key, _ any) bool {
 			left = append(left, fmt.Sprintf("%v is in the pool of stores", key))

@@ -11,11 +11,15 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// WaitLimit bounds every wait for a condition. Even a slow machine meets it
-// earlier.
-const WaitLimit = redistest.WaitTimeout
+const (
+	// WaitLimit replaces the timeouts that a test does not cover.
+	WaitLimit = redistest.WaitTimeout
+	// Patience bounds every wait for a condition. Even a slow machine meets it
+	// earlier.
+	Patience = redistest.Patience
+)
 
-// Eventually polls until f returns nil, for WaitLimit at most.
+// Eventually polls until f returns nil, for Patience at most.
 func Eventually(t *testing.T, what string, f func() error) {
 	t.Helper()
 	redistest.Eventually(t, what, f)

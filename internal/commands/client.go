@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"strings"
+	"syscall"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -63,17 +64,12 @@ func newAdminClient(address string) (*adminClient, error) {
 
 // Call implements [cli.API].
 func (c *adminClient) Call(ctx context.Context, method, path string, body []byte) (int, []byte, error) {
-	r, err := http.NewRequestWithContext(ctx, method, c.origin+path, bytes.NewReader(body))
-	if err != nil {
-		return 0, nil, err
+	resp, err := c.send(ctx, method, path, body)
+	if errors.Is(err, syscall.ECONNRESET) || errors.Is(err, io.EOF) {
+		// At a reload Linux resets connections that wait at the endpoint of the old config. No call does more if it
+		// is made twice.
+		resp, err = c.send(ctx, method, path, body)
 	}
-	if !c.isUnix {
-		r.Header.Set("Origin", c.origin)
-	}
-	if body != nil {
-		r.Header.Set("Content-Type", "application/json")
-	}
-	resp, err := c.client.Do(r)
 	if err != nil {
 		hint := ""
 		if opErr := new(net.OpError); errors.As(err, &opErr) && opErr.Op == "dial" {
@@ -90,6 +86,20 @@ func (c *adminClient) Call(ctx context.Context, method, path string, body []byte
 		return 0, nil, fmt.Errorf("read the answer of Caddy's admin API at %s: %w", c.shown, err)
 	}
 	return resp.StatusCode, answer, nil
+}
+
+func (c *adminClient) send(ctx context.Context, method, path string, body []byte) (*http.Response, error) {
+	r, err := http.NewRequestWithContext(ctx, method, c.origin+path, bytes.NewReader(body))
+	if err != nil {
+		return nil, err
+	}
+	if !c.isUnix {
+		r.Header.Set("Origin", c.origin)
+	}
+	if body != nil {
+		r.Header.Set("Content-Type", "application/json")
+	}
+	return c.client.Do(r)
 }
 
 var _ cli.API = (*adminClient)(nil)

@@ -38,7 +38,7 @@ func (c *steady) come(n int) (checks int) {
 	for range n {
 		st := admit(c.ledger, c.req)
 		if st.Err == nil && st.Allowed {
-			c.ledger.Settle([]store.Request{c.req}, nil)
+			c.ledger.Settle([]*store.Request{new(c.req)}, nil)
 		}
 		pass(100 * time.Millisecond)
 	}
@@ -148,7 +148,7 @@ func (c *steady) visit(n int, pause time.Duration) (checks int) {
 	before := c.sim.checks
 	for range n {
 		if st := admit(c.ledger, c.req); st.Allowed {
-			c.ledger.Settle([]store.Request{c.req}, nil)
+			c.ledger.Settle([]*store.Request{new(c.req)}, nil)
 		}
 		pass(pause)
 	}
@@ -192,7 +192,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 			if !first.Allowed {
 				t.Errorf("the first of two gets %+v", first)
 			}
-			c.ledger.Settle([]store.Request{c.req}, nil)
+			c.ledger.Settle([]*store.Request{new(c.req)}, nil)
 			pass(time.Second)
 		})
 		for _, isFree := range []bool{false, true} {
@@ -221,7 +221,7 @@ func TestReturningClientMakesNoChecks(t *testing.T) {
 							if isFree {
 								r.Cost = 0
 							}
-							c.ledger.Settle([]store.Request{r}, []int64{1})
+							c.ledger.Settle([]*store.Request{new(r)}, []int64{1})
 						}
 						pass(time.Second)
 					}
@@ -370,7 +370,7 @@ func TestSoleWriterCostsOnlyCharges(t *testing.T) {
 							t.Errorf("%+v", st)
 						}
 						pass(2 * time.Millisecond)
-						l.Settle([]store.Request{r}, nil)
+						l.Settle([]*store.Request{new(r)}, nil)
 					})
 					pass(time.Second / perSecond)
 				}
@@ -447,6 +447,61 @@ func TestBatchesSaveCalls(t *testing.T) {
 					t.Errorf("%s: %d requests of heavy traffic were admitted", what, admitted)
 				}
 				b.leave()
+			})
+		}
+	}
+}
+
+// TestChecksAndTakesTogetherKeepTheLimit sends requests that check and are charged afterwards among requests that take,
+// as a site and rate_limit_service do with one bucket.
+func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
+	for _, kind := range kinds {
+		for seed := range uint64(150) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSimulation(seed)
+				l := New(NewRegistry(nil), s, Options{})
+				defer l.Leave()
+				limit := kind
+				limit.Zone, limit.Window = "zone", 100*time.Hour
+				rng := rand.New(rand.NewPCG(seed, 9))
+				const events = 17
+				spread, dearest := 5_000*(1+int(seed)%8), 1+int(seed)%3
+				var wg sync.WaitGroup
+				for i := range 60 {
+					r := store.Request{Limit: &limit, ClientKey: "alice", Events: events, Cost: 1 + int64(rng.IntN(dearest)), ID: fmt.Sprint(i)}
+					comes, lasts, takes, isFree := rng.IntN(spread), rng.IntN(8_000), rng.IntN(2) == 0, rng.IntN(6) == 0
+					wg.Go(func() {
+						pass(time.Duration(comes) * time.Microsecond)
+						a, decide := &store.Ask{Request: r}, l.Admit
+						if takes {
+							decide = l.Take
+						}
+						if decide(context.Background(), []*store.Ask{a}); a.Err != nil || !a.Allowed {
+							return
+						}
+						if !takes {
+							pass(time.Duration(lasts) * time.Microsecond)
+						}
+						switch {
+						case !takes && isFree:
+							held := r.Cost
+							r.Cost = 0
+							l.Settle([]*store.Request{new(r)}, []int64{held})
+						case !takes:
+							l.Settle([]*store.Request{new(r)}, nil)
+						case isFree:
+							r.Receipt = a.State.Receipt
+							l.RefundDetached([]*store.Request{new(r)})
+						}
+					})
+				}
+				wg.Wait()
+				l.Flush(t.Context())
+				pass(3 * time.Second)
+				synctest.Wait()
+				if used := s.used(store.Request{Limit: &limit, ClientKey: "alice", Events: events}); used > events {
+					t.Errorf("%s, align %t, seed %d: %d are used of %d", limit.Algorithm, limit.Align, seed, used, events)
+				}
 			})
 		}
 	}

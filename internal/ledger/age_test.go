@@ -29,7 +29,7 @@ func TestOutageEndsWithWhatStillCounts(t *testing.T) {
 					r := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: a, Window: time.Minute}, ClientKey: "alice", Events: 50, Cost: 1}
 					for i := range outage {
 						r.ID = fmt.Sprint(i)
-						l.ChargeDetached([]store.Request{r})
+						l.ChargeDetached([]*store.Request{new(r)})
 						pass(time.Second)
 					}
 					s.setDown(false, false)
@@ -52,10 +52,10 @@ func TestWhatIsLeftDrainsAtTheLowestRate(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		s.setDown(true, false)
 		r := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: store.GCRA, Window: time.Minute}, ClientKey: "alice", Events: 1000, Burst: 5, Cost: 1000}
-		l.ChargeDetached([]store.Request{r})
+		l.ChargeDetached([]*store.Request{new(r)})
 		pass(2 * time.Minute)
 		r.Events, r.Cost = 10, 5
-		l.ChargeDetached([]store.Request{r})
+		l.ChargeDetached([]*store.Request{new(r)})
 		s.setDown(false, false)
 		pass(3 * time.Second)
 		if used := s.used(r); used < 4 {

@@ -50,9 +50,9 @@ func (p alone) serve(r store.Request, ms int) (admitted, decided bool) {
 	pass(time.Duration(ms) * time.Millisecond)
 	switch {
 	case unknown:
-		p.SettleUnknown([]store.Request{r}, []int64{r.Cost}, nil)
+		p.SettleUnknown([]*store.Request{new(r)}, []int64{r.Cost}, nil)
 	case decided || !p.takes:
-		p.Settle([]store.Request{r}, nil)
+		p.Settle([]*store.Request{new(r)}, nil)
 	}
 	return true, decided
 }
@@ -233,7 +233,7 @@ func TestTakesThatEndLate(t *testing.T) {
 			if st := l.AdmitAlone(&r); !st.Allowed {
 				t.Fatalf("%+v", st)
 			}
-			l.SettleUnknown([]store.Request{r}, []int64{1}, []*store.Late{&take})
+			l.SettleUnknown([]*store.Request{new(r)}, []int64{1}, []*store.Late{&take})
 			for range 2 {
 				if st := l.ForeseeAlone(&r); st.Used != 1 {
 					t.Errorf("%v: %d are used here, want 1", k.end, st.Used)
@@ -264,7 +264,7 @@ func TestResetEmptiesWhatIsCountedAlone(t *testing.T) {
 						t.Errorf("%s, align %t: request %d: %+v", limit.Algorithm, limit.Align, n, st)
 					}
 					if st.Allowed {
-						l.Settle([]store.Request{r}, nil)
+						l.Settle([]*store.Request{new(r)}, nil)
 					}
 				}
 				redistest.Must(t, l.Reset(t.Context(), r))
@@ -305,7 +305,7 @@ func TestNoCostPassesAlone(t *testing.T) {
 // noRefunds is a store that can be charged, and gives nothing back.
 type noRefunds struct{ *simulation }
 
-func (noRefunds) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+func (noRefunds) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
 	for i := range reqs {
 		report(i, store.State{Err: errDown})
 	}
@@ -326,7 +326,7 @@ func TestRefusedTakesOffsetWaitingCharges(t *testing.T) {
 			}
 			s.setDown(true, false)
 			for id := range events {
-				l.ChargeDetached([]store.Request{request(id)})
+				l.ChargeDetached([]*store.Request{new(request(id))})
 			}
 			pass(30 * time.Millisecond)
 			s.setDown(false, false)
@@ -371,7 +371,7 @@ func TestCountedAloneIsKept(t *testing.T) {
 		if st := l.AdmitAlone(&r); !st.Allowed {
 			t.Fatalf("the first request: %+v", st)
 		}
-		l.SettleUnknown([]store.Request{r}, []int64{1}, nil)
+		l.SettleUnknown([]*store.Request{new(r)}, []int64{1}, nil)
 		flood()
 		if st := l.AdmitAlone(&r); st.Allowed {
 			t.Errorf("the second request: %+v", st)

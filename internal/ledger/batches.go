@@ -52,10 +52,10 @@ func (b *Registry) giveBack(idle int64) bool {
 	entries := slices.Collect(maps.Keys(b.reserved))
 	b.mu.Unlock()
 	l := b.current()
-	var refunds []store.Request
+	var refunds []*store.Request
 	for _, e := range entries {
 		if refund := b.surplusOf(e, l, idle); refund.Cost > 0 {
-			refunds = append(refunds, refund)
+			refunds = append(refunds, &refund)
 		}
 	}
 	l.refund(refunds)
@@ -108,14 +108,14 @@ func (l *Ledger) processes(r *store.Request) int64 {
 // keepMembership renews the lease until the view ends, and gives it back.
 func (l *Ledger) keepMembership() {
 	m := &l.membership
-	lease := []store.Request{{
+	lease := store.Request{
 		Limit:  &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease},
 		Events: store.MaxMembers, Cost: 1, ID: rand.Text(),
-	}}
+	}
 	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for isCounted := false; ; {
-		if st := store.Answers(m.life, l.Charge, lease)[0]; st.Err == nil {
+		if st := store.Answers(m.life, l.Charge, []store.Request{lease})[0]; st.Err == nil {
 			if isCounted {
 				m.count.Store(max(st.Used, 1))
 			}
@@ -124,7 +124,7 @@ func (l *Ledger) keepMembership() {
 		select {
 		case <-tick.C:
 		case <-m.life.Done():
-			l.Remote.RefundReported(lease, nil)
+			l.Remote.RefundReported([]*store.Request{&lease}, nil)
 			return
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -37,9 +38,9 @@ func (s *instant) Take(_ context.Context, asks []*store.Ask) {
 	s.answer(asks)
 }
 
-func (s *instant) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *instant) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	for i := range reqs {
-		report(i, s.view(&reqs[i]))
+		report(i, s.view(reqs[i]))
 	}
 }
 
@@ -55,11 +56,11 @@ func BenchmarkLedger(b *testing.B) {
 	}{
 		{"store alone", func(l *Ledger, reqs []store.Request, _ []*store.Ask) {
 			store.Answers(context.Background(), l.Check, reqs)
-			l.ChargeReported(reqs, func(int, store.State) {})
+			l.ChargeReported(storetest.Posts(reqs), func(int, store.State) {})
 		}},
 		{"charge after", func(l *Ledger, reqs []store.Request, asks []*store.Ask) {
 			l.Admit(context.Background(), asks)
-			l.Settle(reqs, nil)
+			l.Settle(storetest.Posts(reqs), nil)
 		}},
 		{"charge before", func(l *Ledger, reqs []store.Request, _ []*store.Ask) {
 			store.Answers(context.Background(), l.Take, reqs)
@@ -108,13 +109,13 @@ func BenchmarkRedis(b *testing.B) {
 	}{
 		{"store alone", func(r []store.Request) store.State {
 			st := store.Answers(context.Background(), s.Check, r)[0]
-			s.ChargeReported(r, nil)
+			s.ChargeReported(storetest.Posts(r), nil)
 			return st
 		}},
 		{"ledger", func(r []store.Request) store.State {
 			asked := store.Ask{Request: r[0]}
 			l.Admit(context.Background(), []*store.Ask{&asked})
-			l.Settle(r, nil)
+			l.Settle(storetest.Posts(r), nil)
 			return asked.State
 		}},
 	} {
@@ -152,7 +153,7 @@ func BenchmarkWalk(b *testing.B) {
 	for i := range clients {
 		r := []store.Request{{Limit: &limit, ClientKey: "client-" + strconv.Itoa(i), Events: 100, Cost: 1}}
 		l.Admit(context.Background(), store.Asks(r))
-		l.Settle(r, nil)
+		l.Settle(storetest.Posts(r), nil)
 	}
 	visited := 0
 	b.ReportAllocs()

@@ -33,8 +33,8 @@ var (
 
 // Settle ends what the requests hold in flight, and charges their costs without
 // waiting for the store. held has what each request holds, if that differs from
-// its cost; nil means the costs. The caller must not change reqs afterwards.
-func (l *Ledger) Settle(reqs []store.Request, held []int64) {
+// its cost; nil means the costs. The caller must not use reqs or the requests afterwards.
+func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 	w, m := l.writer(), l.moment()
 	out := outgoing{most: len(reqs)}
 	for i := range reqs {
@@ -42,7 +42,7 @@ func (l *Ledger) Settle(reqs []store.Request, held []int64) {
 		if held != nil {
 			hold = held[i]
 		}
-		e := l.enter(&reqs[i], &m)
+		e := l.enter(reqs[i], &m)
 		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
 		l.noted(e, &n, w, &out)
 		e.release(&m)
@@ -61,27 +61,27 @@ func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
 // SettleUnknown ends what requests hold whose takes may have spent their cost, which counts here until what
 // the primary says has it. Where the late end of a take says that it did not, the cost is charged; where there is
 // nil, the store knows the take by its ID.
-func (l *Ledger) SettleUnknown(reqs []store.Request, held []int64, ends []*store.Late) {
+func (l *Ledger) SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late) {
 	m := l.moment()
 	for i := range reqs {
-		e := l.enter(&reqs[i], &m)
-		e.SettleUnknown(&reqs[i], held[i], &m)
+		e := l.enter(reqs[i], &m)
+		e.SettleUnknown(reqs[i], held[i], &m)
 		e.release(&m)
 	}
 	for i, end := range ends {
-		if req := []store.Request{reqs[i]}; end != nil && req[0].Cost > 0 {
+		if req := []*store.Request{reqs[i]}; end != nil && req[0].Cost > 0 {
 			end.Then(func(err error) { l.takeEnded(req, err) })
 		}
 	}
 }
 
 // takeEnded charges a request that was served, and whose take has ended late, if that spent nothing.
-func (l *Ledger) takeEnded(req []store.Request, err error) {
+func (l *Ledger) takeEnded(req []*store.Request, err error) {
 	switch w := l.writer(); {
 	case err == nil:
 	case errors.Is(err, store.ErrNotExecuted):
 		m, out := l.moment(), outgoing{most: 1}
-		e := l.enter(&req[0], &m)
+		e := l.enter(req[0], &m)
 		n := e.Charge(req, &m)
 		l.noted(e, &n, w, &out)
 		e.release(&m)
@@ -95,7 +95,7 @@ func (l *Ledger) takeEnded(req []store.Request, err error) {
 type outgoing struct {
 	// most is how many there are at most, or 0 if that is not known.
 	most  int
-	reqs  []store.Request
+	reqs  []*store.Request
 	first *entry
 	// entries are all, unless the first is the only one.
 	entries []*entry
@@ -116,7 +116,7 @@ func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
 		out.reqs, out.first = n.Charge, e
 		return
 	case 1:
-		out.reqs = append(make([]store.Request, 0, out.most), out.reqs...)
+		out.reqs = append(make([]*store.Request, 0, out.most), out.reqs...)
 		out.entries = append(make([]*entry, 0, out.most), out.first)
 	}
 	out.reqs, out.entries = append(out.reqs, n.Charge...), append(out.entries, e)
@@ -141,9 +141,9 @@ func (l *Ledger) send(out *outgoing) {
 	switch reqs, first, entries := out.reqs, out.first, out.entries; len(reqs) {
 	case 0:
 	case 1:
-		l.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, &reqs[0], &st) })
+		l.ChargeReported(reqs, func(_ int, st store.State) { l.delivered(first, reqs[0], &st) })
 	default:
-		l.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], &reqs[i], &st) })
+		l.ChargeReported(reqs, func(i int, st store.State) { l.delivered(entries[i], reqs[i], &st) })
 	}
 }
 
@@ -288,7 +288,7 @@ func (l *Ledger) retry(batch []*entry) bool {
 	var left sync.WaitGroup
 	left.Add(len(out.reqs))
 	l.ChargeReported(out.reqs, func(i int, st store.State) {
-		if l.delivered(out.of(i), &out.reqs[i], &st) {
+		if l.delivered(out.of(i), out.reqs[i], &st) {
 			executed.Store(true)
 		}
 		left.Done()

@@ -131,7 +131,7 @@ func (l *Local) release(asks []*store.Ask) {
 	for _, a := range asks {
 		if r := a.Request; a.Err == nil && a.Allowed {
 			r.Cost = 0
-			l.settle([]store.Request{r}, a.Cost)
+			l.settle([]*store.Request{&r}, a.Cost)
 		}
 	}
 }
@@ -221,7 +221,7 @@ func (l *Local) IsFull(r *store.Request) bool {
 func (*Local) ForeseeKnown([]*store.Ask) bool { return false }
 
 // Settle is [Ledger.Settle].
-func (l *Local) Settle(reqs []store.Request, held []int64) {
+func (l *Local) Settle(reqs []*store.Request, held []int64) {
 	if len(reqs) > 1 {
 		// Deferred, because a panic of the store must not leave the other requests in flight.
 		defer l.Settle(reqs[1:], held[min(1, len(held)):])
@@ -236,16 +236,17 @@ func (l *Local) Settle(reqs []store.Request, held []int64) {
 }
 
 // SettleUnknown is [Ledger.SettleUnknown].
-func (l *Local) SettleUnknown(reqs []store.Request, held []int64, _ []*store.Late) {
-	for i, r := range reqs {
+func (l *Local) SettleUnknown(reqs []*store.Request, held []int64, _ []*store.Late) {
+	for i := range reqs {
+		r := *reqs[i]
 		r.Cost = 0
-		l.settle([]store.Request{r}, held[i])
+		l.settle([]*store.Request{&r}, held[i])
 	}
 }
 
 // settle charges one request, whose flight is locked until the charge counts.
-func (l *Local) settle(req []store.Request, hold int64) {
-	stripe, id, fl := l.flights.use(&req[0])
+func (l *Local) settle(req []*store.Request, hold int64) {
+	stripe, id, fl := l.flights.use(req[0])
 	defer stripe.leave(id, fl, 2, -hold)
 	fl.cost -= hold
 	if req[0].Cost > 0 {
@@ -254,16 +255,16 @@ func (l *Local) settle(req []store.Request, hold int64) {
 }
 
 // ChargeDetached is [Ledger.ChargeDetached]; it charges at once.
-func (l *Local) ChargeDetached(reqs []store.Request) { discard(l.Charge, reqs) }
+func (l *Local) ChargeDetached(reqs []*store.Request) { discard(l.Charge, reqs) }
 
 // ChargeByID is [Ledger.ChargeByID].
-func (l *Local) ChargeByID(reqs []store.Request) { l.ChargeDetached(reqs) }
+func (l *Local) ChargeByID(reqs []*store.Request) { l.ChargeDetached(reqs) }
 
 // RefundDetached is [Ledger.RefundDetached]; it refunds at once.
-func (l *Local) RefundDetached(reqs []store.Request) { discard(l.Refund, reqs) }
+func (l *Local) RefundDetached(reqs []*store.Request) { discard(l.Refund, reqs) }
 
 // PenalizeDetached is [Ledger.PenalizeDetached].
-func (l *Local) PenalizeDetached(reqs []store.Request) { discard(l.Penalize, reqs) }
+func (l *Local) PenalizeDetached(reqs []*store.Request) { discard(l.Penalize, reqs) }
 
 // RefundReported is [Ledger.RefundReported].
 func (l *Local) RefundReported(r store.Request, report func(st store.State)) {
@@ -279,11 +280,11 @@ type unreadAnswers struct {
 }
 
 // discard makes an operation, and discards the answers.
-func discard(op func(context.Context, []*store.Ask), reqs []store.Request) {
+func discard(op func(context.Context, []*store.Ask), reqs []*store.Request) {
 	u := unread.Get().(*unreadAnswers)
 	u.room, u.asks = slices.Grow(u.room[:0], len(reqs))[:len(reqs)], u.asks[:0]
 	for i := range reqs {
-		u.room[i].Request = reqs[i]
+		u.room[i].Request = *reqs[i]
 		u.asks = append(u.asks, &u.room[i])
 	}
 	op(context.Background(), u.asks)

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -43,12 +44,12 @@ func TestFlightsNeverPassTheLimit(t *testing.T) {
 					if (worker+i)%3 == 0 {
 						inFlight.Add(-1)
 						reqs[0].Cost = 0
-						l.Settle(reqs, []int64{1})
+						l.Settle(storetest.Posts(reqs), []int64{1})
 						continue
 					}
 					charged.Add(1)
 					inFlight.Add(-1)
-					l.Settle(reqs, nil)
+					l.Settle(storetest.Posts(reqs), nil)
 				}
 			})
 		}
@@ -82,11 +83,11 @@ func TestFlightRefusal(t *testing.T) {
 	if st := ask(6); st.Allowed || st.InFlight || st.RetryAfter != store.Never {
 		t.Errorf("a request that never fits: %+v", st)
 	}
-	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 3}}, nil)
+	l.Settle([]*store.Request{{Limit: &limit, ClientKey: "alice", Events: 5, Cost: 3}}, nil)
 	if st := ask(2); st.Allowed || !st.InFlight || st.Used != 4 {
 		t.Errorf("after the first request was charged: %+v", st)
 	}
-	l.Settle([]store.Request{{Limit: &limit, ClientKey: "alice", Events: 5}}, []int64{1})
+	l.Settle([]*store.Request{{Limit: &limit, ClientKey: "alice", Events: 5}}, []int64{1})
 	if st := ask(2); !st.Allowed || st.Used != 3 {
 		t.Errorf("after the second request was free: %+v", st)
 	}
@@ -131,7 +132,7 @@ func TestStoreThatPanicsLeavesNothingInFlight(t *testing.T) {
 						}
 					}()
 					l.Admit(t.Context(), store.Asks(reqs))
-					l.Settle(reqs, nil)
+					l.Settle(storetest.Posts(reqs), nil)
 				}()
 				if got := l.Figures(); got.Buckets != 0 || got.InFlight != 0 {
 					t.Errorf("%+v, want nothing in flight", got)

@@ -38,7 +38,7 @@ func comes(t *testing.T, l *Ledger, r store.Request) store.State {
 	if !st.Allowed {
 		t.Fatalf("a request gets %+v", st)
 	}
-	l.Settle([]store.Request{r}, nil)
+	l.Settle([]*store.Request{new(r)}, nil)
 	return st
 }
 
@@ -100,7 +100,7 @@ func TestNoChargeIsHeldNearTheReset(t *testing.T) {
 				reset := admit(l, r).Reset
 				pass(time.Duration(reset-s.now())*time.Microsecond - left)
 				before := len(s.callSizes())
-				l.Settle([]store.Request{r}, nil)
+				l.Settle([]*store.Request{new(r)}, nil)
 				if n := len(s.callSizes()) - before; n != calls {
 					t.Errorf("%d charges have left, want %d", n, calls)
 				}
@@ -131,7 +131,7 @@ func TestHeldChargesLeaveTogether(t *testing.T) {
 		pass(time.Second)
 		before, began := len(s.callSizes()), time.Now()
 		for _, r := range clients {
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 			pass(time.Millisecond)
 		}
 		pass(49*time.Millisecond - time.Since(began))
@@ -187,7 +187,7 @@ func TestChargesAreHeldAndAddedUp(t *testing.T) {
 			if st := admit(l, r); !st.Allowed || st.Used != i {
 				t.Fatalf("request %d gets %+v", i, st)
 			}
-			l.Settle([]store.Request{r}, nil)
+			l.Settle([]*store.Request{new(r)}, nil)
 			if i%10 != 0 {
 				continue
 			}
@@ -205,7 +205,7 @@ func TestChargesAreHeldAndAddedUp(t *testing.T) {
 			t.Fatalf("a request gets %+v", st)
 		}
 		before := s.sent()
-		l.Settle([]store.Request{r}, nil)
+		l.Settle([]*store.Request{new(r)}, nil)
 		pass(10 * time.Millisecond)
 		if n := s.sent() - before; n != 1 {
 			t.Errorf("%d charges were sent at once when half of the limit was spent, want 1", n)
@@ -220,15 +220,15 @@ func TestSeveralWritersHoldOneCharge(t *testing.T) {
 		s := newSimulation(1)
 		l, r := held(t, s, 100, Options{})
 		s.others(algorithm.Charge, r)
-		l.Settle([]store.Request{r}, make([]int64, 1))
+		l.Settle([]*store.Request{new(r)}, make([]int64, 1))
 		pass(time.Second)
 		before := s.sent()
-		l.Settle([]store.Request{r}, make([]int64, 1))
+		l.Settle([]*store.Request{new(r)}, make([]int64, 1))
 		pass(10 * time.Millisecond)
 		if n := s.sent() - before; n != 0 {
 			t.Errorf("%d charges were sent at once, want none", n)
 		}
-		l.Settle([]store.Request{r}, make([]int64, 1))
+		l.Settle([]*store.Request{new(r)}, make([]int64, 1))
 		pass(10 * time.Millisecond)
 		if n, used := s.sent()-before, s.used(r); n != 1 || used != 5 {
 			t.Errorf("%d charges were sent, and %d is spent, want 1 and 5", n, used)
@@ -257,7 +257,7 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 		"last view": {func(_ store.Remote, l *Ledger) { l.Leave() }, 2, 0},
 		"a request outlasts the last view": {func(_ store.Remote, l *Ledger) {
 			l.registry.End(context.Background())
-			l.Settle([]store.Request{requestOf("alice", 100)}, make([]int64, 1))
+			l.Settle([]*store.Request{new(requestOf("alice", 100))}, make([]int64, 1))
 		}, 3, 0},
 		"reset": {func(_ store.Remote, l *Ledger) {
 			r := requestOf("alice", 100)
@@ -281,7 +281,7 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 				if st := admit(l, r); !st.Allowed {
 					t.Fatalf("a request gets %+v", st)
 				}
-				l.Settle([]store.Request{r}, nil)
+				l.Settle([]*store.Request{new(r)}, nil)
 				test.end(s, l)
 				pass(time.Second)
 				if used := s.used(r); used != test.used || undone != test.undone {
@@ -304,7 +304,7 @@ func TestBusyClientCostsOneChargeATick(t *testing.T) {
 			if st := admit(l, r); !st.Allowed {
 				t.Fatalf("request %d gets %+v", n, st)
 			}
-			l.Settle([]store.Request{r}, nil)
+			l.Settle([]*store.Request{new(r)}, nil)
 			pass(200 * time.Microsecond)
 		}
 		pass(time.Second)

@@ -17,6 +17,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -69,13 +70,13 @@ func TestForesee(t *testing.T) {
 						held = append(held, r)
 					}
 					if len(held) > 0 && rng.IntN(2) == 0 {
-						l.Settle(held[:1], []int64{held[0].Cost})
+						l.Settle(storetest.Posts(held[:1]), []int64{held[0].Cost})
 						held = held[1:]
 					}
 					pass(time.Duration(rng.IntN(2)*rng.IntN(3000)) * time.Millisecond)
 				}
 				for _, r := range held {
-					l.Settle([]store.Request{r}, []int64{r.Cost})
+					l.Settle([]*store.Request{new(r)}, []int64{r.Cost})
 				}
 				pass(time.Second)
 			})
@@ -129,7 +130,7 @@ func TestWalk(t *testing.T) {
 			}
 			visited("in flight")
 			for i := range clients {
-				l.Settle([]store.Request{request(i)}, nil)
+				l.Settle([]*store.Request{new(request(i))}, nil)
 			}
 			visited("not yet charged")
 			pass(time.Second)
@@ -202,7 +203,7 @@ func TestDelays(t *testing.T) {
 			t.Error("charges wait before there are any")
 		}
 		s.setDown(true, false)
-		l.Settle([]store.Request{r}, nil)
+		l.Settle([]*store.Request{new(r)}, nil)
 		pass(5 * time.Second)
 		if !delays() || l.Delays("another shard") != nil {
 			t.Error("charges do not wait for the shard that is down, or for another one")
@@ -230,7 +231,7 @@ func TestForeseeKeepsUncertainCosts(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		r := requestOf("alice", 10)
 		s.lossy = 1
-		l.ChargeDetached([]store.Request{r})
+		l.ChargeDetached([]*store.Request{new(r)})
 		pass(time.Second)
 		before := l.snapshot(&r)
 		l.Foresee(r, false, s.word)
@@ -312,7 +313,7 @@ func spend(l *Ledger, r store.Request, n int, pause time.Duration) (admitted int
 		r.ID = time.Now().String()
 		if admit(l, r).Allowed {
 			admitted++
-			l.Settle([]store.Request{r}, nil)
+			l.Settle([]*store.Request{new(r)}, nil)
 		}
 		pass(pause)
 	}
@@ -382,7 +383,7 @@ func TestResetKeepsRequestsInFlight(t *testing.T) {
 		if st := admit(l, r); !st.Allowed || st.Used != 1 {
 			t.Errorf("beside the request in flight: %+v", st)
 		}
-		l.Settle([]store.Request{r, r}, nil)
+		l.Settle([]*store.Request{new(r), new(r)}, nil)
 		pass(time.Second)
 		if used := s.used(r); used != 2 {
 			t.Errorf("%d used", used)
@@ -428,7 +429,7 @@ func TestAnswerFromBeforeAReset(t *testing.T) {
 				pass(DefaultTrust + time.Millisecond)
 				done, arrive := s.admitLate(l, request("late"))
 				redistest.Must(t, l.Reset(t.Context(), first))
-				l.Settle([]store.Request{first}, nil)
+				l.Settle([]*store.Request{new(first)}, nil)
 				if landed {
 					pass(10 * time.Millisecond)
 				}
@@ -436,7 +437,7 @@ func TestAnswerFromBeforeAReset(t *testing.T) {
 				if st := <-done; !st.Allowed {
 					t.Errorf("%s: refused by an answer from before the reset: %+v", what, st)
 				}
-				l.Settle([]store.Request{request("late")}, nil)
+				l.Settle([]*store.Request{new(request("late"))}, nil)
 				if n := spend(l, request(""), 3, 0); n != 3 {
 					t.Errorf("%s: %d of 3 admitted after the reset", what, n)
 				}
@@ -597,7 +598,7 @@ func TestResetDropsPendingCharges(t *testing.T) {
 		spend(l, r, 1, time.Second)
 		s.setDown(true, false)
 		for range 10 {
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 		}
 		pass(100 * time.Millisecond)
 		if err := l.Reset(t.Context(), r); err == nil {
@@ -667,7 +668,7 @@ func TestFiguresCountSavedCalls(t *testing.T) {
 		s.mu.Lock()
 		s.lossy = 1
 		s.mu.Unlock()
-		l.ChargeDetached([]store.Request{r})
+		l.ChargeDetached([]*store.Request{new(r)})
 		pass(time.Second)
 		if f := l.Figures(); f.Uncertain != 1 {
 			t.Errorf("%d uncertain, want 1", f.Uncertain)
@@ -708,7 +709,7 @@ func TestResetsAmongRequests(t *testing.T) {
 							store.Answers(context.Background(), l.Take, []store.Request{r})
 						} else if admit(l, r).Allowed {
 							pass(time.Duration(seeds.IntN(5)) * time.Millisecond)
-							l.Settle([]store.Request{r}, nil)
+							l.Settle([]*store.Request{new(r)}, nil)
 						}
 						pass(time.Duration(seeds.IntN(10)) * time.Millisecond)
 					}
@@ -752,7 +753,7 @@ func TestForeseeBesideCharges(t *testing.T) {
 		var both sync.WaitGroup
 		both.Go(func() {
 			for range 5_000 {
-				l.Settle([]store.Request{r}, []int64{0})
+				l.Settle([]*store.Request{new(r)}, []int64{0})
 			}
 		})
 		both.Go(func() {
@@ -786,7 +787,7 @@ func TestRecall(t *testing.T) {
 			}
 			redistest.Must(t, l.Reset(t.Context(), request(99)))
 			recalls("reset by an operator", 0)
-			l.Settle([]store.Request{request(40)}, []int64{0})
+			l.Settle([]*store.Request{new(request(40))}, []int64{0})
 			recalls("charged without asking", 40)
 			pass(time.Second)
 			for _, asks := range []func(asked *store.Ask){
@@ -810,8 +811,8 @@ func TestRecall(t *testing.T) {
 			l.IsFull(&look)
 			l.Account(&look)
 			l.Walk([]store.Request{look}, hasLimit, func(int, string, *store.State) {})
-			l.Settle([]store.Request{look}, []int64{0})
-			l.RefundDetached([]store.Request{look})
+			l.Settle([]*store.Request{new(look)}, []int64{0})
+			l.RefundDetached([]*store.Request{new(look)})
 			redistest.Must(t, l.Reset(t.Context(), look))
 			recalls("looked at, and settled", 1)
 			pass(time.Second)

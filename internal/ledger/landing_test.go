@@ -15,7 +15,7 @@ type lateCharges struct {
 	delay time.Duration
 }
 
-func (s *lateCharges) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *lateCharges) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	go func() {
 		pass(s.delay)
 		s.simulation.ChargeReported(reqs, report)
@@ -37,7 +37,7 @@ func TestWaitForSlowCharges(t *testing.T) {
 					r := store.Request{Limit: &limit, ClientKey: client, Events: 3, Cost: 1, ID: fmt.Sprint(client, i)}
 					st := admit(slow, r)
 					if st.Err == nil && st.Allowed {
-						slow.Settle([]store.Request{r}, nil)
+						slow.Settle([]*store.Request{new(r)}, nil)
 					}
 					return st
 				}

@@ -90,11 +90,11 @@ func New(registry *Registry, s store.Remote, opts Options) *Ledger {
 }
 
 // ChargeDetached is Charge without waiting, for requests that hold nothing.
-func (l *Ledger) ChargeDetached(reqs []store.Request) { l.Settle(reqs, make([]int64, len(reqs))) }
+func (l *Ledger) ChargeDetached(reqs []*store.Request) { l.Settle(reqs, make([]int64, len(reqs))) }
 
 // ChargeByID charges, without waiting, requests that the store may have charged already: it knows
 // them by their IDs, so they are not added to others.
-func (l *Ledger) ChargeByID(reqs []store.Request) { l.ChargeReported(reqs, nil) }
+func (l *Ledger) ChargeByID(reqs []*store.Request) { l.ChargeReported(reqs, nil) }
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, asks []*store.Ask) {
@@ -106,8 +106,8 @@ func (l *Ledger) Refund(ctx context.Context, asks []*store.Ask) {
 }
 
 // RefundDetached is Refund without waiting. Tokens of a batch go back to it without a call.
-func (l *Ledger) RefundDetached(reqs []store.Request) {
-	l.refund(slices.DeleteFunc(reqs, func(r store.Request) bool { return l.restore(&r) }))
+func (l *Ledger) RefundDetached(reqs []*store.Request) {
+	l.refund(slices.DeleteFunc(reqs, l.restore))
 }
 
 // restore puts a refund back into its batch, if it is of one.
@@ -125,13 +125,13 @@ func (l *Ledger) restore(r *store.Request) bool {
 }
 
 // refund refunds to the store without waiting for it.
-func (l *Ledger) refund(reqs []store.Request) {
+func (l *Ledger) refund(reqs []*store.Request) {
 	for first, end := 0, 0; first < len(reqs); first = end {
-		for end = first + 1; end < len(reqs) && isLease(&reqs[end]) == isLease(&reqs[first]); {
+		for end = first + 1; end < len(reqs) && isLease(reqs[end]) == isLease(reqs[first]); {
 			end++
 		}
 		w := l
-		if !isLease(&reqs[first]) {
+		if !isLease(reqs[first]) {
 			// A lease ends where it was taken: it is not copied to another owner.
 			w = l.writer()
 		}
@@ -142,23 +142,23 @@ func (l *Ledger) refund(reqs []store.Request) {
 // refundOne refunds what a request costs, if anything.
 func (l *Ledger) refundOne(r store.Request) {
 	if r.Cost > 0 {
-		l.refund([]store.Request{r})
+		l.refund([]*store.Request{&r})
 	}
 }
 
 // RefundReported is RefundDetached of one request that has no batch, and reports its outcome.
 // The report must be quick.
 func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
-	l.refundBy(l.writer(), []store.Request{r}, report)
+	l.refundBy(l.writer(), []*store.Request{&r}, report)
 }
 
-func (l *Ledger) refundBy(w *Ledger, reqs []store.Request, report func(st store.State)) {
-	entries, sent := l.beginRefund(len(reqs), func(i int) *store.Request { return &reqs[i] })
+func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
+	entries, sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
-		w.endRefund(entries[i], &reqs[i], &st, sent)
+		w.endRefund(entries[i], reqs[i], &st, sent)
 		if report != nil {
 			report(st)
 		}
@@ -194,9 +194,9 @@ func (l *Ledger) Penalize(ctx context.Context, asks []*store.Ask) {
 }
 
 // PenalizeDetached is Penalize without waiting.
-func (l *Ledger) PenalizeDetached(reqs []store.Request) {
-	for i := range reqs {
-		l.notePenalty(&reqs[i])
+func (l *Ledger) PenalizeDetached(reqs []*store.Request) {
+	for _, r := range reqs {
+		l.notePenalty(r)
 	}
 	l.writer().Remote.PenalizeDetached(reqs)
 }

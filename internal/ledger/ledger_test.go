@@ -133,7 +133,7 @@ func TestChargesOfAnOutageArriveLater(t *testing.T) {
 			if st := admit(l, r); !errors.Is(st.Err, store.ErrNotExecuted) {
 				t.Fatalf("answered in an outage: %+v", st)
 			}
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 		}
 		// A reload: another view on the same registry.
 		next := New(registry, s, Options{})
@@ -173,7 +173,7 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 		}})
 		s.down = true
 		for range 3 {
-			l.ChargeDetached([]store.Request{requestOf("alice", 1000)})
+			l.ChargeDetached([]*store.Request{new(requestOf("alice", 1000))})
 		}
 		pass(time.Minute)
 		synctest.Wait()
@@ -216,7 +216,7 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 					s.setDown(true, false)
 					r := store.Request{Limit: &c.limit, ClientKey: "alice", Events: 1, Burst: 600, Cost: 1}
 					for range charges {
-						l.ChargeDetached([]store.Request{r})
+						l.ChargeDetached([]*store.Request{new(r)})
 					}
 					pass(outage)
 					s.setDown(false, false)
@@ -254,7 +254,7 @@ func TestChargesLeftAtTheEndAreReported(t *testing.T) {
 		}})
 		s.down = true
 		for i := range 10 {
-			l.ChargeDetached([]store.Request{requestOf(fmt.Sprint(i%2), 1000)})
+			l.ChargeDetached([]*store.Request{new(requestOf(fmt.Sprint(i%2), 1000))})
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
@@ -327,7 +327,7 @@ func TestAlignedWindowInAnOutage(t *testing.T) {
 		r := store.Request{Limit: &aligned, ClientKey: "alice", Events: 100, Cost: 1}
 		s.down = true
 		for range 20 {
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 			pass(100 * time.Millisecond)
 		}
 		s.setDown(false, false)
@@ -398,7 +398,7 @@ func TestLateAnswerLacksARefund(t *testing.T) {
 			taken.Receipt = store.Answers(t.Context(), l.Take, []store.Request{taken})[0].Receipt
 			asked := l.registry.now()
 			refusal := store.Answers(t.Context(), s.Take, []store.Request{late})[0]
-			l.RefundDetached([]store.Request{taken})
+			l.RefundDetached([]*store.Request{new(taken)})
 			pass(10 * time.Millisecond)
 			for _, cost := range []int64{1, 5} {
 				if st := store.Answers(t.Context(), l.Take, []store.Request{request("", cost)})[0]; !st.Allowed {
@@ -439,7 +439,7 @@ func TestPrimaryAway(t *testing.T) {
 			if st := admit(l, r); !st.Allowed {
 				t.Fatalf("%+v", st)
 			}
-			l.Settle([]store.Request{r}, nil)
+			l.Settle([]*store.Request{new(r)}, nil)
 			pass(10 * time.Millisecond)
 		}
 		s.setDown(false, true)
@@ -489,14 +489,14 @@ func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 			defer l.Leave()
 			do(c.refuse...)
 			for range requests {
-				l.ChargeDetached([]store.Request{r})
+				l.ChargeDetached([]*store.Request{new(r)})
 			}
 			awaitNothingOwed(t, l)
 			if lost.Load() != requests {
 				t.Errorf("%d of %d are reported", lost.Load(), requests)
 			}
 			do(c.mend...)
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 			awaitNothingOwed(t, l)
 			if n, err := server.Client().HGet(t.Context(), key, "c").Int(); n != 1 || err != nil {
 				t.Errorf("%d are counted, error %v, want the charge after the repair", n, err)

@@ -321,13 +321,13 @@ func (m *model) client(rng *rand.Rand, requests int) {
 		case held == 0 && !free:
 			// on_error allow.
 			m.change(m.cost)
-			m.ledger.ChargeDetached([]store.Request{r})
+			m.ledger.ChargeDetached([]*store.Request{new(r)})
 		case held > 0 && free:
 			m.change(-m.cost)
 			r.Cost = 0
-			m.ledger.Settle([]store.Request{r}, []int64{held})
+			m.ledger.Settle([]*store.Request{new(r)}, []int64{held})
 		case held > 0:
-			m.ledger.Settle([]store.Request{r}, nil)
+			m.ledger.Settle([]*store.Request{new(r)}, nil)
 		}
 	}
 }

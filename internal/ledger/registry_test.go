@@ -39,7 +39,7 @@ func TestRegistryIsBounded(t *testing.T) {
 		}})
 		for i := range clients {
 			r := requestOf(fmt.Sprint(i), 10)
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 			if i%100 == 0 {
 				pass(10 * time.Millisecond)
 			}
@@ -58,7 +58,7 @@ func TestIdleEntriesAreSwept(t *testing.T) {
 	simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
 		for i := range 25_000 {
 			r := requestOf(fmt.Sprint(i), 10)
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 			if i%100 == 0 {
 				pass(time.Second)
 				synctest.Wait()
@@ -87,7 +87,7 @@ func TestBoundInAnOutage(t *testing.T) {
 		}})
 		s.down = true
 		for i := range clients {
-			l.ChargeDetached([]store.Request{requestOf(fmt.Sprint(i), 10)})
+			l.ChargeDetached([]*store.Request{new(requestOf(fmt.Sprint(i), 10))})
 			if i%100 == 0 {
 				pass(100 * time.Millisecond)
 			}
@@ -190,7 +190,7 @@ func TestPendingChargesGoToTheRunningConfig(t *testing.T) {
 					s.down = true
 				}
 				r := requestOf("alice", 100)
-				before.ChargeDetached([]store.Request{r})
+				before.ChargeDetached([]*store.Request{new(r)})
 				pass(time.Second)
 				test.runs(before, after)
 				gotCharges(t, stores, r, test.want, 1)
@@ -218,11 +218,11 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 		r := requestOf("alice", 100)
 		s.setDown(true, false)
 		for range 3 {
-			l.ChargeDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(r)})
 			pass(100 * time.Millisecond)
 		}
 		// The charge is in flight when the view leaves.
-		l.ChargeDetached([]store.Request{requestOf("bob", 100)})
+		l.ChargeDetached([]*store.Request{new(requestOf("bob", 100))})
 		l.Leave()
 		pass(3 * time.Second)
 		synctest.Wait()
@@ -231,7 +231,7 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 		}
 
 		next := New(registry, s, opts)
-		next.ChargeDetached([]store.Request{r})
+		next.ChargeDetached([]*store.Request{new(r)})
 		pass(time.Second)
 		s.setDown(false, false)
 		pass(3 * time.Second)
@@ -273,7 +273,7 @@ func TestFlushIsTakenOver(t *testing.T) {
 				}
 				r := requestOf("alice", 100)
 				for range 5 {
-					before.ChargeDetached([]store.Request{r})
+					before.ChargeDetached([]*store.Request{new(r)})
 				}
 				flushed := 0
 				flush := func(l *Ledger) {
@@ -316,7 +316,7 @@ type slowCharges struct {
 	took time.Duration
 }
 
-func (s slowCharges) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s slowCharges) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	time.AfterFunc(s.took, func() { s.simulation.ChargeReported(reqs, report) })
 }
 
@@ -365,7 +365,7 @@ func TestNewOwnerIsAskedAfterChargesInFlight(t *testing.T) {
 					if st := admit(before, r); !st.Allowed {
 						t.Fatalf("the first request gets %+v", st)
 					}
-					before.Settle([]store.Request{r}, nil)
+					before.Settle([]*store.Request{new(r)}, nil)
 					after := New(registry, newOwner{s, func() {
 						if used := s.used(r); used != 1 {
 							t.Errorf("the new owner is asked when %d is spent at the previous one, want 1", used)

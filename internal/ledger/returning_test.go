@@ -34,7 +34,7 @@ func (w worker) run(name string, n int) (refused int) {
 		}
 		pass(w.pause)
 		r.Receipt = st.Receipt
-		w.RefundDetached([]store.Request{r})
+		w.RefundDetached([]*store.Request{new(r)})
 	}
 	return refused
 }
@@ -101,7 +101,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 		if allowed, took := take("d", 1); allowed || took > 2*time.Millisecond {
 			t.Errorf("with nothing on its way: allowed %v after %v", allowed, took)
 		}
-		l.RefundDetached([]store.Request{request("a", 1)})
+		l.RefundDetached([]*store.Request{new(request("a", 1))})
 		if allowed, _ := take("e", 2); allowed {
 			t.Error("two were taken for one that comes back")
 		}
@@ -119,7 +119,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 			t.Errorf("%d of 5 were allowed by one slot that comes back", n)
 		}
 		late := New(l.registry, &lateRefunds{s}, Options{})
-		late.RefundDetached([]store.Request{request("b", 1)})
+		late.RefundDetached([]*store.Request{new(request("b", 1))})
 		if allowed, took := take("g", 1); allowed || took < DefaultTimeout || took > DefaultTimeout+5*time.Millisecond {
 			t.Errorf("while a refund is not answered in time: allowed %v after %v", allowed, took)
 		}
@@ -175,10 +175,10 @@ func TestTakeWaitsForWhatWasSentBeforeIt(t *testing.T) {
 		}
 		take("a", 2)
 		take("b", 2)
-		late.RefundDetached([]store.Request{request("a", 2)})
+		late.RefundDetached([]*store.Request{new(request("a", 2))})
 		go func() {
 			pass(500 * time.Millisecond)
-			late.RefundDetached([]store.Request{request("b", 2)})
+			late.RefundDetached([]*store.Request{new(request("b", 2))})
 		}()
 		if allowed, took := take("c", 10); !allowed || took > 10*time.Millisecond {
 			t.Errorf("where there is room: allowed %t after %v", allowed, took)
@@ -194,7 +194,7 @@ func TestTakeWaitsForWhatWasSentBeforeIt(t *testing.T) {
 // lateRefunds is a simulation that takes a second to refund.
 type lateRefunds struct{ *simulation }
 
-func (s *lateRefunds) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *lateRefunds) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
 	go func() {
 		pass(time.Second)
 		s.simulation.RefundReported(reqs, report)
@@ -210,7 +210,7 @@ func TestOneRefusalForGood(t *testing.T) {
 			return store.Request{Limit: limit, ClientKey: "alice", Events: 1, Cost: 1, ID: id}
 		}
 		store.Answers(t.Context(), l.Take, []store.Request{request(&slots, "a"), request(&window, "a")})
-		l.RefundDetached([]store.Request{request(&slots, "a")})
+		l.RefundDetached([]*store.Request{new(request(&slots, "a"))})
 		began := time.Now()
 		store.Answers(t.Context(), l.Take, []store.Request{request(&slots, "b"), request(&window, "b")})
 		if took := time.Since(began); took > 2*time.Millisecond {
@@ -268,7 +268,7 @@ func TestOwnRefundIsNotAwaited(t *testing.T) {
 			limit.Zone, limit.Window = "zone", 100*time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "1"}
 			l.AdmitAlone(&r)
-			l.SettleUnknown([]store.Request{r}, []int64{1}, nil)
+			l.SettleUnknown([]*store.Request{new(r)}, []int64{1}, nil)
 			before, began := s.sent(), time.Now()
 			r.ID = "2"
 			st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
@@ -290,7 +290,7 @@ func TestClientThatLeavesWaitsForNothing(t *testing.T) {
 		limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
 		r := store.Request{Limit: &limit, ClientKey: "alice", Events: 1, Cost: 1, ID: "a"}
 		store.Answers(t.Context(), l.Take, []store.Request{r})
-		late.RefundDetached([]store.Request{r})
+		late.RefundDetached([]*store.Request{new(r)})
 		ctx, leave := context.WithTimeout(t.Context(), 5*time.Millisecond)
 		defer leave()
 		before, began := s.sent(), time.Now()
@@ -334,10 +334,10 @@ func TestViewsShowWhatHasComeBack(t *testing.T) {
 							st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
 							switch r.Receipt = st.Receipt; {
 							case st.Allowed && ends < 3:
-								l.RefundDetached([]store.Request{r})
+								l.RefundDetached([]*store.Request{new(r)})
 							case st.Allowed:
 								r.Cost, r.ID = 1, r.ID+"more"
-								l.ChargeDetached([]store.Request{r})
+								l.ChargeDetached([]*store.Request{new(r)})
 							}
 						}()
 					}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -371,22 +372,24 @@ func (s *simulation) Peek(ctx context.Context, asks []*store.Ask) {
 	s.Check(ctx, asks)
 }
 
-func (s *simulation) PenalizeDetached(reqs []store.Request) { go s.run(algorithm.Penalize, reqs) }
+func (s *simulation) PenalizeDetached(reqs []*store.Request) {
+	go s.run(algorithm.Penalize, storetest.Posted(reqs))
+}
 
-func (s *simulation) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *simulation) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	s.mu.Lock()
 	s.sizes = append(s.sizes, len(reqs))
 	s.mu.Unlock()
 	go func() {
 		pass(2 * time.Millisecond)
-		reportAll(s.run(algorithm.Charge, reqs), report)
+		reportAll(s.run(algorithm.Charge, storetest.Posted(reqs)), report)
 	}()
 }
 
-func (s *simulation) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *simulation) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
 	go func() {
 		pass(2 * time.Millisecond)
-		reportAll(s.run(algorithm.Refund, reqs), report)
+		reportAll(s.run(algorithm.Refund, storetest.Posted(reqs)), report)
 	}()
 }
 

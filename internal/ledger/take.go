@@ -132,27 +132,40 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 	if len(own)+len(fetches) == 0 {
 		return nil
 	}
-	asked, reqs := t.ledger.registry.now(), make([]store.Request, 0, len(own)+len(fetches))
-	loans := make([]core.Loan, len(own))
+	asked, room := t.ledger.registry.now(), make([]store.Ask, len(own)+len(batches))
+	var loans []core.Loan
 	for n, i := range own {
-		reqs = append(reqs, t.asks[i].Request)
-		loans[n] = t.ledger.borrow(&reqs[n])
+		r := &room[n].Request
+		*r = t.asks[i].Request
+		if r.Batch != 0 && loans == nil {
+			loans = make([]core.Loan, len(own))
+		}
+		if loans != nil {
+			loans[n] = t.ledger.borrow(r)
+		}
 	}
-	answers, unclear := t.ask(append(reqs, batches...)), []int(nil)
+	for n := range batches {
+		room[len(own)+n].Request = batches[n]
+	}
+	t.ask(room)
+	var unclear []int
 	answered := func(n int) {
-		r, st := &answers[n].Request, &answers[n].State
+		r, st := &room[n].Request, &room[n].State
 		if n >= len(own) {
 			if i := fetches[n-len(own)]; t.fetched(i, r, st) == core.Take {
 				again = append(again, i)
 			}
 			return
 		}
-		t.ledger.repay(r, loans[n], st)
+		if loans != nil {
+			t.ledger.repay(r, loans[n], st)
+		}
 		if was := &t.asks[own[n]].State; !core.Stands(was, st) {
 			*was = *st
 		}
 	}
-	for n, a := range answers {
+	for n := range room {
+		a := &room[n]
 		if t.ledger.hearTake(&a.Request, &a.State, asked, t.marks[n]) == core.AwaitCharge {
 			unclear = append(unclear, n)
 			continue
@@ -165,21 +178,22 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 	// Nobody waits for the charges of others' buckets.
 	until := t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
 	for _, n := range unclear {
-		t.ledger.judgeTake(&answers[n].Request, &answers[n].State, t.marks[n], until)
+		t.ledger.judgeTake(&room[n].Request, &room[n].State, t.marks[n], until)
 		answered(n)
 	}
 	return again
 }
 
 // ask takes from the store.
-func (t *taking) ask(reqs []store.Request) []*store.Ask {
-	asks := store.Asks(reqs)
+func (t *taking) ask(room []store.Ask) {
+	asks := make([]*store.Ask, len(room))
 	m := t.ledger.moment()
 	if t.marks = t.marks[:0]; cap(t.marks) < len(asks) {
 		t.marks = make([]int64, 0, len(asks))
 	}
-	for _, a := range asks {
-		mark := int64(0)
+	for n := range room {
+		a, mark := &room[n], int64(0)
+		asks[n] = a
 		if !isLease(&a.Request) {
 			e := t.ledger.enter(&a.Request, &m)
 			mark = e.TakeSent(&a.Request, &m)
@@ -190,7 +204,6 @@ func (t *taking) ask(reqs []store.Request) []*store.Ask {
 	if t.ledger.awaitMoves(t.moves, asks) {
 		t.ledger.Remote.Take(t.ctx, asks)
 	}
-	return asks
 }
 
 // isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends

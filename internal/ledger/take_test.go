@@ -52,7 +52,7 @@ func (b *batches) refund(l *Ledger, cost int64, st store.State) {
 	r := b.request(cost)
 	r.Receipt = st.Receipt
 	b.served.Add(-cost)
-	l.RefundDetached([]store.Request{r})
+	l.RefundDetached([]*store.Request{new(r)})
 }
 
 // spent is the cost spent in the store.
@@ -415,8 +415,8 @@ func TestNoRefusalOutlastsARefund(t *testing.T) {
 			b.take(l, 5)
 			more := b.request(1)
 			more.Batch = 0
-			l.ChargeDetached([]store.Request{more})
-			l.RefundDetached([]store.Request{r})
+			l.ChargeDetached([]*store.Request{new(more)})
+			l.RefundDetached([]*store.Request{new(r)})
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -565,7 +565,7 @@ func TestLookShowsWhatATakeFinds(t *testing.T) {
 				}
 				take(2)
 				pass(7 * time.Second)
-				l.ChargeDetached([]store.Request{request(6)})
+				l.ChargeDetached([]*store.Request{new(request(6))})
 				pass(time.Duration(ms) * 500 * time.Microsecond)
 				foreseen, look := l.Foresee(request(0), true, s.word), take(0)
 				if look.Remaining != 4 || foreseen.Remaining != 4 {

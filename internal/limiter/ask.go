@@ -279,6 +279,9 @@ func (e *evaluation) refuseKnown(some []*inZone) (refused bool) {
 		if len(there) == 0 || there[0].open == nil {
 			continue
 		}
+		for _, z := range there {
+			z.ask.State = store.State{}
+		}
 		refused = e.limiter.answering(there[0].open).RefuseKnown(e.asksOf(there)) || refused
 		noteAll(there)
 	}
@@ -569,7 +572,8 @@ func (s *spend) take() {
 // it once they decide.
 func (z *inZone) mirror() {
 	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.open.IsRemote {
-		z.open.Local.Charge([]store.Request{z.localRequest()})
+		req := z.localRequest()
+		z.open.Local.Charge([]*store.Request{&req})
 		z.alone = localMirrored
 	}
 }

@@ -94,7 +94,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 		// What is under the old ID stays.
 		req.ID = identity.NewRequestID()
 	}
-	open.Charge([]store.Request{req})
+	open.Charge([]*store.Request{&req})
 	if z := l.zoneOf(h); z != nil {
 		z.Counts.Charged.Add(float64(amount))
 	}

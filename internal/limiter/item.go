@@ -160,7 +160,7 @@ func (s *settlements) refund(z *inZone, back int64) {
 		req, to = z.localRequest(), &in.local
 	}
 	req.Cost = back
-	to.refunds = append(to.refunds, req)
+	to.refunds = append(to.refunds, &req)
 	z.Counts.Refunded.Add(float64(back))
 	z.show(back, 0)
 }

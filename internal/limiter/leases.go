@@ -86,13 +86,13 @@ func (l *lease) renew() {
 		if !z.holdsSlot() || z.ask.Cost == 0 {
 			continue
 		}
-		open, req := z.open, []store.Request{z.ask.Request}
+		open, req := z.open, z.ask.Request
 		if z.alone == localTaken || z.alone == localMirrored {
-			open.Local.Charge(req)
+			open.Local.Charge([]*store.Request{new(req)})
 		}
 		// If this fails the slot may be lost; the request goes on. A local slot counts
 		// in the store from now on, if that is back.
-		if st := store.Answers(ctx, open.Accounts.Charge, req)[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, z) {
+		if st := store.Answers(ctx, open.Accounts.Charge, []store.Request{req})[0]; z.isLocal() && !errors.Is(st.Err, store.ErrNotExecuted) && !slices.Contains(l.handedOver, z) {
 			l.handedOver = append(l.handedOver, z)
 		}
 	}

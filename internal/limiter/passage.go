@@ -39,13 +39,13 @@ func (p *Passage) Reuse(w http.ResponseWriter) {
 
 // reuse makes t the empty tracker of another request. Its first evaluation keeps its room.
 func (t *tracker) reuse(w http.ResponseWriter) {
-	room, zones, asks, charges := t.first.room, t.first.zones, t.first.asks, t.first.charges
+	room, zones, asks, posts := t.first.room, t.first.zones, t.first.asks, t.first.posts
 	clear(room)
 	clear(zones[:cap(zones)])
 	clear(asks[:cap(asks)])
-	clear(charges[:cap(charges)])
+	clear(posts[:cap(posts)])
 	*t = tracker{}
-	t.first.use(room, zones, asks, charges)
+	t.first.use(room, zones, asks, posts)
 	t.ResponseWriter, t.own = w, t.room[:0]
 }
 
@@ -94,15 +94,15 @@ func (p *Passage) Ask(skip func(z *Zone) bool) (status int) {
 	return 0
 }
 
-// leaveOut makes e go on without some zones. It has asked none.
+// leaveOut makes e go on without some zones. It has asked none, and no zone is added after it.
 func (e *evaluation) leaveOut(some func(z *Zone) bool) {
 	if some == nil {
 		return
 	}
-	zones := slices.DeleteFunc(e.zones, func(z *inZone) bool { return some(z.Zone) })
-	e.zones, e.asks = zones[:0], e.asks[:0]
-	for _, z := range zones {
-		e.zones, e.asks = append(e.zones, z), append(e.asks, &z.ask)
+	e.zones = slices.DeleteFunc(e.zones, func(z *inZone) bool { return some(z.Zone) })
+	e.asks = e.asks[:0]
+	for _, z := range e.zones {
+		e.asks = append(e.asks, &z.ask)
 	}
 }
 

@@ -45,9 +45,9 @@ type evaluation struct {
 	asks []*store.Ask
 	// isAsked is set once the states are.
 	isAsked bool
-	// room has room for zones, and charges for what they charge.
-	room    []inZone
-	charges []store.Request
+	// room has room for zones, and posts for what they charge.
+	room  []inZone
+	posts []*store.Request
 	// rare is nil for most requests.
 	rare *rare
 }

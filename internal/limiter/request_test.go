@@ -92,7 +92,7 @@ func TestAmountsDue(t *testing.T) {
 	} {
 		var s settlement
 		s.add(store.Request{Cost: 5, ID: "id"}, row.phase, finalOf(row.spent, row.cost), row.spent, row.cost)
-		costOf := func(reqs ...store.Request) (sum int64) {
+		costOf := func(reqs ...*store.Request) (sum int64) {
 			for _, r := range reqs {
 				sum += r.Cost
 				if (r.ID != "id") != row.hasNewID {

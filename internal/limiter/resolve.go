@@ -268,14 +268,14 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 			roomForOne
 		})
 		t = &in.tracker
-		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.roomForOne.asks[:], in.roomForOne.charges[:])
+		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.roomForOne.asks[:], in.roomForOne.posts[:])
 	} else {
 		in := new(struct {
 			tracker
 			roomForTwo
 		})
 		t = &in.tracker
-		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.charges[:])
+		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.posts[:])
 	}
 	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
@@ -290,19 +290,19 @@ type roomForOne struct {
 	inZones [1]inZone
 	zones   [1]*inZone
 	asks    [1]*store.Ask
-	charges [1]store.Request
+	posts   [1]*store.Request
 }
 
 type roomForTwo struct {
 	inZones [2]inZone
 	zones   [2]*inZone
 	asks    [2]*store.Ask
-	charges [2]store.Request
+	posts   [2]*store.Request
 }
 
 // use makes the evaluation use some room.
-func (e *evaluation) use(room []inZone, zones []*inZone, asks []*store.Ask, charges []store.Request) {
-	e.room, e.zones, e.asks, e.charges = room, zones[:0], asks[:0], charges[:0]
+func (e *evaluation) use(room []inZone, zones []*inZone, asks []*store.Ask, posts []*store.Request) {
+	e.room, e.zones, e.asks, e.posts = room, zones[:0], asks[:0], posts[:0]
 }
 
 // newEvaluation returns an evaluation that is not enrolled yet.
@@ -314,7 +314,7 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 			roomForTwo
 		})
 		e = &in.evaluation
-		e.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.charges[:])
+		e.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.posts[:])
 	}
 	e.limiter, e.repl = l, repl
 	return e
@@ -322,9 +322,11 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 
 // add adds a zone.
 func (e *evaluation) add(in *resolved) *inZone {
-	z := new(inZone)
+	var z *inZone
 	if n := len(e.zones); n < len(e.room) {
 		z = &e.room[n]
+	} else {
+		z = new(inZone)
 	}
 	*z = inZone{boundZone: in.zone, of: e, ask: store.Ask{Request: in.req}}
 	if !in.zone.enforces(in.req.ClientKey, in.rule) {

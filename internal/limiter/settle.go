@@ -223,9 +223,9 @@ func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 			z.reportNear()
 		}
 		for _, z := range e.zones {
-			e.charges = append(e.charges, z.ask.Request)
+			e.posts = append(e.posts, &z.ask.Request)
 		}
-		e.zones[0].open.Accounts.Settle(e.charges, nil)
+		e.zones[0].open.Accounts.Settle(e.posts, nil)
 		return
 	}
 	var all settlements
@@ -435,7 +435,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
 		// without a reply may arrive there as well; its refund, by ID, does no harm.
 		isLeft := err != nil && spent.stored == phaseTaken || spent.stored == phaseUncertain || spent.stored == phaseUncertainHeld
 		if open != nil && isLeft {
-			open.Refund([]store.Request{req})
+			open.Refund([]*store.Request{&req})
 		}
 	})
 }
@@ -494,14 +494,14 @@ type settlements [maxStores]struct {
 type settlement struct {
 	// ended are requests whose cost was in flight, with their final cost; held is
 	// what each held.
-	ended []store.Request
+	ended []*store.Request
 	held  []int64
 	// unknown are those whose takes may have spent the cost, with what each held, and how those end that have no ID.
-	unknown     []store.Request
+	unknown     []*store.Request
 	heldUnknown []int64
 	ends        []*store.Late
 	// again are repeats of uncertain takes, under their ID.
-	charges, again, refunds []store.Request
+	charges, again, refunds []*store.Request
 }
 
 // add notes what the zone has to do so that spent becomes cost, and returns it.
@@ -526,31 +526,38 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 }
 
 func (s *settlement) add(req store.Request, phase storePhase, f final, spent, cost int64) due {
-	ended, d := req, dues[phase][f]
-	ended.Cost = cost
+	d := dues[phase][f]
+	// Most need no copy of the request.
+	posted := func(cost int64) *store.Request {
+		r := req
+		r.Cost = cost
+		return &r
+	}
 	switch phase {
 	case phaseHeld:
-		s.ended, s.held = append(s.ended, ended), append(s.held, req.Cost)
+		s.ended, s.held = append(s.ended, posted(cost)), append(s.held, req.Cost)
 	case phaseUncertainHeld, phaseLostHeld:
-		s.unknown, s.heldUnknown, s.ends = append(s.unknown, ended), append(s.heldUnknown, req.Cost), append(s.ends, nil)
+		s.unknown, s.heldUnknown, s.ends = append(s.unknown, posted(cost)), append(s.heldUnknown, req.Cost), append(s.ends, nil)
 	case phaseLost:
-		s.unknown, s.heldUnknown, s.ends = append(s.unknown, ended), append(s.heldUnknown, 0), append(s.ends, nil)
+		s.unknown, s.heldUnknown, s.ends = append(s.unknown, posted(cost)), append(s.heldUnknown, 0), append(s.ends, nil)
 	case phaseNone, phaseTaken, phaseUncertain:
 	}
 	switch d {
 	case dueCharge:
-		if req.Cost = cost - spent; req.ID != "" && spent > 0 {
+		r := posted(cost - spent)
+		if r.ID != "" && spent > 0 {
 			// What is under the old ID stays.
-			req.ID = identity.NewRequestID()
+			r.ID = identity.NewRequestID()
 		}
-		s.charges = append(s.charges, req)
+		s.charges = append(s.charges, r)
 	case dueRepeat:
-		s.again = append(s.again, ended)
+		s.again = append(s.again, posted(cost))
 	case dueRefund:
+		back := req.Cost
 		if phase == phaseTaken {
-			req.Cost = spent - cost
+			back = spent - cost
 		}
-		s.refunds = append(s.refunds, req)
+		s.refunds = append(s.refunds, posted(back))
 	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
 	}
 	return d

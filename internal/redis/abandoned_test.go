@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -119,7 +120,7 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 			go func() { done <- store.Answers(context.Background(), s.Refund, reqs)[0].Err }()
 		},
 		"Detached": func(s *Store, reqs []store.Request, done chan<- error) {
-			s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
+			s.RefundReported(storetest.Posts(reqs), func(_ int, st store.State) { done <- st.Err })
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -150,7 +151,7 @@ func TestCloseRefundsAbandonedTakes(t *testing.T) {
 	s := newStore(t, shard, nil)
 	reqs := abandon(t, s, way)
 	done := make(chan error, 1)
-	s.RefundReported(reqs, func(_ int, st store.State) { done <- st.Err })
+	s.RefundReported(storetest.Posts(reqs), func(_ int, st store.State) { done <- st.Err })
 	go way.open()
 	shard.Close(t.Context())
 	must(t, <-done)
@@ -249,7 +250,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		allUsed("after the take", 4)
 
 		must(t, proxy.SwallowReplies())
-		s.RefundReported(taken, nil)
+		s.RefundReported(storetest.Posts(taken), nil)
 		cutWhenUsed(3)
 		for range counting {
 			must(t, <-outcomes)

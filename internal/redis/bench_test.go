@@ -10,6 +10,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -45,7 +46,7 @@ func BenchmarkStore(b *testing.B) {
 		{"Charge", func(r []store.Request) []store.State { return store.Answers(context.Background(), s.Charge, r) }},
 		{"CheckAndChargeDetached", func(r []store.Request) []store.State {
 			states := store.Answers(context.Background(), s.Check, r)
-			s.ChargeReported(r, nil)
+			s.ChargeReported(storetest.Posts(r), nil)
 			return states
 		}},
 	} {
@@ -111,7 +112,7 @@ func BenchmarkMoment(b *testing.B) {
 		}
 		refunded := slices.Clone(r)
 		refunded[0].Receipt = st.Receipt
-		s.RefundReported(refunded, nil)
+		s.RefundReported(storetest.Posts(refunded), nil)
 		for {
 			n, err := server.Client().HGet(b.Context(), key, "c").Int64()
 			must(b, err)

@@ -10,6 +10,7 @@ import (
 	"go.uber.org/goleak"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -42,7 +43,7 @@ func TestClosedShardLeavesNothingBehind(t *testing.T) {
 				if used {
 					s.Warm(ctx)
 					store.Answers(t.Context(), s.Check, oneOf("k"))
-					s.ChargeReported(oneOf("k"), nil)
+					s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 				}
 				shard.Close(ctx)
 				cancel()

@@ -14,6 +14,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -107,7 +108,7 @@ func TestRedirectNeedsNoThirdNode(t *testing.T) {
 	used(t, "charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 1)
 	used(t, "take", store.Answers(t.Context(), s.Take, oneOf("k"))[0], 2)
 	reported := make(chan store.State, 1)
-	s.ChargeReported(oneOf("k"), func(_ int, st store.State) { reported <- st })
+	s.ChargeReported(storetest.Posts(oneOf("k")), func(_ int, st store.State) { reported <- st })
 	used(t, "detached charge", <-reported, 3)
 	used(t, "check", store.Answers(t.Context(), s.Check, oneOf("k"))[0], 3)
 	if got := tagged(t, m.to, "k"); got != 3 {
@@ -361,7 +362,7 @@ func TestRedirectedChargeDelaysNoOther(t *testing.T) {
 	must(t, store.Answers(t.Context(), s.Charge, oneOf(other))[0].Err)
 	silence(t, m.to)
 	reported := [2]chan store.State{make(chan store.State, 1), make(chan store.State, 1)}
-	s.ChargeReported(append(oneOf("k"), oneOf(other)...), func(i int, st store.State) { reported[i] <- st })
+	s.ChargeReported(storetest.Posts(append(oneOf("k"), oneOf(other)...)), func(i int, st store.State) { reported[i] <- st })
 	select {
 	case st := <-reported[1]:
 		used(t, "the other charge", st, 2)
@@ -381,7 +382,7 @@ func TestCloseDeliversRedirectedCharges(t *testing.T) {
 		s := newStore(t, shard, nil)
 		waitUntilUp(t, s)
 		for range charges {
-			s.ChargeReported(oneOf("k"), nil)
+			s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()

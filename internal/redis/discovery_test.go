@@ -13,6 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -95,7 +96,7 @@ func swallow(t *testing.T, opts ShardOptions, owner func() *redistest.Server, se
 	must(t, proxy.SwallowReplies())
 	isUncertain(t, func() error { return store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err })
 	reported := make(chan error, 1)
-	s.ChargeReported(oneOf("k"), func(_ int, st store.State) { reported <- st.Err })
+	s.ChargeReported(storetest.Posts(oneOf("k")), func(_ int, st store.State) { reported <- st.Err })
 	if err := <-reported; err == nil {
 		t.Error("detached charge without a reply has no error")
 	}
@@ -154,7 +155,7 @@ func (tr *traffic) run() {
 	for n := 0; !tr.stopped.Load(); n++ {
 		client := n % len(tr.sent)
 		tr.waiting.Add(1)
-		tr.store.ChargeReported(oneOf(fmt.Sprint("client-", client)), func(_ int, st store.State) {
+		tr.store.ChargeReported(storetest.Posts(oneOf(fmt.Sprint("client-", client))), func(_ int, st store.State) {
 			switch {
 			case st.Err == nil:
 				tr.counted.Add(1)

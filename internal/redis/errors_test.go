@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -42,9 +43,9 @@ func TestRefusedChargeDelaysNoOther(t *testing.T) {
 				answered <- st
 			}
 		}
-		s.ChargeReported(reqs, report)
+		s.ChargeReported(storetest.Posts(reqs), report)
 		// These charges follow on the only connection.
-		s.ChargeReported(reqs[1:], func(i int, st store.State) { report(i+1, st) })
+		s.ChargeReported(storetest.Posts(reqs[1:]), func(i int, st store.State) { report(i+1, st) })
 		for range 2 * good {
 			select {
 			case st := <-answered:
@@ -72,7 +73,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
 	// On a machine that stands still, a reply may come after the charge was given up, or none was tried.
 	eventually(t, "the refusal is told", func() error {
-		s.ChargeReported(oneOf("k"), nil)
+		s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 		err := <-reported
 		if err == nil {
 			t.Fatal("a full server has counted a charge")
@@ -119,7 +120,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 		"Detached": func(s *Store) error {
 			reported := make(chan error, 1)
 			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
-			s.ChargeReported(oneOf("k"), nil)
+			s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 			return <-reported
 		},
 	} {
@@ -184,7 +185,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 			if i%100 == 50 {
 				must(t, proxy.Cut())
 			}
-			s.ChargeReported([]store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}}, nil)
+			s.ChargeReported([]*store.Request{{Limit: hourly, ClientKey: "cut", Events: 10, Cost: 1}}, nil)
 			done.Add(1)
 			if i%50 == 0 {
 				waitUntilUp(t, s)
@@ -210,7 +211,7 @@ func TestChargeWaitsForAServerThatIsAway(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr()}), nil)
 	must(t, proxy.Down())
 	for range 20 {
-		s.ChargeReported(oneOf("later"), nil)
+		s.ChargeReported(storetest.Posts(oneOf("later")), nil)
 	}
 	must(t, proxy.Up())
 	waitForCount(t, server, "later", 20)
@@ -246,7 +247,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 				reported := make(chan error, buckets)
 				// On a machine that stands still, a reply may come after the charge was given up.
 				eventually(t, "the outcomes are certain", func() (uncertain error) {
-					hasty.ChargeReported(reqs, func(_ int, st store.State) { reported <- st.Err })
+					hasty.ChargeReported(storetest.Posts(reqs), func(_ int, st store.State) { reported <- st.Err })
 					for range buckets {
 						switch err := <-reported; {
 						case errors.Is(err, store.ErrUncertain):
@@ -258,9 +259,9 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 					return uncertain
 				})
 				before := calls(t, server, "evalsha")
-				s.ChargeReported(reqs, nil)
-				s.ChargeReported(reqs, nil)
-				s.RefundReported(reqs, nil)
+				s.ChargeReported(storetest.Posts(reqs), nil)
+				s.ChargeReported(storetest.Posts(reqs), nil)
+				s.RefundReported(storetest.Posts(reqs), nil)
 				eventually(t, "all charges were refused", func() error {
 					if n := calls(t, server, "evalsha") - before; n < int64(4*buckets) {
 						return fmt.Errorf("%d calls", n)
@@ -372,7 +373,7 @@ func TestCloseDeliversQueuedCharges(t *testing.T) {
 		shard := NewShard(ShardOptions{Primary: server.Addr(), DialTimeout: waitTimeout, NoPipelining: plain, PoolSize: 1})
 		s := newStore(t, shard, nil)
 		for range charges {
-			s.ChargeReported([]store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}}, nil)
+			s.ChargeReported([]*store.Request{{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}}, nil)
 		}
 		ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
 		defer cancel()
@@ -382,7 +383,7 @@ func TestCloseDeliversQueuedCharges(t *testing.T) {
 		}
 		var reported error
 		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported = err }
-		s.ChargeReported(oneOf("k"), nil)
+		s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 		if !errors.Is(reported, store.ErrNotExecuted) {
 			t.Errorf("a charge after Close is reported as %v", reported)
 		}
@@ -401,7 +402,7 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	must(t, server.Pause())
 	const charges = 1000
 	for range charges {
-		s.ChargeReported(oneOf("k"), nil)
+		s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 	}
 	ctx, cancel := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer cancel()

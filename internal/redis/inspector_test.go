@@ -95,9 +95,9 @@ func TestObserverReceivesEveryCommand(t *testing.T) {
 	must(t, store.Answers(ctx, s.Peek, oneOf("k"))[0].Err)
 	must(t, store.Answers(ctx, s.Refund, oneOf("k"))[0].Err)
 	answered := make(chan store.State)
-	s.ChargeReported(oneOf("k"), func(_ int, st store.State) { answered <- st })
+	s.ChargeReported(storetest.Posts(oneOf("k")), func(_ int, st store.State) { answered <- st })
 	must(t, (<-answered).Err)
-	s.RefundReported(oneOf("k"), nil)
+	s.RefundReported(storetest.Posts(oneOf("k")), nil)
 	eventually(t, "every command is observed", func() error {
 		mu.Lock()
 		defer mu.Unlock()

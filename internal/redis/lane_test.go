@@ -13,6 +13,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -165,7 +166,7 @@ func TestChargesLeaveADemotedServerBehindAName(t *testing.T) {
 		must(t, anyError(store.Answers(t.Context(), s.Charge, takes(hourly, buckets))))
 		demote(t, sh, name)
 		reported := make(chan error, buckets)
-		s.ChargeReported(takes(hourly, buckets), func(_ int, st store.State) { reported <- st.Err })
+		s.ChargeReported(storetest.Posts(takes(hourly, buckets)), func(_ int, st store.State) { reported <- st.Err })
 		for range buckets {
 			if err := <-reported; err != nil {
 				t.Errorf("a charge is given up: %v", err)
@@ -216,7 +217,7 @@ func TestRefundsThatWaitAreBounded(t *testing.T) {
 	*hidden[int](lane, "queue", "limit") = 0
 	mu.Unlock()
 	var err error
-	s.RefundReported(oneOf("k"), func(_ int, st store.State) { err = st.Err })
+	s.RefundReported(storetest.Posts(oneOf("k")), func(_ int, st store.State) { err = st.Err })
 	if !errors.Is(err, wire.ErrOverload) || !errors.Is(err, store.ErrNotExecuted) {
 		t.Errorf("error is %v, want that too many wait", err)
 	}

@@ -266,7 +266,7 @@ func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
 				t.Errorf("take %d in round %d: %+v", i, round, st)
 			}
 		}
-		s.ChargeReported(takes(hourly, 8), nil)
+		s.ChargeReported(storetest.Posts(takes(hourly, 8)), nil)
 		for i := range 8 {
 			waitForCount(t, server, fmt.Sprint("client", i), 2*(round+1))
 		}

@@ -11,6 +11,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -67,7 +68,7 @@ func reported(t *testing.T, s *Store, reqs ...store.Request) []store.State {
 	t.Helper()
 	states := make([]store.State, len(reqs))
 	done := make(chan int, len(reqs))
-	s.ChargeReported(reqs, func(i int, st store.State) {
+	s.ChargeReported(storetest.Posts(reqs), func(i int, st store.State) {
 		states[i] = st
 		done <- i
 	})

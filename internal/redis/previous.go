@@ -309,8 +309,8 @@ func (s *Store) migrating(n int, request func(i int) *store.Request) (all []*mig
 }
 
 // requestsIn returns what migrating asks for.
-func requestsIn(reqs []store.Request) (n int, request func(i int) *store.Request) {
-	return len(reqs), func(i int) *store.Request { return &reqs[i] }
+func requestsIn(reqs []*store.Request) (n int, request func(i int) *store.Request) {
+	return len(reqs), func(i int) *store.Request { return reqs[i] }
 }
 
 // awaitAll waits for migrations, records the failures, and returns the places of the other
@@ -354,20 +354,20 @@ func (s *Store) countLeases(ctx context.Context, op algorithm.Operation, asks []
 
 // detachMigrating is detach for buckets some of which have to migrate. A failed
 // migration is tried again while there is time; other requests do not wait for it.
-func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+func (s *Store) detachMigrating(migrating []*migration, op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
 	deadline := time.Now().Add(s.opts.ChargeTimeout)
 	ctx, cancel := context.WithDeadline(context.Background(), deadline)
 	defer cancel()
 	for tries := 0; ; tries++ {
 		failed := make([]error, len(reqs))
 		places := awaitAll(ctx, migrating, failed)
-		ready := make([]store.Request, len(places))
+		ready := make([]*store.Request, len(places))
 		for n, i := range places {
 			ready[n] = reqs[i]
 		}
 		s.detachMigrated(op, ready, reportAt(report, places))
 		after, hasTime := wire.NextTry(tries, deadline)
-		var again []store.Request
+		var again []*store.Request
 		var againPlaces []int
 		for i, err := range failed {
 			switch {

@@ -93,7 +93,7 @@ func TestReshardingRefillsNoBucket(t *testing.T) {
 						st, spent = store.Answers(t.Context(), after.Take, request(client))[0], 8
 					case 3:
 						reported := make(chan store.State)
-						after.ChargeReported(request(client), func(_ int, st store.State) { reported <- st })
+						after.ChargeReported(storetest.Posts(request(client)), func(_ int, st store.State) { reported <- st })
 						st, spent = <-reported, 8
 					}
 					if st.Err != nil || st.Used != spent {
@@ -217,7 +217,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 	clients := moving(before, r.store(r.members, nil), 40)
 	was := before.Owner(clients[0])
 	for name, op := range map[string]struct {
-		detach func(s *Store, reqs []store.Request, report func(i int, st store.State))
+		detach func(s *Store, reqs []*store.Request, report func(i int, st store.State))
 		want   int64
 	}{
 		"charge": {(*Store).ChargeReported, 4},
@@ -245,7 +245,7 @@ func TestDetachedOutlivesAFailedMigration(t *testing.T) {
 			i := slices.IndexFunc(r.members, func(m Member) bool { return m.Name == was })
 			journal := keepJournal(r.members[i].Shard)
 			must(t, r.servers[was].Pause())
-			op.detach(after, reqs, nil)
+			op.detach(after, storetest.Posts(reqs), nil)
 			eventually(t, "migrations have failed", func() error {
 				if len(journal.all(wire.ServerDown, r.servers[was].Addr())) == 0 {
 					return errors.New("the silent server is not left out")
@@ -290,13 +290,13 @@ func TestDetachedCallsThatAwaitMigrationsAreBounded(t *testing.T) {
 		defer func() { must(t, r.servers[before.Owner(client)].Resume()) }()
 	}
 	after.awaiting.Store(maxAwaiting - 1)
-	after.RefundReported(oneOf(clients[0]), nil)
-	after.RefundReported(oneOf(clients[1]), func(_ int, st store.State) {
+	after.RefundReported(storetest.Posts(oneOf(clients[0])), nil)
+	after.RefundReported(storetest.Posts(oneOf(clients[1])), func(_ int, st store.State) {
 		if !errors.Is(st.Err, wire.ErrOverload) || !errors.Is(st.Err, store.ErrNotExecuted) {
 			t.Errorf("one more: %v", st.Err)
 		}
 	})
-	after.RefundReported(oneOf(clients[1]), nil)
+	after.RefundReported(storetest.Posts(oneOf(clients[1])), nil)
 	if err := <-lost; !errors.Is(err, wire.ErrOverload) {
 		t.Errorf("one more: %v", err)
 	}
@@ -320,7 +320,7 @@ func TestDetachedOfASilentPreviousOwnerIsGivenUp(t *testing.T) {
 	charge := func(client string, timeout time.Duration) error {
 		after := New(Options{Members: r.members, Previous: r.members[:2], CheckTimeout: 20 * time.Millisecond, ChargeTimeout: timeout})
 		reported := make(chan error, 1)
-		after.ChargeReported(oneOf(client), func(_ int, st store.State) { reported <- st.Err })
+		after.ChargeReported(storetest.Posts(oneOf(client)), func(_ int, st store.State) { reported <- st.Err })
 		return <-reported
 	}
 	was := r.servers[before.Owner(clients[0])]
@@ -414,7 +414,7 @@ func TestBucketMigratesOnce(t *testing.T) {
 					if n%2 == 0 {
 						errs <- store.Answers(context.Background(), after.Check, oneOf(client))[0].Err
 					} else {
-						after.ChargeReported(oneOf(client), func(_ int, st store.State) { errs <- st.Err })
+						after.ChargeReported(storetest.Posts(oneOf(client)), func(_ int, st store.State) { errs <- st.Err })
 					}
 				}
 			}()

@@ -222,7 +222,7 @@ func TestLateChargeCountsInTheWindowThatIsOpen(t *testing.T) {
 	first := endsIn(t, s, server, reqs[0], time.Second)
 	must(t, server.Pause())
 	for range 5 {
-		s.ChargeReported(slices.Clone(reqs), nil)
+		s.ChargeReported(storetest.Posts(slices.Clone(reqs)), nil)
 	}
 	eventually(t, "the window is over", func() error {
 		if left := time.Until(time.UnixMicro(first)); left > -100*time.Millisecond {

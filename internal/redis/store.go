@@ -205,24 +205,24 @@ func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, asks []
 }
 
 // PenalizeDetached implements [store.Remote].
-func (s *Store) PenalizeDetached(reqs []store.Request) { s.detach(algorithm.Penalize, reqs, nil) }
+func (s *Store) PenalizeDetached(reqs []*store.Request) { s.detach(algorithm.Penalize, reqs, nil) }
 
 // ChargeReported implements [store.Remote].
-func (s *Store) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *Store) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	s.detach(algorithm.Charge, reqs, report)
 }
 
 // RefundReported implements [store.Remote].
-func (s *Store) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *Store) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
 	s.detach(algorithm.Refund, reqs, report)
 }
 
 // detach runs an operation without waiting. report receives the state of each
 // request; if it is nil, OnUndelivered receives the failures.
-func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+func (s *Store) detach(op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
 	if s.previous != nil {
 		if migrations := s.migrating(requestsIn(reqs)); migrations != nil {
-			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, &reqs[i], i, st) })
+			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, reqs[i], i, st) })
 			return
 		}
 	}
@@ -230,7 +230,7 @@ func (s *Store) detach(op algorithm.Operation, reqs []store.Request, report func
 }
 
 // awaitMigrations is detach for buckets some of which have to migrate.
-func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
 	if s.awaiting.Add(1) > maxAwaiting {
 		s.awaiting.Add(-1)
 		for i := range reqs {
@@ -245,7 +245,7 @@ func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation,
 }
 
 // detachMigrated is detach for buckets that are at their owners.
-func (s *Store) detachMigrated(op algorithm.Operation, reqs []store.Request, report func(i int, st store.State)) {
+func (s *Store) detachMigrated(op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
 	keyOf := func(i int) string { return reqs[i].ClientKey }
 	if only, ok := s.onlyServers(len(reqs), keyOf); ok {
 		s.asker.Post(op, only, ask.Group{Reqs: reqs}, report)

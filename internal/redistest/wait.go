@@ -6,13 +6,17 @@ import (
 	"time"
 )
 
-// WaitTimeout bounds every wait of a test, and replaces the timeouts that it does not cover.
-const WaitTimeout = time.Minute
+const (
+	// WaitTimeout replaces the timeouts that a test does not cover.
+	WaitTimeout = time.Minute
+	// Patience bounds the waits of a test for a condition: for a tenth of a machine too.
+	Patience = 5 * time.Minute
+)
 
-// Eventually polls until f returns nil, for WaitTimeout at most.
+// Eventually polls until f returns nil, for Patience at most.
 func Eventually(tb testing.TB, what string, f func() error) {
 	tb.Helper()
-	if err := Poll(WaitTimeout, f); err != nil {
+	if err := Poll(Patience, f); err != nil {
 		tb.Fatalf("waiting until %s: %v", what, err)
 	}
 }
@@ -35,7 +39,7 @@ func Poll(limit time.Duration, f func() error) error {
 	}
 }
 
-// Soon calls f and fails the test if f does not return within WaitTimeout.
+// Soon calls f and fails the test if f does not return within Patience.
 func Soon(tb testing.TB, what string, f func()) {
 	tb.Helper()
 	done := make(chan struct{})
@@ -45,8 +49,8 @@ func Soon(tb testing.TB, what string, f func()) {
 	}()
 	select {
 	case <-done:
-	case <-time.After(WaitTimeout):
-		tb.Fatalf("%s takes more than %v", what, WaitTimeout)
+	case <-time.After(Patience):
+		tb.Fatalf("%s takes more than %v", what, Patience)
 	}
 }
 

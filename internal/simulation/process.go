@@ -198,10 +198,10 @@ func (p *process) work(pause time.Duration) {
 }
 
 // send sends a charge.
-func (p *process) send(e *entry, charge []store.Request, done func(executed bool)) {
-	p.net.write(opCharge, charge[0], func(st store.State) {
+func (p *process) send(e *entry, charge []*store.Request, done func(executed bool)) {
+	p.net.write(opCharge, *charge[0], func(st store.State) {
 		m := p.moment()
-		n := e.Delivered(&charge[0], &st, &m)
+		n := e.Delivered(charge[0], &st, &m)
 		p.told(&m)
 		if n.Delivery > 0 {
 			p.delivery = n.Delivery
@@ -222,7 +222,7 @@ func (p *process) send(e *entry, charge []store.Request, done func(executed bool
 func (p *process) settle(r store.Request, hold int64) {
 	m := p.moment()
 	e := p.of(&r, &m)
-	n := e.Settle([]store.Request{r}, hold, &m)
+	n := e.Settle([]*store.Request{&r}, hold, &m)
 	p.told(&m)
 	p.next(e, n)
 }

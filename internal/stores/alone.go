@@ -38,14 +38,14 @@ func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State
 
 // leaveLocal undoes what a request has in the local counts.
 func (o *Opened) leaveLocal(asked *store.Ask, takes bool) {
-	req := []store.Request{asked.Request}
+	req := asked.Request
 	if takes {
-		req[0].Receipt = asked.State.Receipt
-		o.Local.Refund(req)
+		req.Receipt = asked.State.Receipt
+		o.Local.Refund([]*store.Request{&req})
 		return
 	}
-	req[0].Cost = 0
-	o.Local.Accounts.Settle(req, []int64{asked.Cost})
+	req.Cost = 0
+	o.Local.Accounts.Settle([]*store.Request{&req}, []int64{asked.Cost})
 }
 
 // higher returns the state that counts more, with the receipt of the local one.

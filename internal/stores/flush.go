@@ -42,17 +42,22 @@ type closer interface {
 	Close(ctx context.Context)
 }
 
-// lostAtExit counts charges that failed while the process ended.
-var lostAtExit atomic.Int64
+// failedAtExit counts the charges that failed while the process ended, and uncertainAtExit those of them that
+// the store may have counted.
+var failedAtExit, uncertainAtExit atomic.Int64
 
 // NoteLost notes that charges or refunds to a shard of a store have failed with err, for [Opened.Lost], and
 // counts them for the log of a process that ends.
 func NoteLost(store, shard string, charges int64, err error) {
-	if telemetry.OutcomeLabel(err) == telemetry.OutcomeLost {
+	isLost := telemetry.OutcomeLabel(err) == telemetry.OutcomeLost
+	if isLost {
 		failureOf{store, shard, true}.note(time.Now(), err)
 	}
 	if caddy.Exiting() {
-		lostAtExit.Add(charges)
+		failedAtExit.Add(charges)
+		if !isLost {
+			uncertainAtExit.Add(charges)
+		}
 	}
 }
 
@@ -104,7 +109,7 @@ func bounded(run func(ctx context.Context)) func() {
 
 // End delivers, at the end of the process, what waits in ledgers and flushes
 // what is in the pool, even if it is in use. It waits for that and for earlier
-// flushes, and logs how many charges were lost.
+// flushes, and logs how many charges were lost, and of how many the outcome is uncertain.
 func End(logger *zap.Logger) {
 	flushes.mu.Lock()
 	flushes.ending = true
@@ -131,7 +136,7 @@ func End(logger *zap.Logger) {
 	case <-done:
 	case <-time.After(exitTimeout + time.Second):
 	}
-	if n := lostAtExit.Load(); n > 0 {
-		logger.Error("charges were lost at exit", zap.Int64("charges", n))
+	if n := failedAtExit.Load(); n > 0 {
+		logger.Error("charges were lost at exit", zap.Int64("charges", n), zap.Int64("uncertain", uncertainAtExit.Load()))
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -114,35 +115,35 @@ func (s *remoteStore) Reset(ctx context.Context, r store.Request) error {
 	return s.Store.Reset(ctx, r)
 }
 
-func (s *remoteStore) ChargeReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *remoteStore) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	if s.away.Load() {
 		for i := range reqs {
 			report(i, store.State{Err: store.ErrNotExecuted})
 		}
 		return
 	}
-	for i, st := range store.Answers(context.Background(), s.Charge, reqs) {
+	for i, st := range store.Answers(context.Background(), s.Charge, storetest.Posted(reqs)) {
 		report(i, st)
 	}
 }
 
-func (s *remoteStore) RefundReported(reqs []store.Request, report func(i int, st store.State)) {
+func (s *remoteStore) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
 	if s.resets != nil {
 		go func() {
 			<-s.resets
-			for i, st := range store.Answers(context.Background(), s.Refund, reqs) {
+			for i, st := range store.Answers(context.Background(), s.Refund, storetest.Posted(reqs)) {
 				report(i, st)
 			}
 		}()
 		return
 	}
-	for i, st := range store.Answers(context.Background(), s.Refund, reqs) {
+	for i, st := range store.Answers(context.Background(), s.Refund, storetest.Posted(reqs)) {
 		report(i, st)
 	}
 }
 
-func (s *remoteStore) PenalizeDetached(reqs []store.Request) {
-	store.Answers(context.Background(), s.Penalize, reqs)
+func (s *remoteStore) PenalizeDetached(reqs []*store.Request) {
+	store.Answers(context.Background(), s.Penalize, storetest.Posted(reqs))
 }
 
 func (*remoteStore) Owner(string) string { return "a" }
@@ -176,7 +177,7 @@ func TestRejectedConfigDeliversNothing(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	charge := func() { running.open.Load().Charge([]store.Request{r}) }
+	charge := func() { running.open.Load().Charge([]*store.Request{new(r)}) }
 	charge()
 	rejected.Unload()
 	charge()
@@ -201,7 +202,7 @@ func TestOvertakenRequestChargesTheRunningStore(t *testing.T) {
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
-	open.Charge([]store.Request{r})
+	open.Charge([]*store.Request{new(r)})
 	good.awaitUsed(t, r, 1)
 }
 
@@ -290,7 +291,7 @@ func TestLeaseEndsWhereItWasTaken(t *testing.T) {
 	defer running.Unload()
 	running.Run()
 	overtaken.Unload()
-	open.Refund([]store.Request{r})
+	open.Refund([]*store.Request{new(r)})
 	first.awaitUsed(t, r, 0)
 }
 

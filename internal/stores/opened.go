@@ -55,13 +55,13 @@ type Accounts interface {
 	AdmitAlone(r *store.Request) store.State
 	ForeseeAlone(r *store.Request) store.State
 
-	Settle(reqs []store.Request, held []int64)
-	SettleUnknown(reqs []store.Request, held []int64, ends []*store.Late)
-	ChargeDetached(reqs []store.Request)
-	ChargeByID(reqs []store.Request)
-	RefundDetached(reqs []store.Request)
+	Settle(reqs []*store.Request, held []int64)
+	SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late)
+	ChargeDetached(reqs []*store.Request)
+	ChargeByID(reqs []*store.Request)
+	RefundDetached(reqs []*store.Request)
 	RefundReported(r store.Request, report func(st store.State))
-	PenalizeDetached(reqs []store.Request)
+	PenalizeDetached(reqs []*store.Request)
 
 	Account(r *store.Request) *store.Account
 	Recall(r *store.Request) bool
@@ -168,28 +168,28 @@ func (o *Opened) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 }
 
 // Charge charges requests without waiting.
-func (o *Opened) Charge(reqs []store.Request) {
+func (o *Opened) Charge(reqs []*store.Request) {
 	if len(reqs) > 0 {
 		o.Accounts.ChargeDetached(reqs)
 	}
 }
 
 // ChargeByID charges requests that the store may have charged already.
-func (o *Opened) ChargeByID(reqs []store.Request) {
+func (o *Opened) ChargeByID(reqs []*store.Request) {
 	if len(reqs) > 0 {
 		o.Accounts.ChargeByID(reqs)
 	}
 }
 
 // Refund gives back what requests have spent, without waiting.
-func (o *Opened) Refund(reqs []store.Request) {
+func (o *Opened) Refund(reqs []*store.Request) {
 	if len(reqs) > 0 {
 		o.Accounts.RefundDetached(reqs)
 	}
 }
 
 // Penalize keeps the client of r refused, without waiting.
-func (o *Opened) Penalize(r store.Request) { o.Accounts.PenalizeDetached([]store.Request{r}) }
+func (o *Opened) Penalize(r store.Request) { o.Accounts.PenalizeDetached([]*store.Request{&r}) }
 
 // tracerName is the instrumentation scope of the spans.
 const tracerName = "github.com/shardlimit/caddy-shardlimit"

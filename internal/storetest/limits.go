@@ -18,7 +18,7 @@ import (
 // ledgers do.
 type Admitter interface {
 	Admit(ctx context.Context, asks []*store.Ask)
-	Settle(reqs []store.Request, held []int64)
+	Settle(reqs []*store.Request, held []int64)
 }
 
 // DifferingLimits holds a store to what a client can use if its requests have different
@@ -177,7 +177,7 @@ func (tr *traffic) admit(r store.Request) {
 	tr.admitter.Admit(tr.Context(), []*store.Ask{&asked})
 	if asked.Err == nil && asked.Allowed {
 		tr.note(&r, r.Cost)
-		tr.admitter.Settle([]store.Request{r}, nil)
+		tr.admitter.Settle([]*store.Request{&r}, nil)
 	}
 }
 

@@ -226,6 +226,24 @@ type Clock struct {
 	now time.Time
 }
 
+// Posts returns what an operation takes that nobody waits for, and which keeps it.
+func Posts(reqs []store.Request) []*store.Request {
+	posts := make([]*store.Request, len(reqs))
+	for i := range reqs {
+		posts[i] = &reqs[i]
+	}
+	return posts
+}
+
+// Posted returns the requests of such an operation.
+func Posted(posts []*store.Request) []store.Request {
+	reqs := make([]store.Request, len(posts))
+	for i, r := range posts {
+		reqs[i] = *r
+	}
+	return reqs
+}
+
 // NewClock returns a clock that shows start.
 func NewClock(start time.Time) *Clock { return &Clock{now: start} }
 

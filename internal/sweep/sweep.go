@@ -15,7 +15,7 @@ import (
 )
 
 // moreTimes is how many times as many cases as a sample has SWEEP=more goes through.
-const moreTimes = 4
+const moreTimes = 3
 
 // Size returns n, or with SWEEP=more a multiple of it; with `make check-all`, or where
 // that is less, it returns all.

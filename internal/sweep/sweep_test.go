@@ -15,7 +15,7 @@ func TestOf(t *testing.T) {
 	for _, test := range []struct {
 		sweep string
 		want  int
-	}{{"", 3}, {"more", 12}, {"all", 20}} {
+	}{{"", 3}, {"more", 9}, {"all", 20}} {
 		t.Setenv("SWEEP", test.sweep)
 		if IsWhole() != (test.want == len(cases)) {
 			t.Errorf("SWEEP=%s: whole is %v", test.sweep, IsWhole())

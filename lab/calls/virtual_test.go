@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -148,24 +149,24 @@ func (s *remote) Peek(ctx context.Context, asks []*store.Ask) {
 
 func (*remote) Reset(context.Context, store.Request) error { return errors.ErrUnsupported }
 
-func (s *remote) PenalizeDetached(reqs []store.Request) {
-	go s.call(charge, algorithm.Penalize, reqs, linger)
+func (s *remote) PenalizeDetached(reqs []*store.Request) {
+	go s.call(charge, algorithm.Penalize, storetest.Posted(reqs), linger)
 }
 
 func (*remote) Hurry(string) {}
 
 func (*remote) Warm(context.Context) {}
 
-func (s *remote) ChargeReported(reqs []store.Request, report func(int, store.State)) {
+func (s *remote) ChargeReported(reqs []*store.Request, report func(int, store.State)) {
 	go s.report(charge, algorithm.Charge, reqs, report)
 }
 
-func (s *remote) RefundReported(reqs []store.Request, report func(int, store.State)) {
+func (s *remote) RefundReported(reqs []*store.Request, report func(int, store.State)) {
 	go s.report(refund, algorithm.Refund, reqs, report)
 }
 
-func (s *remote) report(k kind, op algorithm.Operation, reqs []store.Request, report func(int, store.State)) {
-	for i, st := range s.call(k, op, reqs, linger) {
+func (s *remote) report(k kind, op algorithm.Operation, reqs []*store.Request, report func(int, store.State)) {
+	for i, st := range s.call(k, op, storetest.Posted(reqs), linger) {
 		if report != nil {
 			report(i, st)
 		}
@@ -252,7 +253,7 @@ func (v virtual) send(l *ledger.Ledger, r store.Request) int64 {
 		return 0
 	}
 	time.Sleep(serves)
-	l.Settle(reqs, nil)
+	l.Settle(storetest.Posts(reqs), nil)
 	return 1
 }
 

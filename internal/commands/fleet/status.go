@@ -99,8 +99,8 @@ func withoutTwins(parts []part[adminapi.Status]) (rest []part[adminapi.Status], 
 	return rest, twins
 }
 
-// disagreement returns the text of the problem that the config of another Caddy has z differently, or "". Caddys that share
-// a store compare its definition themselves.
+// disagreement returns the text of the problem if z differs from the first Caddy's zone, or "". Caddys that share a
+// store compare definitions themselves.
 func disagreement(first, z *adminapi.Zone, isShared bool) string {
 	switch {
 	case !isShared && first.Definition != z.Definition:

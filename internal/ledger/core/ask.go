@@ -57,6 +57,25 @@ type check struct {
 	// landed is the cost of charges and takes confirmed since the check was sent.
 	// The answer may count it or not.
 	landed int64
+	// counted is the highest count that one of them was answered with: it has takes whose answers are on their
+	// way, which the answer to the check may lack too.
+	counted int64
+}
+
+// noteLanded notes a charge or an allowed take that was answered with a count while the check is in flight.
+func (c *check) noteLanded(cost, counted int64) {
+	if c != nil {
+		c.landed += cost
+		c.counted = max(c.counted, counted)
+	}
+}
+
+// unclear is how much the answer to the check may lack.
+func (c *check) unclear(answer *store.State) int64 {
+	if answer == nil {
+		return c.landed
+	}
+	return max(c.landed, c.counted-answer.Used)
 }
 
 var checks = sync.Pool{New: func() any { return new(check) }}
@@ -181,9 +200,12 @@ func (b *Bucket) Answered(w Waiter, answer store.State, c *Check, m *Moment) Do 
 		isStale = !c.Repeated
 	}
 	if isStale && b.canReach(m) {
-		b.check.landed = 0
+		b.check.landed, b.check.counted = 0, 0
 		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true, Ends: b.opens(w.Request, m)}
 		return CheckPrimary
+	}
+	if !algorithm.Of(w.Request.Limit.Algorithm).Copies() {
+		b.known.Content[confirmedUsed] = max(b.known.Content[confirmedUsed], b.check.counted)
 	}
 	do := Nothing
 	if b.admit(w.Request, w.State, &answer, m) == unclear {

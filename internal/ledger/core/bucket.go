@@ -162,7 +162,8 @@ type extra struct {
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
-	// landed is the cost of all charges that were answered while a take was in flight.
+	// landed is the cost of all charges that were answered while a take was in flight, and of refused takes that
+	// stand for charges.
 	landed int64
 	// loose is cost of unknown outcome that known lacks, because no window was
 	// known to be open.
@@ -556,7 +557,8 @@ type view struct {
 func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 	v := view{req: r, known: b.known, answer: answer, now: now, flight: b.flight + b.extras().loose}
 	if !algorithm.Of(r.Limit.Algorithm).Copies() && b.check != nil {
-		v.flight, v.unclear = v.flight+b.check.landed, b.check.landed
+		v.unclear = b.check.unclear(answer)
+		v.flight += v.unclear
 	}
 	p := b.pending
 	if p == nil {
@@ -566,6 +568,8 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 	waiting := all - p.cost
 	switch {
 	case b.countsInOpenWindow(p, r.Limit, now):
+		hidden := b.hiddenCharge(r, p.cost, now)
+		v.flight, v.unclear = v.flight+hidden, v.unclear+hidden
 		// Later answers may count the charge in flight, and lack the waiting one.
 		v.known.Charge(r, waiting, now)
 		v.known = p.withCharge(r, all, v.known, now)
@@ -576,6 +580,17 @@ func (b *Bucket) viewOf(r *store.Request, answer *store.State, now int64) view {
 		v.flight, v.unclear = v.flight+all, v.unclear+p.cost
 	}
 	return v
+}
+
+// hiddenCharge is how much of the charge in flight, which costs cost, known may lack, although it counts more than
+// when the charge was sent: takes whose answers are on their way may be the reason.
+func (b *Bucket) hiddenCharge(r *store.Request, cost, now int64) int64 {
+	if cost == 0 || b.taking == 0 {
+		return 0
+	}
+	base, known := b.pending.base.View(r, 0, now).Used, b.known.View(r, 0, now).Used
+	seen := max(base+cost, known)
+	return max(base+min(known-base, b.taking)+cost-seen, 0)
 }
 
 // countsInOpenWindow reports whether the charge in flight counts in the open window.

@@ -35,8 +35,10 @@ type pending struct {
 	// at is when the charge in flight was sent, or when those that wait were noted; expires
 	// is when it counts no more.
 	at, expires int64
-	// base is what was known at that instant; age is that of a charge that had waited.
+	// base is what was known at that instant, and takes answered since, which cost took; age is that of a charge that
+	// had waited.
 	base algorithm.Known
+	took int64
 	age  *age
 	// heard sums up the answers since the charge was sent; nil without one.
 	heard *algorithm.Known
@@ -58,7 +60,9 @@ type Transit struct {
 
 // mergedCharge is a charge for several requests.
 type mergedCharge struct {
-	req      [1]store.Request
+	req store.Request
+	// sent has the request, to be sent.
+	sent     [1]*store.Request
 	requests int64
 	expires  int64
 	age      age
@@ -69,7 +73,7 @@ type Next struct {
 	// Do is Nothing, Send, Hold or Retry.
 	Do Do
 	// Charge is what is to be sent: one request. Transit is for the driver to note its way.
-	Charge  []store.Request
+	Charge  []*store.Request
 	Transit *Transit
 	// Arrived is the channel of the charge that was answered, to be closed, or nil; Delivery is
 	// that of [Moment] from now on, or 0 if it stays.
@@ -100,8 +104,16 @@ func (p *pending) left(now int64) int64 {
 	return p.cost + p.waiting.left(now)
 }
 
-// withCharge is what was known when the charge was sent, with a cost charged on top,
-// raised by what is known now.
+// noteTake notes a take that was answered while the charge is in flight, unless the base counts it, because a later
+// take was answered before it.
+func (p *pending) noteTake(r *store.Request, st *store.State, asked int64) {
+	if asked > p.at || st.Used > p.base.View(r, 0, st.Now).Used-p.took {
+		p.base.Charge(r, r.Cost, st.Now)
+		p.took += r.Cost
+	}
+}
+
+// withCharge is the base with a cost charged on top, raised by what is known now.
 func (p *pending) withCharge(r *store.Request, cost int64, known algorithm.Known, now int64) algorithm.Known {
 	base := p.base
 	base.Charge(r, cost, now)
@@ -120,8 +132,8 @@ func (p *pending) note(limit *store.Limit, answer algorithm.Known, storeNow int6
 }
 
 // Settle ends what a request holds in flight, and notes its charge, of which there is one.
-func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
-	r := &req[0]
+func (b *Bucket) Settle(req []*store.Request, hold int64, m *Moment) (n Next) {
+	r := req[0]
 	b.flight -= hold
 	if r.Cost == 0 {
 		return n
@@ -131,8 +143,8 @@ func (b *Bucket) Settle(req []store.Request, hold int64, m *Moment) (n Next) {
 }
 
 // Charge notes a charge, of a cost that counts here already.
-func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
-	r := &req[0]
+func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
+	r := req[0]
 	expires := b.expiryOf(r, m)
 	b.keepUntil(r, m)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
@@ -156,7 +168,7 @@ func (b *Bucket) Charge(req []store.Request, m *Moment) (n Next) {
 	}
 	b.addWaiting(r, 1, expires, m)
 	// The newer request has the limit that holds now.
-	merged := &b.pending.waiting.req[0]
+	merged := &b.pending.waiting.req
 	cost, events := merged.Cost, merged.Events
 	*merged = *r
 	merged.Cost, merged.Events = cost, events
@@ -221,11 +233,11 @@ func (b *Bucket) addWaiting(r *store.Request, requests, expires int64, m *Moment
 		w.merge(r, requests, expires)
 		return
 	}
-	b.pending.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
+	b.pending.waiting = &mergedCharge{req: *r, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
 }
 
 func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
-	own := &w.req[0]
+	own := &w.req
 	own.Events = algorithm.MergedEvents(own, r)
 	own.Cost += min(r.Cost, store.MaxInteger-own.Cost)
 	w.requests += requests
@@ -246,12 +258,12 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	requests, cost, heard := p.requests, p.cost, p.heard
 	arrived, delivery := p.transit.Arrived, int64(0)
 	p.requests, p.cost, p.heard, p.transit = 0, 0, nil, Transit{}
-	defer func() { n.Arrived, n.Delivery = arrived, delivery }()
+	defer func() { p.took, n.Arrived, n.Delivery = 0, arrived, delivery }()
 	if b.extras().charged > 0 {
 		b.extra.charged = m.Now
 	}
-	if b.taking > 0 && !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
-		b.ensureExtra().landed += cost
+	if !p.isStale && (st.Err == nil || errors.Is(st.Err, store.ErrUncertain)) {
+		b.noteLanded(cost)
 	}
 	b.written = m.Now
 	switch {
@@ -275,13 +287,20 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		b.waitAgain(r, requests, m)
 		return Next{Do: Retry}
 	}
-	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req[0], m) {
+	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req, m) {
 		p.phase, p.at, p.base = held, m.Now, b.known
 		n.Do = Hold
 		return n
 	}
 	b.sendNext(&n, m)
 	return n
+}
+
+// noteLanded notes a charge for the takes in flight: the store may have counted it after them.
+func (b *Bucket) noteLanded(cost int64) {
+	if b.taking > 0 {
+		b.ensureExtra().landed += cost
+	}
 }
 
 // averageDelivery is a moving average of how long charges take, once another one took so long.
@@ -311,9 +330,7 @@ func (b *Bucket) confirmCharge(r *store.Request, st *store.State, cost int64, he
 		reply.Content[confirmedUsed] = max(st.Used, b.known.Content[confirmedUsed])
 	}
 	b.confirm(reply, p.at)
-	if b.check != nil {
-		b.check.landed += cost
-	}
+	b.check.noteLanded(cost, st.Used)
 	if heard != nil {
 		if b.known.Raise(r.Limit, *heard, st.Now); b.known != reply {
 			b.soleWriter = 0
@@ -346,7 +363,9 @@ func (b *Bucket) suspect(r *store.Request, cost int64, m *Moment) {
 		b.ensureExtra().loose += cost
 		return
 	}
+	hidden := b.hiddenCharge(r, cost, storeNow)
 	b.known = b.pending.withCharge(r, cost, b.known, storeNow)
+	b.known.Charge(r, hidden, storeNow)
 }
 
 // waitAgain makes the charge that was in flight and did not run wait.
@@ -374,10 +393,10 @@ func (b *Bucket) waitFirst(r *store.Request, requests int64, m *Moment) {
 	age := *p.age
 	w := p.waiting
 	if w == nil {
-		p.waiting = &mergedCharge{req: [1]store.Request{*r}, requests: requests, expires: p.expires, age: age}
+		p.waiting = &mergedCharge{req: *r, requests: requests, expires: p.expires, age: age}
 		return
 	}
-	later := w.req[0]
+	later := w.req
 	later.Cost = w.left(m.Now)
 	age.least = min(age.least, w.age.least)
 	w.age = age
@@ -394,11 +413,12 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 		return
 	}
 	rest := w.split(m.Now)
-	r := &w.req[0]
+	r := &w.req
 	p.phase, p.waiting, p.age = sent, rest, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
 	r.Until, r.Ends = b.openUntil(r, m), b.endsAt(r.Limit, p.expires, m)
-	n.Do, n.Charge, n.Transit = Send, w.req[:], &p.transit
+	w.sent[0] = r
+	n.Do, n.Charge, n.Transit = Send, w.sent[:], &p.transit
 }
 
 // clockLasts is how long, in microseconds, a reading of the primary's clock is relied upon to name an instant.
@@ -483,7 +503,7 @@ func (b *Bucket) GiveUp(err error) (n Next) {
 
 func (b *Bucket) dropWaiting(err error) (n Next) {
 	if w := b.pending.waiting; w != nil {
-		n = lost(&w.req[0], w.requests, err)
+		n = lost(&w.req, w.requests, err)
 		n.Do = GiveUp
 		b.pending.waiting = nil
 	}
@@ -498,7 +518,7 @@ func (b *Bucket) offset(cost int64, m *Moment) bool {
 		return false
 	}
 	p.waiting.shrink(m.Now)
-	r := &p.waiting.req[0]
+	r := &p.waiting.req
 	if r.Cost < cost {
 		return false
 	}
@@ -643,7 +663,7 @@ func hasParts(limit *store.Limit) bool {
 // split leaves the part in w that stops counting first, and returns the others, or nil. What drains is one
 // charge.
 func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
-	r := &w.req[0]
+	r := &w.req
 	if !hasParts(r.Limit) {
 		w.shrink(now)
 		return nil
@@ -656,7 +676,7 @@ func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
 	if left, parts := sumOfWheel(others); left > 0 {
 		rest = new(mergedCharge)
 		*rest = *w
-		rest.age.known.Content, rest.req[0].Cost = others, left
+		rest.age.known.Content, rest.req.Cost = others, left
 		share := int64(float64(w.requests) * (float64(cost) / float64(cost+left)))
 		w.requests = max(min(share, w.requests-parts), 1)
 		rest.requests -= w.requests
@@ -681,15 +701,15 @@ func sumOfWheel(c store.Content) (sum, parts int64) {
 
 // shrink makes the merged charges cost what still counts of them.
 func (w *mergedCharge) shrink(now int64) {
-	if left := w.left(now); left < w.req[0].Cost {
-		w.req[0].Cost, w.req[0].Events = left, w.age.least
+	if left := w.left(now); left < w.req.Cost {
+		w.req.Cost, w.req.Events = left, w.age.least
 	}
 }
 
 // left is how much of the merged charges still counts, and 1 at least, because charges of which
 // nothing counts expire. What drains is charged as it was, up to a full bucket.
 func (w *mergedCharge) left(now int64) int64 {
-	r, left := &w.req[0], int64(0)
+	r, left := &w.req, int64(0)
 	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
 	case algorithm.AtWindowEnd:
 		left = r.Cost

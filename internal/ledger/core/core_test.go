@@ -24,14 +24,14 @@ func TestNewerAnswersStay(t *testing.T) {
 	r := requestOf("alice", 100)
 	b := New(0, &Moment{Now: 1})
 	b.hear(&r, word(3), 1, &Moment{Now: 1})
-	b.Settle([]store.Request{r}, 0, &Moment{Now: 2})
+	b.Settle([]*store.Request{new(r)}, 0, &Moment{Now: 2})
 	b.hear(&r, word(7), 3, &Moment{Now: 3})
 	b.Delivered(&r, word(5), &Moment{Now: 3})
 	if used := b.known.Content[0]; used != 7 {
 		t.Errorf("known is a count of %d, want the primary's 7", used)
 	}
 	// The reply to a charge sent later does.
-	b.Settle([]store.Request{r}, 0, &Moment{Now: 4})
+	b.Settle([]*store.Request{new(r)}, 0, &Moment{Now: 4})
 	b.Delivered(&r, word(6), &Moment{Now: 5})
 	if used := b.known.Content[0]; used != 6 {
 		t.Errorf("known is a count of %d, want the 6 of the last reply", used)
@@ -47,7 +47,7 @@ func TestAnswerOfTheSameInstant(t *testing.T) {
 	}
 	r, m := requestOf("alice", 100), &Moment{Now: 1}
 	b := New(0, m)
-	b.Settle([]store.Request{r}, 0, m)
+	b.Settle([]*store.Request{new(r)}, 0, m)
 	b.Delivered(&r, word(5), m)
 	b.hear(&r, word(4), 1, m)
 	if used := b.known.Content[0]; used != 5 {
@@ -105,7 +105,7 @@ func TestLookShowsWhatIsOnItsWay(t *testing.T) {
 			look.Cost, charge.Cost = 0, 60
 			b := New(0, m)
 			b.hear(&look, word(c.others), now-1, m)
-			b.Settle([]store.Request{charge}, 0, m)
+			b.Settle([]*store.Request{new(charge)}, 0, m)
 			mark := b.TakeSent(&look, m)
 			asked := m.Now
 			if c.isConfirmed {
@@ -147,7 +147,7 @@ func TestTakesBesideACharge(t *testing.T) {
 			m := &Moment{Now: now}
 			b := New(0, m)
 			b.hear(&take, word(c.before), now-1, m)
-			b.Settle([]store.Request{take}, 0, m)
+			b.Settle([]*store.Request{new(take)}, 0, m)
 			var marks []int64
 			var answers []*store.State
 			used, charged := c.before, (*store.State)(nil)
@@ -198,12 +198,150 @@ func TestTakesBesideACharge(t *testing.T) {
 	}
 }
 
+// TestChecksBesideTakes: later answers count takes whose own answers are on their way, which the answer to a check may
+// lack. They need not count the charge in flight.
+func TestChecksBesideTakes(t *testing.T) {
+	const now = 1_000_000
+	word := func(limit, used int64) *store.State {
+		return &store.State{Allowed: true, Limit: limit, Used: used, Remaining: max(limit-used, 0), Now: now, Content: store.Content{used, 2 * now}}
+	}
+	for name, c := range map[string]struct {
+		charges bool
+		want    map[int64]Do
+	}{
+		"the answer to a check lacks takes":              {want: map[int64]Do{9: AwaitCharge, 10: Nothing}},
+		"the answer to a check lacks takes and a charge": {charges: true, want: map[int64]Do{10: AwaitCharge, 11: Nothing}},
+	} {
+		for limit, want := range c.want {
+			m, r := &Moment{Now: now}, requestOf("alice", limit)
+			r.Limit.Algorithm = store.SlidingLog
+			b := New(0, m)
+			if c.charges {
+				b.Settle([]*store.Request{new(r)}, 0, m)
+			}
+			var check Check
+			var st store.State
+			if do := b.Ask(Waiter{Request: &r, State: &st}, &check, m); do != CheckReplica && do != CheckPrimary {
+				t.Fatalf("%s: a request that asks has to do %d, want a check", name, do)
+			}
+			// The store counts the take that comes first as the eighth, and the charge as the tenth.
+			b.TakeSent(&r, m)
+			mark := b.TakeSent(&r, m)
+			b.TakeAnswered(&r, word(limit, 9), now, mark, m)
+			if c.charges {
+				b.Delivered(&r, word(limit, 10), m)
+			}
+			if do := b.Answered(Waiter{Request: &r, State: &st}, *word(limit, 7), &check, m); do != want || st.Allowed != (want == Nothing) {
+				t.Errorf("%s: with a limit of %d there is %d to do, and it is allowed: %t; want %d", name, limit, do, st.Allowed, want)
+			}
+		}
+	}
+	for limit, want := range map[int64][2]judgement{6: {full, full}, 7: {unclear, full}, 8: {fits, fits}} {
+		for _, chargeFirst := range []bool{false, true} {
+			m, r := &Moment{Now: now}, requestOf("alice", limit)
+			b := New(0, m)
+			b.hear(&r, word(limit, 4), now-1, m)
+			var first, second int64
+			if chargeFirst {
+				b.Settle([]*store.Request{new(r)}, 0, m)
+			}
+			first, second = b.TakeSent(&r, m), b.TakeSent(&r, m)
+			b.TakeAnswered(&r, word(limit, 6), now, second, m)
+			want := want
+			if !chargeFirst {
+				// What is known has both takes when the charge is sent.
+				m.Now++
+				b.Settle([]*store.Request{new(r)}, 0, m)
+				want[0] = want[1]
+			}
+			if j := b.judge(&r, new(store.State), now, m); j != want[0] {
+				t.Errorf("charge first %t: with a limit of %d a request is judged %d while a take is in flight, want %d", chargeFirst, limit, j, want[0])
+			}
+			look, st := r, word(limit, 6)
+			look.Cost = 0
+			if do := b.showUnheard(&look, st, true); do != Nothing || st.Used < 6 || st.Used > 7 {
+				t.Errorf("charge first %t: a look shows a count of %d, and has to do %d; want 6 or 7 at once", chargeFirst, st.Used, do)
+			}
+			b.TakeAnswered(&r, word(limit, 5), now, first, m)
+			if j := b.judge(&r, new(store.State), now, m); j != want[1] {
+				t.Errorf("charge first %t: with a limit of %d a request is judged %d after all takes, want %d", chargeFirst, limit, j, want[1])
+			}
+		}
+	}
+}
+
+// TestUnclearChargeBesideTakes: a charge of unknown outcome counts beside takes whose answers are on their way.
+func TestUnclearChargeBesideTakes(t *testing.T) {
+	const now = 1_000_000
+	word := func(used int64) *store.State {
+		return &store.State{Allowed: true, Limit: 7, Used: used, Remaining: 7 - used, Now: now, Content: store.Content{used, 2 * now}}
+	}
+	m, r := &Moment{Now: now}, requestOf("alice", 7)
+	b := New(0, m)
+	b.hear(&r, word(4), now-1, m)
+	b.Settle([]*store.Request{&r}, 0, m)
+	b.TakeSent(&r, m)
+	mark := b.TakeSent(&r, m)
+	// The store counts the take that comes first as the fifth, and the charge last.
+	b.TakeAnswered(&r, word(6), now, mark, m)
+	b.Delivered(&r, &store.State{Err: store.ErrUncertain, Now: now}, m)
+	if st := b.known.View(&r, 0, now); st.Used != 7 {
+		t.Errorf("%d count, want 7", st.Used)
+	}
+}
+
+// TestTakesDrainBesideACharge: what takes have spent drains while a charge is in flight.
+func TestTakesDrainBesideACharge(t *testing.T) {
+	const millisecond = 1_000
+	m, r := &Moment{Now: 1}, requestOf("alice", 100)
+	r.Limit = &store.Limit{Zone: "zone", Algorithm: store.GCRA, Window: time.Second}
+	r.Burst = 4
+	primary, at := algorithm.New(r.Limit), int64(1_000_000)
+	b := New(at, m)
+	b.hear(&r, new(algorithm.Take.Run(primary, new(requestOf("alice", 0)), at)), 0, m)
+	b.Settle([]*store.Request{&r}, 0, m)
+	for range 4 {
+		m.Now += 10 * millisecond
+		mark := b.TakeSent(&r, m)
+		st := algorithm.Take.Run(primary, &r, at+m.Now)
+		if b.TakeAnswered(&r, &st, m.Now, mark, m); !st.Allowed {
+			t.Fatalf("a take is refused: %+v", st)
+		}
+	}
+	m.Now += 5 * millisecond
+	if j := b.judge(&r, new(store.State), at+m.Now, m); j != fits {
+		t.Errorf("a request is judged %d, want that it fits", j)
+	}
+}
+
+// TestTakeOfBeforeAReset: its answer says nothing of the bucket that a later check is about.
+func TestTakeOfBeforeAReset(t *testing.T) {
+	const now = 1_000_000
+	m, r := &Moment{Now: now, Trust: now}, requestOf("alice", 10)
+	r.Limit.Algorithm = store.SlidingLog
+	b := New(0, m)
+	mark := b.TakeSent(&r, m)
+	b.ResetSent(m)
+	b.ResetDone(m)
+	m.Now++
+	var check Check
+	var st store.State
+	if do := b.Ask(Waiter{Request: &r, State: &st}, &check, m); do != CheckPrimary {
+		t.Fatalf("a request that asks has to do %d, want a check", do)
+	}
+	b.TakeAnswered(&r, &store.State{Allowed: true, Limit: 10, Used: 9, Now: now}, now-1, mark, m)
+	b.Answered(Waiter{Request: &r, State: &st}, store.State{Allowed: true, Limit: 10, Now: now}, &check, m)
+	if used := b.known.Content[confirmedUsed]; !st.Allowed || used != 0 {
+		t.Errorf("allowed: %t, known is a count of %d, want 0", st.Allowed, used)
+	}
+}
+
 // TestPendingChargesAddToOthers: pending charges count on top of the cost that other
 // processes have spent.
 func TestPendingChargesAddToOthers(t *testing.T) {
 	r := requestOf("alice", 100)
 	b := Bucket{known: algorithm.Known{Content: store.Content{9, 100}}}
-	b.pending = &pending{base: algorithm.Known{Content: store.Content{3, 100}}, cost: 2, waiting: &mergedCharge{req: [1]store.Request{{Limit: r.Limit, Cost: 4}}}}
+	b.pending = &pending{base: algorithm.Known{Content: store.Content{3, 100}}, cost: 2, waiting: &mergedCharge{req: store.Request{Limit: r.Limit, Cost: 4}}}
 	v := b.viewOf(&r, nil, 50)
 	if st := v.ahead(0); st.Used != 9+4 {
 		t.Errorf("used is %d, want the 9 of the last reply and 4 pending", st.Used)
@@ -366,11 +504,11 @@ func TestWorth(t *testing.T) {
 		}, landing + 1, Idle},
 		"a charge that waits for its shard": {func(b *Bucket, m *Moment) {
 			r := requestOf("alice", 9)
-			b.Settle([]store.Request{r}, 0, m)
+			b.Settle([]*store.Request{new(r)}, 0, m)
 			b.Delivered(&r, &store.State{Err: store.ErrNotExecuted}, m)
 		}, 0, Owing},
 		"a charge in flight": {func(b *Bucket, m *Moment) {
-			b.Settle([]store.Request{requestOf("alice", 9)}, 0, m)
+			b.Settle([]*store.Request{new(requestOf("alice", 9))}, 0, m)
 		}, 0, InUse},
 	} {
 		m := &Moment{Now: now}
@@ -401,7 +539,7 @@ func TestClockWasAGuess(t *testing.T) {
 						if st := b.AskAlone(&r, m); !st.Allowed {
 							t.Fatalf("refused: %+v", st)
 						}
-						b.Settle([]store.Request{r}, 1, m)
+						b.Settle([]*store.Request{new(r)}, 1, m)
 					}
 					m.Now += 1000
 					asked := m.Now
@@ -447,7 +585,7 @@ func TestArithmeticOfEachAlgorithm(t *testing.T) {
 		r := requestOf("alice", 20)
 		r.Limit.Algorithm, r.Cost = a, 30
 		b := New(0, &Moment{Now: minute})
-		w := mergedCharge{req: [1]store.Request{r}, expires: 7, age: b.newAge(&r, b.known, minute)}
+		w := mergedCharge{req: r, expires: 7, age: b.newAge(&r, b.known, minute)}
 		if got := w.left(minute + minute/2); got != want.left {
 			t.Errorf("%s: %d are left, want %d", a, got, want.left)
 		}
@@ -495,7 +633,7 @@ func TestTakesAfterDecidingAlone(t *testing.T) {
 			if st := b.AskAlone(&r, m); !st.Allowed {
 				t.Fatalf("%v: alone: %+v", algo, st)
 			}
-			b.Settle([]store.Request{r}, r.Cost, m)
+			b.Settle([]*store.Request{new(r)}, r.Cost, m)
 			server.Charge(&r, r.Cost, m.Now)
 			st := server.View(&r, 0, m.Now)
 			st.Now, st.Content = m.Now, server.Content

@@ -193,8 +193,11 @@ func (b *Bucket) ResetDone(m *Moment) {
 	rare := b.ensureExtra()
 	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
 	b.emptied(m)
+	if b.check != nil {
+		b.check.counted = 0
+	}
 	if p := b.pending; p != nil {
-		p.base, p.heard, p.waiting = algorithm.Known{}, nil, nil
+		p.base, p.took, p.heard, p.waiting = algorithm.Known{}, 0, nil, nil
 		if p.isStale = p.phase == sent; !p.isStale {
 			b.pending = nil
 		}

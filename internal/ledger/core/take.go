@@ -65,8 +65,13 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 	case r.Cost == 0:
 		return b.showUnheard(r, st, true), refund
 	}
-	if b.check != nil {
-		b.check.landed += r.Cost
+	counted := st.Used
+	if b.predatesReset(asked) {
+		counted = 0
+	}
+	b.check.noteLanded(r.Cost, counted)
+	if b.isSent() && algorithm.Of(r.Limit.Algorithm).Copies() {
+		b.pending.noteTake(r, st, asked)
 	}
 	own := b.extras().own
 	b.countOwn(r, m)
@@ -95,7 +100,10 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 	case j == fits:
 		return Nothing, refund
 	}
-	if !b.offset(r.Cost, m) {
+	if b.offset(r.Cost, m) {
+		// The take stands for a charge.
+		b.noteLanded(r.Cost)
+	} else {
 		refund = *r
 		refund.Receipt = st.Receipt
 	}
@@ -142,7 +150,7 @@ func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, may
 func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do {
 	shown := *st
 	v := b.viewOf(r, &shown, st.Now)
-	if algorithm.Of(r.Limit.Algorithm).Copies() && v.unclear > 0 {
+	if algorithm.Of(r.Limit.Algorithm).Copies() && v.unclear > 0 && !b.countsInOpenWindow(b.pending, r.Limit, st.Now) {
 		if mayWait {
 			return AwaitCharge
 		}

@@ -44,7 +44,7 @@ type Observer func(role store.Role, op algorithm.Operation, took time.Duration, 
 
 // Group is some of the requests of a call that nobody waits for, by their places.
 type Group struct {
-	Reqs []store.Request
+	Reqs []*store.Request
 	// Places are those of the requests in question; nil for all.
 	Places []int
 }
@@ -285,7 +285,7 @@ func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report f
 	g = g.complete()
 	if at == nil {
 		for _, i := range g.Places {
-			a.Report(report, op, &g.Reqs[i], i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
+			a.Report(report, op, g.Reqs[i], i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
 		}
 		return
 	}
@@ -317,11 +317,11 @@ func (a *Asker) post(what algorithm.Operation, at *wire.Servers, g Group, report
 			op.Latest = by + (a.ChargeTimeout + wire.ReplyTimeout).Microseconds()
 		}
 	}
-	c := a.call(at.Charges, len(g.Places), func(n int) (*store.Request, int) { return &g.Reqs[g.Places[n]], g.Places[n] }, now.Add(a.ChargeTimeout), op)
+	c := a.call(at.Charges, len(g.Places), func(n int) (*store.Request, int) { return g.Reqs[g.Places[n]], g.Places[n] }, now.Add(a.ChargeTimeout), op)
 	c.Detached = func(c *wire.Call) {
 		a.Observers[at.Charges.Shard].observeAll(op, c)
 		for _, cmd := range c.Cmds {
-			r := &g.Reqs[cmd.Place]
+			r := g.Reqs[cmd.Place]
 			st, repair := op.Outcome(cmd, r)
 			if repair.Needed {
 				a.repair(at, r, cmd.Place, repair, report)
@@ -391,7 +391,8 @@ func (o Observer) observeAll(op Op, c *wire.Call) {
 // repair charges by the script what a plain charge of r has left. In an orphan the charge
 // counts already, so an error leaves its outcome unknown.
 func (a *Asker) repair(at *wire.Servers, r *store.Request, place int, repair Repair, report func(i int, st store.State)) {
-	a.post(algorithm.Charge, at, Group{Reqs: []store.Request{repair.Rest(r)}}.complete(), func(_ int, st store.State) {
+	rest := repair.Rest(r)
+	a.post(algorithm.Charge, at, Group{Reqs: []*store.Request{&rest}}.complete(), func(_ int, st store.State) {
 		if st.Err != nil && repair.left == 0 && !errors.Is(st.Err, store.ErrUncertain) {
 			st.Err = fmt.Errorf("%w: give a bucket its window: %s", store.ErrUncertain, st.Err.Error())
 		}

@@ -113,8 +113,10 @@ func (c *plainCharge) CallScript(call *wire.ScriptCall, key string, clock *wire.
 // it is HSETNX of the window, with PEXPIRE of a key that never expires, HLEN, which shows what is not
 // ours, and HMGET. So it also
 // gives a window to an orphan.
+//
+// It has a copy of the request: an abandoned call may become a script after its caller has gone on.
 type plainOpening struct {
-	r   *store.Request
+	r   store.Request
 	end int64
 }
 
@@ -123,7 +125,7 @@ func (o *plainOpening) Latest() int64 { return o.end }
 
 // CallScript implements [wire.Write].
 func (o *plainOpening) CallScript(call *wire.ScriptCall, key string, clock *wire.Clock) {
-	Op{Operation: algorithm.Check, Clock: clock}.callScript(layoutOf(o.r.Limit.Algorithm), call, key, o.r)
+	Op{Operation: algorithm.Check, Clock: clock}.callScript(layoutOf(o.r.Limit.Algorithm), call, key, &o.r)
 }
 
 // IsForeign implements [wire.Opening]. As for the script, an orphan's count and a penalty are ours, if
@@ -146,7 +148,7 @@ func CanOpen(r *store.Request, takes time.Duration) bool {
 }
 
 func (op Op) open(key string, r *store.Request) *wire.Command {
-	o := &plainOpening{r, op.Now + r.Limit.Window.Microseconds()}
+	o := &plainOpening{*r, op.Now + r.Limit.Window.Microseconds()}
 	return wire.NewOpening(o, key, [...]any{wordHSetNX, wordReset, o.end}, [...]any{wordPExpire, lifetime(o.end - op.Now), wordNX},
 		[...]any{wordHMGet, wordCount, wordReset, wordPenalty}, op.Now, op.Clock)
 }

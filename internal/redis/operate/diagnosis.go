@@ -457,8 +457,8 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 	}
 	if isSkewKnown {
 		v.report.ClockSkew = new(skew.Seconds())
-		if skew.Abs()-fastest/2 > clockTolerance {
-			v.findFault(store.SeverityWarning, codeClock, clockFault(skew))
+		if fault := clockFault(skew, fastest/2); fault != nil {
+			v.findFault(store.SeverityWarning, codeClock, fault)
 		}
 	}
 	return nil

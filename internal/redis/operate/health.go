@@ -162,6 +162,8 @@ type sight struct {
 	faults [faultKinds]error
 	// demoted is how many inspections in a row have shown that the primary that was found is a replica.
 	demoted int
+	// isClockRight is set once the clock was found to be right.
+	isClockRight bool
 }
 
 // mostDemoted is how many these are from which that is a fault: a failover takes a few.
@@ -185,10 +187,10 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	l := lanes[0]
 	before := time.Now()
 	i, err = infoOf(ctx, l)
+	took := time.Since(before)
 	for _, l := range lanes {
 		l.NoteHidden(err)
 	}
-	middle := before.Add(time.Since(before) / 2)
 	s.mu.Lock()
 	was, met := s.met[l.Addr]
 	s.mu.Unlock()
@@ -198,13 +200,11 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 		if s.Finds() && l == at.Checks && i.isReplica() {
 			now = now.demotedAfter(was, i)
 		}
-		if now.faults[faultClock] = was.faults[faultClock]; !met || now.id != was.id {
-			// Once for each start: a difference near the tolerance would be reported
-			// repeatedly.
-			if skew, ok := i.skew(middle); ok {
-				now.faults[faultClock] = clockFault(skew)
-			}
+		if now.id == was.id {
+			// Once for each start: a difference near the tolerance would come and go.
+			now.isClockRight, now.faults[faultClock] = was.isClockRight, was.faults[faultClock]
 		}
+		now.judgeClock(i, before, took)
 	} else if now.faults[faultAccess] = s.databaseFault(err); now.faults[faultAccess] == nil {
 		now.faults[faultAccess] = accessFault(err)
 	}
@@ -321,9 +321,23 @@ func modeFault(i info, inCluster bool) error {
 	return nil
 }
 
-// clockFault returns the fault of a server's clock with that lead, or nil.
-func clockFault(skew time.Duration) error {
-	if skew.Abs() <= clockTolerance {
+// judgeClock judges the server's clock by an INFO that was asked for at that instant, unless the clock was found to be
+// right before. A pause of this machine or of the server looks like a wrong clock, so each INFO may end a fault.
+func (n *sight) judgeClock(i info, asked time.Time, took time.Duration) {
+	skew, ok := i.skew(asked.Add(took / 2))
+	if n.isClockRight || !ok {
+		return
+	}
+	if fault := clockFault(skew, took/2); fault == nil || n.faults[faultClock] == nil {
+		// A fault keeps its text, although the difference varies: each text is logged.
+		n.faults[faultClock] = fault
+	}
+	n.isClockRight = n.faults[faultClock] == nil && took <= clockTolerance
+}
+
+// clockFault returns the fault of a server whose clock has that lead, give or take doubt, or nil.
+func clockFault(skew, doubt time.Duration) error {
+	if skew.Abs()-doubt <= clockTolerance {
 		return nil
 	}
 	return &wire.Fault{Problem: "its clock differs from this machine's by " + skew.Round(time.Millisecond).String(), Remedy: "let both follow a time server (NTP)"}

@@ -38,6 +38,34 @@ func TestVersionsAndClocks(t *testing.T) {
 	}
 }
 
+// TestClockIsJudgedUntilItIsRight: a pause of this machine, or of the server, looks like a wrong clock.
+func TestClockIsJudgedUntilItIsRight(t *testing.T) {
+	asked := time.UnixMicro(1_700_000_000_000_000)
+	var n sight
+	for _, c := range []struct {
+		what       string
+		lead, took time.Duration
+		isFault    bool
+	}{
+		{"a slow reply", -1500 * time.Millisecond, 2 * time.Second, false},
+		{"a server that was paused", -1349 * time.Millisecond, time.Millisecond, true},
+		{"a slow reply again", 0, 3 * time.Second, false},
+		{"a wrong clock", 2 * time.Second, time.Millisecond, true},
+		{"a wrong clock still", 2100 * time.Millisecond, time.Millisecond, true},
+		{"a clock that was set", 900 * time.Millisecond, time.Millisecond, false},
+		{"a clock that is judged already", 1100 * time.Millisecond, time.Millisecond, false},
+	} {
+		server, before := asked.Add(c.took/2+c.lead), n.faults[faultClock]
+		n.judgeClock(info{"server_time_usec": strconv.FormatInt(server.UnixMicro(), 10)}, asked, c.took)
+		if got := n.faults[faultClock] != nil; got != c.isFault {
+			t.Errorf("%s: a fault: %t, want %t", c.what, got, c.isFault)
+		}
+		if now := n.faults[faultClock]; before != nil && now != nil && now.Error() != before.Error() {
+			t.Errorf("%s: the fault would be logged again: %v, then %v", c.what, before, now)
+		}
+	}
+}
+
 // TestClockOfAServerIsRead: the server has this machine's clock.
 func TestClockOfAServerIsRead(t *testing.T) {
 	shard := newShard(t, wire.Options{Primary: redistest.Start(t).Addr()})

@@ -3,6 +3,7 @@
 package operate
 
 import (
+	"context"
 	"slices"
 	"sync"
 	"time"
@@ -66,4 +67,11 @@ func (p *Operator) retired() []Member {
 	return slices.DeleteFunc(slices.Clone(p.previous), func(was Member) bool {
 		return slices.ContainsFunc(p.members, func(m Member) bool { return m.Name == was.Name })
 	})
+}
+
+// operatorTimeout bounds a call for which no request waits, if CheckTimeout is not longer.
+const operatorTimeout = time.Second
+
+func (p *Operator) withinTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
+	return context.WithTimeout(ctx, max(p.asker.CheckTimeout, operatorTimeout))
 }

@@ -26,9 +26,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// operatorTimeout bounds a call for which no request waits, if CheckTimeout is not longer.
-const operatorTimeout = time.Second
-
 // A server loads this when overrides are first asked for.
 var scriptOverride = wire.NewScript(luascripts.Override, "")
 
@@ -496,10 +493,6 @@ func (p *Operator) askOwner(ctx context.Context, shard *Shard, key string, reads
 		}
 	}
 	return cmd, err
-}
-
-func (p *Operator) withinTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, max(p.asker.CheckTimeout, operatorTimeout))
 }
 
 // ownerOf returns the servers that have a key of a shard that is no bucket, once they are found.

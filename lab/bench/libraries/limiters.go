@@ -187,7 +187,7 @@ func openDetaching(addr string, pool int) (*limiter, error) {
 		checked := store.Answers(ctx, s.Check, reqs)[0]
 		if checked.Err == nil && checked.Allowed {
 			pending.Add(1)
-			s.(store.Remote).ChargeReported(reqs, func(_ int, st store.State) {
+			s.(store.Remote).ChargeReported([]*store.Request{&reqs[0]}, func(_ int, st store.State) {
 				if st.Err != nil {
 					failed.Store(&st.Err)
 				}
