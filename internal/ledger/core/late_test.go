@@ -39,17 +39,17 @@ func (s *lateStore) charge(cost int64) {
 	r := s.request(cost)
 	s.settled = append(s.settled, struct{ cost, at int64 }{cost, s.m.Now})
 	algorithm.Charge.Run(s.ideal, &r, s.m.Now+s.ahead)
-	n := s.bucket.Charge([]store.Request{r}, s.m)
+	n := s.bucket.Charge([]*store.Request{&r}, s.m)
 	if n.Do == Send {
-		s.bucket.Delivered(&n.Charge[0], &store.State{Err: store.ErrNotExecuted}, s.m)
+		s.bucket.Delivered(n.Charge[0], &store.State{Err: store.ErrNotExecuted}, s.m)
 	}
 }
 
 // deliver makes the store charge what waits, and returns in how many calls.
 func (s *lateStore) deliver() (calls int) {
 	for n := s.bucket.Send(s.m); n.Do == Send; calls++ {
-		st := algorithm.Charge.Run(s.late, &n.Charge[0], s.m.Now+s.ahead)
-		n = s.bucket.Delivered(&n.Charge[0], &st, s.m)
+		st := algorithm.Charge.Run(s.late, n.Charge[0], s.m.Now+s.ahead)
+		n = s.bucket.Delivered(n.Charge[0], &st, s.m)
 	}
 	return calls
 }
