@@ -231,8 +231,8 @@ func (s *simulation) Check(ctx context.Context, asks []*store.Ask) {
 		now := s.now()
 		b := bucketIn(s.replica, r)
 		switch asks[i].State = b.View(r, now, false); {
-		case (!r.Primary || s.away) && asks[i].State.Reset != 0:
-			asks[i].State.Replica = true
+		case (!r.Primary || s.away) && asks[i].Reset != 0:
+			asks[i].Replica = true
 		case s.away:
 			asks[i].State = store.State{Err: errDown}
 		default:

@@ -268,14 +268,14 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 			roomForOne
 		})
 		t = &in.tracker
-		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.roomForOne.asks[:], in.roomForOne.posts[:])
+		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.asks[:], in.posts[:])
 	} else {
 		in := new(struct {
 			tracker
 			roomForTwo
 		})
 		t = &in.tracker
-		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.posts[:])
+		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.asks[:], in.posts[:])
 	}
 	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
