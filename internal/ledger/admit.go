@@ -30,7 +30,7 @@ func (l *Ledger) Admit(ctx context.Context, reqs []store.Request, states []store
 func (l *Ledger) RefuseKnown(reqs []store.Request, states []store.State) (refused bool) {
 	m := l.moment()
 	for i := range reqs {
-		if e := l.findFor(&reqs[i]); e != nil {
+		if e := l.findFor(&reqs[i], &m); e != nil {
 			refused = e.Refuse(&reqs[i], &states[i], &m) || refused
 			e.release(&m)
 		}
@@ -154,8 +154,8 @@ func (a *admission) ask(what []asking) (unclear []int) {
 	var repeated []asking
 	for n, answer := range a.answers(what) {
 		q := what[n]
-		q.entry.acquire()
 		m := a.ledger.moment()
+		q.entry.acquire(&m)
 		switch q.entry.Answered(a.waiter(q.place), answer, &q.Check, &m) {
 		case core.CheckPrimary:
 			repeated = append(repeated, q)
@@ -266,8 +266,9 @@ func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 
 // copyOf returns a copy of what is known of a bucket.
 func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
-	if e := l.find(r); e != nil {
-		defer e.stripe.mu.Unlock()
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	if e != nil {
 		return e.Copy()
 	}
 	return core.New(l.registry.start.UnixMicro()-1, m)

@@ -116,7 +116,7 @@ func (l *Ledger) restore(r *store.Request) bool {
 		return false
 	}
 	m := l.moment()
-	e := l.find(r)
+	e := l.find(r, &m)
 	if e == nil {
 		return false
 	}
@@ -178,8 +178,8 @@ func (l *Ledger) beginRefund(reqs []store.Request) (entries []*entry, at int64) 
 }
 
 func (l *Ledger) endRefund(e *entry, r *store.Request, st *store.State, sent int64) {
-	e.acquire()
 	m := l.moment()
+	e.acquire(&m)
 	e.RefundArrived(r, st, sent, &m)
 	e.release(&m)
 }

@@ -25,13 +25,10 @@ func (l *Ledger) Take(ctx context.Context, reqs []store.Request, states []store.
 // IsFull reports whether the bucket of a request to take is known to refuse it, however old
 // that knowledge is.
 func (l *Ledger) IsFull(r *store.Request) bool {
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
 	m := l.moment()
-	defer e.stripe.mu.Unlock()
-	return e.IsFull(r, &m)
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	return e != nil && e.IsFull(r, &m)
 }
 
 // taking is one call of Take.
@@ -53,7 +50,7 @@ func (t *taking) refuseKnown() (refused bool) {
 	var asking []*entry
 	for i := range t.reqs {
 		r := &t.reqs[i]
-		e := t.ledger.findFor(r)
+		e := t.ledger.findFor(r, &m)
 		if e == nil {
 			continue
 		}
@@ -306,11 +303,11 @@ func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*co
 }
 
 func (t *taking) claimReturn(place int, asked int64) *core.Claim {
-	e := t.ledger.find(&t.reqs[place])
+	e, p, _ := t.ledger.lock(&t.reqs[place])
+	defer p.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	defer e.stripe.mu.Unlock()
 	c := e.ClaimReturn(t.waiter(place), asked)
 	if c != nil && !c.Arrived {
 		t.expectTurn()
@@ -355,15 +352,15 @@ func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
 func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
 	t := taking{call: call{ledger: l, ctx: context.Background(), reqs: []store.Request{r}}}
 	t.states = make([]store.State, 1)
-	e := l.find(&r)
-	if e == nil {
-		return
+	e, p, _ := l.lock(&r)
+	var c *core.Claim
+	if e != nil {
+		c = e.AwaitReturn(t.waiter(0))
 	}
-	c := e.AwaitReturn(t.waiter(0))
 	if c != nil {
 		t.expectTurn()
 	}
-	e.stripe.mu.Unlock()
+	p.mu.Unlock()
 	if c != nil {
 		t.awaitReturns([]*core.Claim{c}, l.registry.now()+until.Sub(l.registry.clock()).Microseconds())
 	}
@@ -385,11 +382,11 @@ func (t *taking) reclaim() {
 }
 
 func (t *taking) reclaimOne(i int) core.Do {
-	e := t.ledger.find(&t.reqs[i])
+	m := t.ledger.moment()
+	e := t.ledger.find(&t.reqs[i], &m)
 	if e == nil {
 		return core.Nothing
 	}
-	m := t.ledger.moment()
 	defer e.release(&m)
 	do := e.Reclaim(t.waiter(i), &m)
 	if do == core.Wait {
