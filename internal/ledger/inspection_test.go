@@ -218,7 +218,7 @@ func TestDelays(t *testing.T) {
 
 // snapshot is what is known of a bucket.
 func (l *Ledger) snapshot(r *store.Request) any {
-	e := l.find(r)
+	e := l.look(r)
 	if e == nil {
 		return nil
 	}

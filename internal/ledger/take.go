@@ -26,13 +26,10 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 // IsFull reports whether the bucket of a request to take is known to refuse it, however old
 // that knowledge is.
 func (l *Ledger) IsFull(r *store.Request) bool {
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
 	m := l.moment()
-	defer e.stripe.mu.Unlock()
-	return e.IsFull(r, &m)
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	return e != nil && e.IsFull(r, &m)
 }
 
 // taking is one call of Take.
@@ -54,7 +51,7 @@ func (t *taking) refuseKnown() (refused bool) {
 	var asking []*entry
 	for i := range t.asks {
 		r := &t.asks[i].Request
-		e := t.ledger.findFor(r)
+		e := t.ledger.findFor(r, &m)
 		if e == nil {
 			continue
 		}
@@ -314,11 +311,11 @@ func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*co
 }
 
 func (t *taking) claimReturn(place int, asked int64) *core.Claim {
-	e := t.ledger.find(&t.asks[place].Request)
+	e, p, _ := t.ledger.lock(&t.asks[place].Request)
+	defer p.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	defer e.stripe.mu.Unlock()
 	c := e.ClaimReturn(t.waiter(place), asked)
 	if c != nil && !c.Arrived {
 		t.expectTurn()
@@ -362,15 +359,15 @@ func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
 // awaitReturn waits until something has arrived that is on its way back to the bucket of r.
 func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
 	t := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
-	e := l.find(&r)
-	if e == nil {
-		return
+	e, p, _ := l.lock(&r)
+	var c *core.Claim
+	if e != nil {
+		c = e.AwaitReturn(t.waiter(0))
 	}
-	c := e.AwaitReturn(t.waiter(0))
 	if c != nil {
 		t.expectTurn()
 	}
-	e.stripe.mu.Unlock()
+	p.mu.Unlock()
 	if c != nil {
 		t.awaitReturns([]*core.Claim{c}, l.registry.now()+until.Sub(l.registry.clock()).Microseconds())
 	}
@@ -392,11 +389,11 @@ func (t *taking) reclaim() {
 }
 
 func (t *taking) reclaimOne(i int) core.Do {
-	e := t.ledger.find(&t.asks[i].Request)
+	m := t.ledger.moment()
+	e := t.ledger.find(&t.asks[i].Request, &m)
 	if e == nil {
 		return core.Nothing
 	}
-	m := t.ledger.moment()
 	defer e.release(&m)
 	do := e.Reclaim(t.waiter(i), &m)
 	if do == core.Wait {
