@@ -28,7 +28,7 @@ FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Che
 # change. The tests of the other files do one thing at a time.
 OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
 OVERLAPPING        = ^($$(awk -F '[ (]' '/^func Test/ { printf "%s%s", sep, $$2; sep = "|" }' $(OVERLAP:%=e2e/%_test.go)))$$
-# Tests of ./internal/ledger that run without: models, which it makes slow.
+# Tests of ./internal/ledger that run without the race detector, which makes them slow: models.
 ALONE              = ^TestModel$$
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$

@@ -209,15 +209,13 @@ func awaitStatus(c *caddytest.Caddy, status int) {
 }
 
 // awaitLeftOut sends requests of new clients until Caddy leaves a server out because of an error
-// with these words, and on_error deny applies. Before each it ends the connections of a user, if one is given:
-// also those that were being made when it became impossible to make others.
-func awaitLeftOut(c *caddytest.Caddy, words, user string, nodes ...*redistest.Server) {
+// with these words, and on_error deny applies. Before each request it closes the connections to servers: also
+// those that were being made when it became impossible to make others.
+func awaitLeftOut(c *caddytest.Caddy, words string, servers ...*redistest.Server) {
 	c.T.Helper()
 	i := 0
 	eventually(c.T, "a server is left out because "+words, func() error {
-		for _, node := range nodes {
-			must(c.T, "end connections", node.Client().Do(c.T.Context(), "CLIENT", "KILL", "USER", user).Err())
-		}
+		cut(c.T, servers...)
 		i++
 		a := c.Ask("/", fmt.Sprintf("X-Key: %s-%d", words, i))
 		lines := storeLines(c)
@@ -286,7 +284,7 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	// the handshake, and the first call may see no more than a closed connection.
 	must(t, "replace the certificate", client.Renew(anHourAgo()))
 	cut(t, servers...)
-	awaitLeftOut(c, "", "")
+	awaitLeftOut(c, "")
 	awaitLine(c, "info", "client certificate can be read again", "")
 	must(t, "log", want("lines about unreadable files", countLines(c, "client certificate cannot be read"), 1))
 	must(t, "log", want("lines about readable files", countLines(c, "client certificate can be read again"), 1))
@@ -307,9 +305,9 @@ func TestServerCertificates(t *testing.T) {
 		return apiSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
 	}
 	c := caddytest.Start(t, site("deny", tlsBlock(other, client)))
-	awaitLeftOut(c, "certificate signed by unknown authority", "")
+	awaitLeftOut(c, "certificate signed by unknown authority")
 	c.MustLoad(site("deny", tlsBlock(ca, client, "server_name redis.internal")))
-	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal", "")
+	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal")
 	c.MustLoad(site("deny", "tls {\ninsecure_skip_verify\ncert "+client.CertFile()+" "+client.KeyFile()+"\n}"))
 	awaitStatus(c, http.StatusOK)
 	c.MustLoad(site("deny", tlsBlock(ca, client)))
@@ -318,7 +316,7 @@ func TestServerCertificates(t *testing.T) {
 	must(t, "replace the certificate", certificate.Renew(anHourAgo()))
 	must(t, "reload the certificate", shard.Primary.ReloadCertificate(t.Context()))
 	cut(t, shard.Primary)
-	awaitLeftOut(c, "certificate has expired", "")
+	awaitLeftOut(c, "certificate has expired")
 	c.MustLoad(site("allow", tlsBlock(ca, client)))
 	a := c.Ask("/", "X-Key: alice")
 	must(t, "with on_error allow", errors.Join(want("status", a.Status, http.StatusOK), want("having limit headers", a.IsLimited(), false)))
@@ -662,9 +660,7 @@ func TestPasswordIsRotated(t *testing.T) {
 
 	setUser(second)
 	write(second)
-	for _, node := range nodes {
-		must(t, "end connections", node.Client().Do(t.Context(), "CLIENT", "KILL", "USER", "limiter").Err())
-	}
+	cut(t, nodes...)
 	awaitStatus(c, http.StatusOK)
 	used := int64(0)
 	for range 5 {
@@ -674,13 +670,13 @@ func TestPasswordIsRotated(t *testing.T) {
 	}
 
 	must(t, "remove the password", os.Remove(file))
-	awaitLeftOut(c, "password: placeholder {file."+file+"} is empty", "limiter", nodes...)
+	awaitLeftOut(c, "password: placeholder {file."+file+"} is empty", nodes...)
 	write(second)
 	awaitStatus(c, http.StatusOK)
 
 	// The log reports a password that is rotated on one side only.
 	setUser(first)
-	awaitLeftOut(c, "WRONGPASS", "limiter", nodes...)
+	awaitLeftOut(c, "WRONGPASS", nodes...)
 	write(first)
 	awaitStatus(c, http.StatusOK)
 	mustHide(c, first, second)
@@ -744,7 +740,7 @@ func TestPasswordCommand(t *testing.T) {
 	counts()
 	// Nothing is left of the second one.
 	must(t, "remove the file", os.Remove(file))
-	awaitLeftOut(c, "password_command cat: exit status 1: it wrote ", "limiter", nodes...)
+	awaitLeftOut(c, "password_command cat: exit status 1: it wrote ", nodes...)
 	mustHide(c, first, second)
 }
 
@@ -760,7 +756,7 @@ func TestURLWithTLS(t *testing.T) {
 		return apiSite(caddytest.RedisStore(lines...), 1_000_000, "1h")
 	}
 	c := caddytest.Start(t, site())
-	awaitLeftOut(c, "certificate signed by unknown authority", "")
+	awaitLeftOut(c, "certificate signed by unknown authority")
 	c.MustLoad(site(tlsBlock(ca, issueClient(t, ca))))
 	awaitStatus(c, http.StatusOK)
 	must(t, "log", want("having the password", strings.Contains(c.Logs.String(), password), false))

@@ -30,7 +30,7 @@ func (l *Ledger) Admit(ctx context.Context, asks []*store.Ask) {
 func (l *Ledger) RefuseKnown(asks []*store.Ask) (refused bool) {
 	m := l.moment()
 	for _, a := range asks {
-		if e := l.findFor(&a.Request); e != nil {
+		if e := l.findFor(&a.Request, &m); e != nil {
 			refused = e.Refuse(&a.Request, &a.State, &m) || refused
 			e.release(&m)
 		}
@@ -155,8 +155,8 @@ func (a *admission) ask(what []asking) (unclear []int) {
 	var repeated []asking
 	for n, answer := range a.answers(what) {
 		q := what[n]
-		q.entry.acquire()
 		m := a.ledger.moment()
+		q.entry.acquire(&m)
 		switch q.entry.Answered(a.waiter(q.place), answer.State, &q.Check, &m) {
 		case core.CheckPrimary:
 			repeated = append(repeated, q)
@@ -260,8 +260,9 @@ func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 
 // copyOf returns a copy of what is known of a bucket.
 func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
-	if e := l.find(r); e != nil {
-		defer e.stripe.mu.Unlock()
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	if e != nil {
 		return e.Copy()
 	}
 	return core.New(l.registry.start.UnixMicro()-1, m)

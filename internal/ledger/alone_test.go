@@ -378,7 +378,7 @@ func TestCountedAloneIsKept(t *testing.T) {
 		}
 		pass(2*limit.Window + time.Second)
 		flood()
-		if e := l.find(&r); e != nil {
+		if e := l.look(&r); e != nil {
 			e.stripe.mu.Unlock()
 			t.Error("what counts no more is kept")
 		}

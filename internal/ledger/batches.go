@@ -66,8 +66,8 @@ func (b *Registry) giveBack(idle int64) bool {
 
 // surplusOf returns the refund of tokens that an entry gives back through the view l, or none.
 func (b *Registry) surplusOf(e *entry, l *Ledger, idle int64) (refund store.Request) {
-	e.acquire()
 	m := core.Moment{Now: b.now()}
+	e.acquire(&m)
 	if l == nil {
 		e.LoseTokens(&m)
 	} else {

@@ -69,7 +69,7 @@ func BenchmarkLedger(b *testing.B) {
 			reqs[0].Batch = 1000
 			store.Answers(context.Background(), l.Take, reqs)
 		}},
-		{"refused", func(l *Ledger, reqs []store.Request, asks []*store.Ask) {
+		{"refused", func(l *Ledger, _ []store.Request, asks []*store.Ask) {
 			asks[0].Events = 1
 			l.Admit(context.Background(), asks)
 		}},

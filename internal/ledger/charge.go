@@ -152,8 +152,8 @@ func (l *Ledger) send(out *outgoing) {
 func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
 	w := l.writer()
 	var out outgoing
-	e.acquire()
 	m := w.moment()
+	e.acquire(&m)
 	n := e.Delivered(r, st, &m)
 	executed = n.Do != core.Retry
 	if n.Arrived != nil {
@@ -219,7 +219,7 @@ func (l *Ledger) collect(entries []*entry) (out outgoing) {
 	m := l.moment()
 	out.most = len(entries)
 	for _, e := range entries {
-		e.acquire()
+		e.acquire(&m)
 		n := e.Send(&m)
 		l.carry(e, &n, &out)
 		e.release(&m)
@@ -353,11 +353,11 @@ func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bo
 // arrival returns a channel that is closed when the bucket's charge in flight is
 // answered, or nil if there is none, or none that moves if only those matter.
 func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
-	e := l.find(r)
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
 	if e == nil {
 		return nil
 	}
-	defer e.stripe.mu.Unlock()
 	t := e.Transit()
 	if t == nil || moving && !l.moves(e, r) {
 		return nil

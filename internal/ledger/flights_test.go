@@ -100,14 +100,14 @@ type panickingStore struct {
 }
 
 func (s panickingStore) Check(ctx context.Context, asks []*store.Ask) {
-	if s.in == "check" && asks[0].Request.ClientKey == s.client {
+	if s.in == "check" && asks[0].ClientKey == s.client {
 		panic(s.in)
 	}
 	s.Store.Check(ctx, asks)
 }
 
 func (s panickingStore) Charge(ctx context.Context, asks []*store.Ask) {
-	if s.in == "charge" && asks[0].Request.ClientKey == s.client {
+	if s.in == "charge" && asks[0].ClientKey == s.client {
 		panic(s.in)
 	}
 	s.Store.Charge(ctx, asks)

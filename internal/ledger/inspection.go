@@ -65,23 +65,17 @@ func (l *Ledger) Delays(shard string) error {
 
 // Recall implements [store.Operable].
 func (l *Ledger) Recall(r *store.Request) bool {
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
-	defer e.stripe.mu.Unlock()
-	return e.asked.Recall(r)
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	return e != nil && e.asked.Recall(r)
 }
 
 // Account returns what is known of a bucket beyond what the store says, or nil.
 func (l *Ledger) Account(r *store.Request) *store.Account {
-	e := l.find(r)
-	if e == nil {
-		return nil
-	}
 	m := l.moment()
-	defer e.stripe.mu.Unlock()
-	if e.Worth(&m) == core.Expired {
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	if e == nil || e.Worth(&m) == core.Expired {
 		return nil
 	}
 	a := e.Account(r, &m)
@@ -101,8 +95,6 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	err := s.Reset(ctx, r)
 	m := l.moment()
 	e := l.enter(&r, &m)
-	// Read under the lock, so that checks that began before it are older.
-	m.Now = l.registry.now()
 	if err != nil {
 		e.ResetFailed(&m)
 	} else {

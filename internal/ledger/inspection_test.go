@@ -218,7 +218,7 @@ func TestDelays(t *testing.T) {
 
 // snapshot is what is known of a bucket.
 func (l *Ledger) snapshot(r *store.Request) any {
-	e := l.find(r)
+	e := l.look(r)
 	if e == nil {
 		return nil
 	}
@@ -263,6 +263,29 @@ func TestForeseeOfTake(t *testing.T) {
 		// Until the remaining tokens are given back.
 		pass(time.Hour)
 	})
+}
+
+// TestForeseeOfPenalty is of a client with tokens of a batch: a penalty refuses it, whatever the cost.
+func TestForeseeOfPenalty(t *testing.T) {
+	for _, cost := range []int64{0, 1} {
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+			r := requestOf("alice", 10)
+			r.Batch = 4
+			take := func() store.State { return store.Answers(t.Context(), l.Take, []store.Request{r})[0] }
+			if st := take(); !st.Allowed {
+				t.Fatalf("the first take is refused: %+v", st)
+			}
+			penalty := r
+			penalty.Until = s.now() + time.Hour.Microseconds()
+			l.Penalize(t.Context(), store.Asks([]store.Request{penalty}))
+			r.Cost = cost
+			foreseen := l.Foresee(r, true, s.word)
+			if st := take(); st.Allowed || foreseen.Allowed || foreseen.Penalty != st.Penalty {
+				t.Errorf("cost %d: foreseen is %+v, got %+v", cost, foreseen, st)
+			}
+			pass(time.Hour)
+		})
+	}
 }
 
 // TestForeseeLocal counts the cost in flight, and reserves nothing.

@@ -116,7 +116,7 @@ func (l *Ledger) restore(r *store.Request) bool {
 		return false
 	}
 	m := l.moment()
-	e := l.find(r)
+	e := l.find(r, &m)
 	if e == nil {
 		return false
 	}
@@ -179,8 +179,8 @@ func (l *Ledger) beginRefund(n int, request func(i int) *store.Request) (entries
 }
 
 func (l *Ledger) endRefund(e *entry, r *store.Request, st *store.State, sent int64) {
-	e.acquire()
 	m := l.moment()
+	e.acquire(&m)
 	e.RefundArrived(r, st, sent, &m)
 	e.release(&m)
 }

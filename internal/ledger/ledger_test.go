@@ -353,7 +353,7 @@ func TestLoans(t *testing.T) {
 		if s.Cost != 2 {
 			t.Fatalf("borrowed %+v", loaned)
 		}
-		e := l.find(&s)
+		e := l.look(&s)
 		m := l.moment()
 		if e.Worth(&m) <= core.Alone {
 			t.Error("an entry with a loan may be forgotten")
@@ -377,7 +377,7 @@ func TestLoans(t *testing.T) {
 		pass(400 * time.Millisecond)
 		b.take(l, 1)
 		l.repay(&r, loaned, &store.State{})
-		e := l.find(&r)
+		e := l.look(&r)
 		if tokens := e.Gauges().Tokens; tokens != 9 {
 			t.Errorf("%d are left of a batch of 10 of which 1 was used", tokens)
 		}

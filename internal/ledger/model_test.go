@@ -374,7 +374,7 @@ func (m *model) isJustified(st *store.State) {
 // charge, or a replica may have shown the bucket as it was before the reset since.
 func (m *model) waitsForWord() bool {
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
-	e := m.ledger.find(&r)
+	e := m.ledger.look(&r)
 	if e == nil {
 		return false
 	}
@@ -407,7 +407,7 @@ func (m *model) atEnd() {
 		m.fail("figures at the end: %+v", f)
 	}
 	r := store.Request{Limit: &m.limit, ClientKey: "client"}
-	if e := m.ledger.find(&r); e != nil {
+	if e := m.ledger.look(&r); e != nil {
 		defer e.stripe.mu.Unlock()
 		now := m.ledger.moment()
 		if e.Worth(&now) > core.Alone {

@@ -69,6 +69,8 @@ type stripe struct {
 	// held are entries whose charges wait for the next tick, and some whose charges
 	// were sent before it.
 	held []*entry
+	// now is the instant of the last event.
+	now int64
 }
 
 // entry is a bucket in the registry.
@@ -81,9 +83,16 @@ type entry struct {
 }
 
 // acquire locks the entry's stripe for an event of the entry.
-func (e *entry) acquire() {
+func (e *entry) acquire(m *core.Moment) {
 	e.stripe.mu.Lock()
-	e.stripe.before = e.Gauges()
+	e.begin(m)
+}
+
+// begin begins an event of the entry, whose stripe is locked. Its instant was read before the lock, and
+// others may have overtaken it since: an event is no earlier than the one before it.
+func (e *entry) begin(m *core.Moment) {
+	m.Now = max(m.Now, e.stripe.now)
+	e.stripe.now, e.stripe.before = m.Now, e.Gauges()
 }
 
 // release ends an event: it counts it, tells others what it brings about for them, and
@@ -360,14 +369,14 @@ func (l *Ledger) moment() core.Moment {
 	return m
 }
 
-// find returns the bucket's entry, acquired, or nil.
-func (l *Ledger) find(r *store.Request) *entry {
+// find returns the bucket's entry, acquired for an event, or nil.
+func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 	e, p, _ := l.lock(r)
 	if e == nil {
 		p.mu.Unlock()
 		return nil
 	}
-	p.before = e.Gauges()
+	e.begin(m)
 	return e
 }
 
@@ -396,14 +405,14 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 	if e.asked == (store.Asked{}) {
 		e.asked.Note(r)
 	}
-	p.before = e.Gauges()
+	e.begin(m)
 	return e
 }
 
 // findFor and enterFor are find and enter for a request of a client: operators are shown its limit,
 // whatever the answer.
-func (l *Ledger) findFor(r *store.Request) *entry {
-	e := l.find(r)
+func (l *Ledger) findFor(r *store.Request, m *core.Moment) *entry {
+	e := l.find(r, m)
 	if e != nil {
 		e.asked.Note(r)
 	}

@@ -80,7 +80,7 @@ func TestPenaltyEndsABatch(t *testing.T) {
 		"here": func(b *batches, r store.Request) {
 			b.sim.others(algorithm.Penalize, r)
 			m := b.ledgers[0].moment()
-			e := b.ledgers[0].find(&r)
+			e := b.ledgers[0].look(&r)
 			e.Penalize(&r, &m)
 			e.release(&m)
 		},

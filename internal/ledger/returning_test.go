@@ -126,7 +126,7 @@ func TestTooManyAreRefusedAtOnce(t *testing.T) {
 		pass(2 * time.Second)
 		late.Leave()
 		synctest.Wait()
-		if e := l.find(&store.Request{Limit: &limit, ClientKey: "alice"}); e != nil {
+		if e := l.look(&store.Request{Limit: &limit, ClientKey: "alice"}); e != nil {
 			if isReturning(e) {
 				t.Error("nothing is on its way, and something is noted")
 			}
@@ -313,7 +313,7 @@ func isReturning(e *entry) bool {
 // counted, after refunds at the same time as takes and charges, batches that were returned, and resets.
 func TestViewsShowWhatHasComeBack(t *testing.T) {
 	for _, kind := range kinds {
-		for seed := range uint64(20) {
+		for seed := range uint64(100) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSimulation(seed)
 				l := New(NewRegistry(nil), s, Options{})
@@ -347,11 +347,88 @@ func TestViewsShowWhatHasComeBack(t *testing.T) {
 					}
 					want, listed := s.used(request), int64(0)
 					l.Walk([]store.Request{request}, hasLimit, func(_ int, _ string, st *store.State) { listed = st.Used })
-					if a := l.Account(&request); listed != want || a.Used != want || a.InFlight+a.Unsent+a.Reserved != 0 {
+					a := l.Account(&request)
+					if a == nil && want == 0 {
+						// The window has ended.
+						a = new(store.Account)
+					}
+					if a == nil || listed != want || a.Used != want || a.InFlight+a.Unsent+a.Reserved != 0 {
 						t.Fatalf("%s, seed %d, round %d: listed with %d, and %+v, of %d that the primary has counted", limit.Algorithm, seed, round, listed, a, want)
 					}
 				}
 			})
+		}
+	}
+}
+
+// TestLateGoroutines: views agree with the store once all is answered, although a goroutine may read the
+// time of an event long before it gets the bucket's lock.
+func TestLateGoroutines(t *testing.T) {
+	for a := range store.Algorithms {
+		if algorithm.Of(a).Lease {
+			continue
+		}
+		for seed := range uint64(1000) {
+			synctest.Test(t, func(t *testing.T) {
+				s := newSimulation(seed)
+				late := rand.New(rand.NewPCG(seed, 2))
+				var mu sync.Mutex
+				l := New(NewRegistry(func() time.Time {
+					now := time.Now()
+					mu.Lock()
+					d := time.Duration(max(late.IntN(40_000)-35_000, 0)) * time.Microsecond
+					mu.Unlock()
+					pass(d)
+					return now
+				}), s, Options{})
+				defer l.Leave()
+				limit := store.Limit{Zone: "zone", Algorithm: a, Window: 100 * time.Hour}
+				request := func(id string) store.Request {
+					return store.Request{Limit: &limit, ClientKey: "alice", Events: 1000, Cost: 1, ID: id}
+				}
+				var wg sync.WaitGroup
+				for i := range 7 {
+					wg.Go(func() {
+						pass(time.Duration(300*i) * time.Microsecond)
+						r := request(fmt.Sprint(i))
+						st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]
+						if r.Receipt = st.Receipt; i%3 > 0 {
+							l.RefundDetached([]*store.Request{&r})
+						}
+					})
+				}
+				wg.Wait()
+				synctest.Wait()
+				pass(time.Second) // GCRA counts a part of an event as a whole one
+				r := request("")
+				counted := s.used(r)
+				if known := l.Account(&r); known == nil || known.Used != counted {
+					t.Errorf("%v, seed %d: the ledger knows of %+v, and the store of %d", a, seed, known, counted)
+				}
+			})
+		}
+	}
+}
+
+// TestInstantsOfABucket never run backwards, although an event may get the bucket's lock before another
+// one that happened earlier.
+func TestInstantsOfABucket(t *testing.T) {
+	l := New(NewRegistry(nil), newSimulation(1), Options{})
+	defer l.Leave()
+	r := requestOf("alice", 1)
+	m := core.Moment{Now: 105}
+	e := l.enter(&r, &m)
+	e.release(&m)
+	for name, begin := range map[string]func(m *core.Moment){
+		"enter":   func(m *core.Moment) { l.enter(&r, m) },
+		"find":    func(m *core.Moment) { l.find(&r, m) },
+		"acquire": func(m *core.Moment) { e.acquire(m) },
+	} {
+		m := core.Moment{Now: 100}
+		begin(&m)
+		e.release(&m)
+		if m.Now != 105 {
+			t.Errorf("%s: an event at 100 after one at 105 is at %d", name, m.Now)
 		}
 	}
 }

@@ -26,13 +26,10 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 // IsFull reports whether the bucket of a request to take is known to refuse it, however old
 // that knowledge is.
 func (l *Ledger) IsFull(r *store.Request) bool {
-	e := l.find(r)
-	if e == nil {
-		return false
-	}
 	m := l.moment()
-	defer e.stripe.mu.Unlock()
-	return e.IsFull(r, &m)
+	e, p, _ := l.lock(r)
+	defer p.mu.Unlock()
+	return e != nil && e.IsFull(r, &m)
 }
 
 // taking is one call of Take.
@@ -52,7 +49,7 @@ func (t *taking) refuseKnown() (refused bool) {
 	var asking []*entry
 	for i := range t.asks {
 		r := &t.asks[i].Request
-		e := t.ledger.findFor(r)
+		e := t.ledger.findFor(r, &m)
 		if e == nil {
 			continue
 		}
@@ -275,7 +272,7 @@ func (t *taking) awaitReturns(places []int, until time.Time) bool {
 	var waiting []int
 	m := l.moment()
 	for _, i := range places {
-		e := l.find(&t.asks[i].Request)
+		e := l.find(&t.asks[i].Request, &m)
 		if e == nil {
 			continue
 		}
@@ -310,12 +307,11 @@ func (t *taking) awaitReturns(places []int, until time.Time) bool {
 // waitNot ends the waiting of requests, and returns how many have waited. The others have got their turns.
 func (t *taking) waitNot(waiting []int) (waited int) {
 	for _, i := range waiting {
-		if e := t.ledger.find(&t.asks[i].Request); e != nil {
-			if e.WaitNot(t.waiter(i)) {
-				waited++
-			}
-			e.stripe.mu.Unlock()
+		e, p, _ := t.ledger.lock(&t.asks[i].Request)
+		if e != nil && e.WaitNot(t.waiter(i)) {
+			waited++
 		}
+		p.mu.Unlock()
 	}
 	return waited
 }
@@ -337,11 +333,11 @@ func (t *taking) reclaim() {
 }
 
 func (t *taking) reclaimOne(i int) core.Do {
-	e := t.ledger.find(&t.asks[i].Request)
+	m := t.ledger.moment()
+	e := t.ledger.find(&t.asks[i].Request, &m)
 	if e == nil {
 		return core.Nothing
 	}
-	m := t.ledger.moment()
 	defer e.release(&m)
 	do := e.Reclaim(t.waiter(i), &m)
 	if do == core.Wait {

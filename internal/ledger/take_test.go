@@ -215,7 +215,7 @@ func (b *batches) isShort(l *Ledger, st *store.State, cost int64) {
 		b.Errorf("refused without a time to wait: %+v", *st)
 	}
 	r := b.request(cost)
-	e := l.find(&r)
+	e := l.look(&r)
 	if e == nil {
 		return
 	}
@@ -285,7 +285,7 @@ func TestBatchDiesWithItsWindow(t *testing.T) {
 			// Refunds of that window do not come back either.
 			b.refund(b.ledgers[0], 1, first)
 			r := b.request(1)
-			e := b.ledgers[0].find(&r)
+			e := b.ledgers[0].look(&r)
 			tokens := e.Gauges().Tokens
 			e.stripe.mu.Unlock()
 			if tokens != 99 {
@@ -302,7 +302,7 @@ func TestAutoBatch(t *testing.T) {
 		b := newBatches(t, 1, 2, 100_000, store.BatchAuto)
 		sizes := func(l *Ledger) int64 {
 			r := b.request(1)
-			e := l.find(&r)
+			e := l.look(&r)
 			defer e.stripe.mu.Unlock()
 			return inside(e, "batch", "size").Int()
 		}
@@ -473,7 +473,7 @@ func (b *batches) refusedTake(remaining int64, reqs ...store.Request) *taking {
 func (b *batches) requireLeft(here, there int64) {
 	b.Helper()
 	r := b.request(1)
-	e := b.ledgers[0].find(&r)
+	e := b.ledgers[0].look(&r)
 	tokens := e.Gauges().Tokens
 	e.stripe.mu.Unlock()
 	if spent := b.spent(); tokens != here || b.events-spent != there {
@@ -521,7 +521,7 @@ func TestRefusalStands(t *testing.T) {
 		b := newOvertaken(t)
 		l := b.ledgers[0]
 		fetch := b.request(5)
-		e := l.find(&fetch)
+		e := l.look(&fetch)
 		m := l.moment()
 		first := b.request(3)
 		first.Batch = 10

@@ -168,7 +168,7 @@ func (s *settlements) refund(z *inZone, back int64) {
 // findsNothing reports whether the call only looks whether anything is left in the zone, and nothing is.
 func (z *inZone) findsNothing() bool {
 	item := z.itemOf()
-	return item != nil && item.Hits == 0 && !item.Always && z.ask.State.Remaining == 0
+	return item != nil && item.Hits == 0 && !item.Always && z.ask.Remaining == 0
 }
 
 // refuseLook makes the zone refuse a call that finds nothing left.

@@ -39,13 +39,16 @@ func (p *Passage) Reuse(w http.ResponseWriter) {
 
 // reuse makes t the empty tracker of another request. Its first evaluation keeps its room.
 func (t *tracker) reuse(w http.ResponseWriter) {
-	room, zones, asks, posts := t.first.room, t.first.zones, t.first.asks, t.first.posts
-	clear(room)
-	clear(zones[:cap(zones)])
+	zones, asks, posts := t.first.zones, t.first.asks, t.first.posts
+	for _, z := range zones[:cap(zones)] {
+		if z != nil {
+			*z = inZone{}
+		}
+	}
 	clear(asks[:cap(asks)])
 	clear(posts[:cap(posts)])
 	*t = tracker{}
-	t.first.use(room, zones, asks, posts)
+	t.first.use(nil, zones, asks, posts)
 	t.ResponseWriter, t.own = w, t.room[:0]
 }
 
@@ -94,7 +97,7 @@ func (p *Passage) Ask(skip func(z *Zone) bool) (status int) {
 	return 0
 }
 
-// leaveOut makes e go on without some zones. It has asked none, and no zone is added after it.
+// leaveOut makes e go on without some zones. It has asked none.
 func (e *evaluation) leaveOut(some func(z *Zone) bool) {
 	if some == nil {
 		return

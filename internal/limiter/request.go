@@ -40,13 +40,13 @@ type tracker struct {
 type evaluation struct {
 	limiter *Limiter
 	repl    *caddy.Replacer
-	zones   []*inZone
+	// zones has room for more: beyond its length there are zones that are not in use yet, or nil.
+	zones []*inZone
 	// asks are those of all zones, for stores.
 	asks []*store.Ask
 	// isAsked is set once the states are.
 	isAsked bool
-	// room has room for zones, and posts for what they charge.
-	room  []inZone
+	// posts has room for what the zones charge.
 	posts []*store.Request
 	// rare is nil for most requests.
 	rare *rare

@@ -268,14 +268,14 @@ func newTracker(w http.ResponseWriter, settled *tracker, zones int) (t *tracker)
 			roomForOne
 		})
 		t = &in.tracker
-		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.roomForOne.asks[:], in.roomForOne.posts[:])
+		t.first.use(in.inZones[:], in.roomForOne.zones[:], in.asks[:], in.posts[:])
 	} else {
 		in := new(struct {
 			tracker
 			roomForTwo
 		})
 		t = &in.tracker
-		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.roomForTwo.asks[:], in.roomForTwo.posts[:])
+		t.first.use(in.inZones[:], in.roomForTwo.zones[:], in.asks[:], in.posts[:])
 	}
 	t.ResponseWriter, t.own = w, t.room[:0]
 	if settled != nil {
@@ -302,7 +302,10 @@ type roomForTwo struct {
 
 // use makes the evaluation use some room.
 func (e *evaluation) use(room []inZone, zones []*inZone, asks []*store.Ask, posts []*store.Request) {
-	e.room, e.zones, e.asks, e.posts = room, zones[:0], asks[:0], posts[:0]
+	for i := range room {
+		zones[i] = &room[i]
+	}
+	e.zones, e.asks, e.posts = zones[:0], asks[:0], posts[:0]
 }
 
 // newEvaluation returns an evaluation that is not enrolled yet.
@@ -323,9 +326,10 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 // add adds a zone.
 func (e *evaluation) add(in *resolved) *inZone {
 	var z *inZone
-	if n := len(e.zones); n < len(e.room) {
-		z = &e.room[n]
-	} else {
+	if n := len(e.zones); n < cap(e.zones) {
+		z = e.zones[:n+1][n]
+	}
+	if z == nil {
 		z = new(inZone)
 	}
 	*z = inZone{boundZone: in.zone, of: e, ask: store.Ask{Request: in.req}}

@@ -351,7 +351,7 @@ func (t *tracker) turnAway(w *waiter, line *inZone) {
 		}
 	}
 	if !line.hasAnswered() {
-		*st = store.State{Now: line.of.limiter.Now().UnixMicro(), Limit: max(line.ask.Request.Capacity(), 0)}
+		*st = store.State{Now: line.of.limiter.Now().UnixMicro(), Limit: max(line.ask.Capacity(), 0)}
 	}
 	st.Allowed, st.Remaining = false, 0
 	st.RetryAfter = max(st.RetryAfter, time.Second)
@@ -440,7 +440,7 @@ func (t *tracker) awaitTurn(w *waiter, line *inZone, timer *time.Timer, r *http.
 	case !now.isFirst:
 		timer.Reset(line.timeLeft(w.arrived))
 	case refuses(line.outcome()):
-		timer.Reset(line.ask.State.RetryAfter)
+		timer.Reset(line.ask.RetryAfter)
 	default:
 		return itsTurn, nil
 	}

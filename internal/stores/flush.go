@@ -49,13 +49,13 @@ var failedAtExit, uncertainAtExit atomic.Int64
 // NoteLost notes that charges or refunds to a shard of a store have failed with err, for [Opened.Lost], and
 // counts them for the log of a process that ends.
 func NoteLost(store, shard string, charges int64, err error) {
-	isLost := telemetry.OutcomeLabel(err) == telemetry.OutcomeLost
-	if isLost {
+	outcome := telemetry.OutcomeLabel(err)
+	if outcome == telemetry.OutcomeLost {
 		failureOf{store, shard, true}.note(time.Now(), err)
 	}
 	if caddy.Exiting() {
 		failedAtExit.Add(charges)
-		if !isLost {
+		if outcome == telemetry.OutcomeUncertain {
 			uncertainAtExit.Add(charges)
 		}
 	}

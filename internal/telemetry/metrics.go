@@ -229,21 +229,24 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 func (m *Metrics) ExportUndelivered(store string, shards []string) {
 	for _, shard := range shards {
 		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
-			for _, outcome := range []string{OutcomeLost, "uncertain", "expired"} {
+			for _, outcome := range []string{OutcomeLost, OutcomeUncertain, "expired"} {
 				m.Undelivered.WithLabelValues(store, shard, op.String(), outcome)
 			}
 		}
 	}
 }
 
-// OutcomeLost is the label of the outcome of a charge that counts nowhere.
-const OutcomeLost = "lost"
+// OutcomeLost is the label of the outcome of a charge that counts nowhere, and OutcomeUncertain of one that may count.
+const (
+	OutcomeLost      = "lost"
+	OutcomeUncertain = "uncertain"
+)
 
 // OutcomeLabel returns the label of the outcome of a failed charge.
 func OutcomeLabel(err error) string {
 	switch {
 	case errors.Is(err, store.ErrUncertain):
-		return "uncertain"
+		return OutcomeUncertain
 	case errors.Is(err, ledger.ErrExpired):
 		return "expired"
 	default:

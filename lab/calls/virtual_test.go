@@ -88,7 +88,7 @@ func (s *remote) write(k kind, op algorithm.Operation, reqs []store.Request) []s
 
 // Check asks the replica, and the primary where that shows no open window.
 func (s *remote) Check(_ context.Context, asks []*store.Ask) {
-	if !asks[0].Request.Primary {
+	if !asks[0].Primary {
 		s.note(check, requestsOf(asks))
 		time.Sleep(travel)
 		s.mu.Lock()

@@ -174,10 +174,10 @@ func (v *batch) refund(tokens int64) store.Request {
 }
 
 // Rest is the part of a request that the batch does not cover. isServed reports
-// whether there is none, or a batch in flight is likely to serve it.
+// whether there is none, or a batch in flight is likely to serve it. None serves a request without a cost.
 func (b *Bucket) Rest(r *store.Request, m *Moment) (rest store.Request, isServed bool) {
 	rest = *r
-	if r.Batch == 0 {
+	if r.Batch == 0 || r.Cost == 0 {
 		return rest, false
 	}
 	rest.Cost -= b.tokens(r, m)

@@ -414,7 +414,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 		if !st.Replica && !overlaps {
 			b.known.Content[confirmedUsed] = st.Used
 			b.confirm(b.known, asked)
-			b.showKnown()
+			b.showConfirmed(r, asked, m)
 		}
 	case !st.Replica && !overlaps:
 		if b.mayHideThePenalty(asked) {
@@ -422,7 +422,7 @@ func (b *Bucket) hear(r *store.Request, st *store.State, asked int64, m *Moment)
 			answer.KeepPenalty(r.Limit, b.known)
 		}
 		b.confirm(answer, asked)
-		b.showKnown()
+		b.showConfirmed(r, asked, m)
 	default:
 		stale = b.known.Raise(r.Limit, answer, st.Now) && st.Replica
 		if st.Replica && b.known != before {
@@ -448,6 +448,20 @@ func (b *Bucket) showKnown() {
 	if b.extra != nil {
 		b.extra.shown = nil
 	}
+}
+
+// showConfirmed makes views show what is known, which is what the primary has just said, unless other
+// answers may raise it yet: those from before the last refund or, where buckets cannot be copied, those to
+// takes at the same time.
+func (b *Bucket) showConfirmed(r *store.Request, asked int64, m *Moment) {
+	if m.Now > b.extras().refunded+landing && (algorithm.Of(r.Limit.Algorithm).Copies() || !b.overlapsTakes(asked)) {
+		b.showKnown()
+	}
+}
+
+// overlapsTakes reports whether a take may have been answered since that instant, or is in flight.
+func (b *Bucket) overlapsTakes(asked int64) bool {
+	return b.taking > 0 || mayLack(asked, b.extras().took)
 }
 
 // confirm replaces what is known by the primary's answer.

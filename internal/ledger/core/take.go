@@ -167,7 +167,7 @@ func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do
 // hearTake takes in what the answer to a take says of the bucket.
 func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Moment) {
 	counted := b.known.Content[confirmedUsed]
-	overlaps := b.taking > 0 || b.isSent() || mayLack(asked, max(b.extras().took, b.written))
+	overlaps := b.overlapsTakes(asked) || b.isSent() || mayLack(asked, b.written)
 	b.hear(r, st, asked, m)
 	if b.batch != nil {
 		b.batch.heard = m.Now
@@ -180,6 +180,9 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 	if overlaps {
 		// Operations at the same time are not answered in their order.
 		b.known.Content[confirmedUsed] = max(counted, st.Used)
+		if rare := b.ensureExtra(); rare.shown == nil {
+			rare.shown = &answer{saidOf(r, st), st.Now, m.Now}
+		}
 	}
 	b.ensureExtra().took = m.Now
 }
