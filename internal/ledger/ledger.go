@@ -98,10 +98,10 @@ func (l *Ledger) ChargeByID(reqs []*store.Request) { l.ChargeReported(reqs, nil)
 
 // Refund implements [store.Store].
 func (l *Ledger) Refund(ctx context.Context, asks []*store.Ask) {
-	entries, sent := l.beginRefund(len(asks), func(i int) *store.Request { return &asks[i].Request })
+	sent := l.beginRefund(len(asks), func(i int) *store.Request { return &asks[i].Request })
 	l.Remote.Refund(ctx, asks)
-	for i, e := range entries {
-		l.endRefund(e, &asks[i].Request, &asks[i].State, sent)
+	for i, a := range asks {
+		l.endRefund(sent[i], &a.Request, &a.State)
 	}
 }
 
@@ -153,36 +153,40 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 }
 
 func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
-	entries, sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
+	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
-		w.endRefund(entries[i], reqs[i], &st, sent)
+		w.endRefund(sent[i], reqs[i], &st)
 		if report != nil {
 			report(st)
 		}
 	})
 }
 
-func (l *Ledger) beginRefund(n int, request func(i int) *store.Request) (entries []*entry, at int64) {
-	entries = make([]*entry, n)
-	m := l.moment()
-	for i := range n {
-		r := request(i)
-		e := l.enter(r, &m)
-		e.RefundSent(&m)
-		e.release(&m)
-		entries[i] = e
-	}
-	return entries, m.Now
+// sentRefund is a refund in flight: its bucket, and when it was sent.
+type sentRefund struct {
+	*entry
+	at int64
 }
 
-func (l *Ledger) endRefund(e *entry, r *store.Request, st *store.State, sent int64) {
+func (l *Ledger) beginRefund(n int, request func(i int) *store.Request) []sentRefund {
+	sent, m := make([]sentRefund, n), l.moment()
+	for i := range sent {
+		e := l.enter(request(i), &m)
+		e.RefundSent(&m)
+		e.release(&m)
+		sent[i] = sentRefund{e, m.Now}
+	}
+	return sent
+}
+
+func (l *Ledger) endRefund(sent sentRefund, r *store.Request, st *store.State) {
 	m := l.moment()
-	e.acquire(&m)
-	e.RefundArrived(r, st, sent, &m)
-	e.release(&m)
+	sent.acquire(&m)
+	sent.RefundArrived(r, st, sent.at, &m)
+	sent.release(&m)
 }
 
 // Penalize implements [store.Store].

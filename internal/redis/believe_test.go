@@ -82,7 +82,7 @@ func startShiftedClock(t *testing.T, server *redistest.Server) *shiftedClock {
 			return fmt.Sprintf("*2\r\n$%d\r\n%s\r\n$%d\r\n%s", len(seconds), seconds, len(micros), micros)
 		case command[0] == "evalsha" && command[4] == algorithm.Take.String():
 			now += c.takes.Load()
-			reply := wire.AppendPacked(nil, now, 1, 1, now+time.Hour.Microseconds(), 0)
+			reply := wire.AppendPacked(nil, now, 1, 1, now+time.Hour.Microseconds(), 0, 0)
 			return fmt.Sprintf("$%d\r\n%s", len(reply), reply)
 		}
 		return ""
