@@ -313,7 +313,7 @@ func isReturning(e *entry) bool {
 // counted, after refunds at the same time as takes and charges, batches that were returned, and resets.
 func TestViewsShowWhatHasComeBack(t *testing.T) {
 	for _, kind := range kinds {
-		for seed := range uint64(100) {
+		for seed := range uint64(40) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSimulation(seed)
 				l := New(NewRegistry(nil), s, Options{})
@@ -368,7 +368,7 @@ func TestLateGoroutines(t *testing.T) {
 		if algorithm.Of(a).Lease {
 			continue
 		}
-		for seed := range uint64(1000) {
+		for seed := range uint64(400) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSimulation(seed)
 				late := rand.New(rand.NewPCG(seed, 2))

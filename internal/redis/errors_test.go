@@ -125,6 +125,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			bothWays(t, func(t *testing.T, plain bool) {
 				server := redistest.Start(t)
 				proxy := redistest.StartProxy(t, server.Addr())
@@ -233,6 +234,7 @@ func TestRefusedWritesAreRepeatedUntilTheyTake(t *testing.T) {
 	for name, c := range serverRefusals {
 		for _, buckets := range []int{1, 8} {
 			t.Run(fmt.Sprint(name, " ", buckets), func(t *testing.T) {
+				t.Parallel()
 				server := redistest.Start(t)
 				shard := newShard(t, ShardOptions{Primary: server.Addr()})
 				s := newStore(t, shard, nil)

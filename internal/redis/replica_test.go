@@ -109,6 +109,7 @@ func TestReplicasStandInBeforeThePrimaryAnswers(t *testing.T) {
 		"silent": (*redistest.Server).Pause,
 	} {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			sh := redistest.StartShard(t, 1)
 			before := newStore(t, shardOf(t, sh), nil)
 			full := func(client string) (reqs []store.Request) {
