@@ -118,7 +118,9 @@ func (s *Server) repair(op ask.Op, r *store.Request, again store.Request) store.
 		return st
 	}
 	// It says whether the cost of r was allowed, and not what was left of it.
-	return algorithm.View(&st.Content, r, st.Now, true)
+	st = algorithm.View(&st.Content, r, st.Now, true)
+	st.Receipt = store.Receipt{}
+	return st
 }
 
 func (s *Server) execute(cmds []*wire.Command) {

@@ -146,20 +146,24 @@ func (s *Run) inWindow(c *client, a *admission) int64 {
 }
 
 // isOneWindow requires that all answers of a window have one reset: two resets are a window
-// apart, at least.
+// apart, at least, unless a late charge, of which there are some with faults, has brought its own reset: then
+// the other window was over.
 func (s *Run) isOneWindow(c *client, st *store.State, alone bool) {
 	if !algorithm.Of(c.limit.Algorithm).Windowed() || c.limit.Align || st.Err != nil || alone || s.now < c.reset || st.Reset == 0 {
 		return
 	}
+	if _, isKnown := c.resets[st.Reset]; !isKnown {
+		c.resets[st.Reset] = st.Now
+	}
 	for reset := range c.resets {
-		if d := reset - st.Reset; d != 0 && d > -c.limit.Window.Microseconds() && d < c.limit.Window.Microseconds() {
+		earlier, later := min(reset, st.Reset), max(reset, st.Reset)
+		if d := later - earlier; d != 0 && d < c.limit.Window.Microseconds() && (!s.faults || c.resets[later]+slack < earlier) {
 			s.fail("a reset of %d after one of %d, which is no window apart", st.Reset, reset)
 		}
 		if st.Reset-reset > 2*c.limit.Window.Microseconds() {
 			delete(c.resets, reset)
 		}
 	}
-	c.resets[st.Reset] = true
 }
 
 // refused requires that a refusal says how long to wait, and that it is consistent.

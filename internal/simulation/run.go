@@ -97,9 +97,9 @@ type client struct {
 	over  moment
 	// missing are costs that the primary may never have heard of.
 	missing []admission
-	// resets are those of the windows of late; reset is until when an operator's reset of the
+	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an operator's reset of the
 	// client may not have been seen.
-	resets map[int64]bool
+	resets map[int64]int64
 	reset  int64
 }
 
@@ -159,7 +159,7 @@ func NewRun(seed uint64, at Servers) *Run {
 	for i := range 1 + w.rng.IntN(3) {
 		var beside []*client
 		for _, z := range s.zones {
-			beside = append(beside, &client{zone: z, key: "client" + strconv.Itoa(i), resets: map[int64]bool{}})
+			beside = append(beside, &client{zone: z, key: "client" + strconv.Itoa(i), resets: map[int64]int64{}})
 		}
 		for _, c := range beside {
 			c.beside = beside

@@ -376,8 +376,8 @@ func (b *Bucket) waitAgain(r *store.Request, requests int64, m *Moment) {
 		return
 	}
 	if p.waiting == nil {
-		p.waiting = &mergedCharge{req: [1]store.Request{*r}, expires: p.expires, age: age{clock: b.clock, least: r.Events}}
-		p.waiting.req[0].Cost = 0
+		p.waiting = &mergedCharge{req: *r, expires: p.expires, age: age{clock: b.clock, least: r.Events}}
+		p.waiting.req.Cost = 0
 	}
 	p.waiting.age.addLate(r, p.expires)
 	p.waiting.merge(r, requests, p.expires)

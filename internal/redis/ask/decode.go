@@ -150,7 +150,7 @@ func (l *layout) read(r *store.Request, texts []string, now int64) store.State {
 	if slices.ContainsFunc(numbers, isUnsound) {
 		clear(numbers)
 	}
-	return l.state(r, now, false, numbers[:l.count])
+	return l.state(r, now, false, numbers[:min(l.count, len(numbers))])
 }
 
 // numbers are those of a bucket that was read, with unsound for those that cannot be.
