@@ -1,5 +1,5 @@
 -- Fixed window: counts in the window that is open, and opens one where none is.
--- KEYS[1]  bucket: hash with c = count, r = reset, b = when the window was opened, if windows are on the clock,
+-- KEYS[1]  bucket: hash with c = count, r = reset, b = when the window was opened, if its end was given or on the clock,
 --          and, once there was one, p = end of the penalty. A plain charge of a bucket that had vanished
 --          leaves c alone, and no expiry: an orphan, which counts in the window
 --          that opens next. A plain opening of a window writes r, and an expiry
@@ -23,18 +23,8 @@
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
 local now, window, cost, bound, align, longest, lasts, identity = struct.unpack('<dddddddd', ARGV[2])
-local count, reset, penalty, born = 0, 0, 0, 0
-if align ~= 0 then
-  local b = call('HMGET', key, 'r', 'p', 'b', 'c')
-  reset, penalty, born = number(b[1]), number(b[2]), number(b[3])
-  count = op == 'charge' and 0 or number(b[4])
-elseif op == 'charge' then
-  local b = call('HMGET', key, 'r', 'p')
-  reset, penalty = number(b[1]), number(b[2])
-else
-  local b = call('HMGET', key, 'c', 'r', 'p')
-  count, reset, penalty = number(b[1]), number(b[2]), number(b[3])
-end
+local b = op == 'charge' and call('HMGET', key, 'r', 'p', 'b') or call('HMGET', key, 'r', 'p', 'b', 'c')
+local reset, penalty, born, count = number(b[1]), number(b[2]), number(b[3]), number(b[4])
 local isSound = sound(count, reset, penalty, born)
 
 -- Without the end of a window a bucket is ours if one of its fields is a number of ours and it has
@@ -145,10 +135,12 @@ local function begin(spent)
   end
   -- A bucket is not made that would never expire.
   assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
-  if align == 0 then
+  -- Other windows are told apart by their ends.
+  local last = born
+  born = (align ~= 0 or op ~= 'refund' and late > now) and now or 0
+  if born == last then
     call('HSET', key, 'c', count, 'r', reset)
   else
-    born = now
     call('HSET', key, 'c', count, 'r', reset, 'b', born)
   end
   wrote = true
@@ -160,8 +152,8 @@ if op == 'charge' then
   spent = 1
   if identity == 0 or late > now then
     begin(cost)
-  elseif orphaned > 0 then
-    -- Its window is over as well.
+  elseif orphaned > 0 and cost == 0 then
+    -- What repairs it knows that its window is over.
     orphaned = 0
     begin(0)
   end

@@ -40,8 +40,8 @@ type Request struct {
 	Penalty time.Duration
 	// Ends is when what a Charge spends stops counting: a charge that arrives late counts as long as one that
 	// arrived when its request settled. A Check or Take that opens a window opens it until then. It is an
-	// instant by the store's clock or, less than 0, minus the time that is left; 0 is as if the request had
-	// just settled. The store believes no later instant than a charge of now would have, and counts no charge
+	// instant by the store's clock, in microseconds since 1970 or, less than 0, minus the time that is left; 0 is
+	// as if the request had just settled. The store believes no later instant than a charge of now would have, and counts no charge
 	// that is over. It does not matter under [GCRA] and [Concurrency].
 	Ends int64
 	// Until is the instant at which a penalty ends. For a Check or Charge under

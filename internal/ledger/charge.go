@@ -155,22 +155,25 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	m := w.moment()
 	e.acquire(&m)
 	n := e.Delivered(r, st, &m)
-	executed = n.Do != core.Retry
+	executed = n.Do != core.Retry && !errors.Is(n.Err, core.ErrExpired)
 	if n.Arrived != nil {
 		close(n.Arrived)
 	}
 	if n.Delivery > 0 {
 		l.registry.delivery.Store(n.Delivery)
 	}
-	switch {
-	case n.Do == core.Hold:
-		w.awaitTick(e)
-	case !executed && !l.registry.enqueue(l.Owner(r.ClientKey), e, st.Err):
-		n = e.GiveUp(errEnded)
-	}
 	if n.Lost > 0 {
 		l.lose(&n)
 		n.Lost = 0
+	}
+	switch {
+	case n.Do == core.Hold:
+		w.awaitTick(e)
+	case n.Do == core.Retry && !l.registry.enqueue(l.Owner(r.ClientKey), e, st.Err):
+		if n = e.GiveUp(errEnded); n.Lost > 0 {
+			l.lose(&n)
+			n.Lost = 0
+		}
 	}
 	w.carry(e, &n, &out)
 	e.release(&m)

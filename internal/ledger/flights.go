@@ -156,10 +156,13 @@ func (l *Local) admit(ctx context.Context, a *store.Ask) {
 		fl.cost += r.Cost
 		users, cost = 0, r.Cost
 	case fl.cost > 0:
-		if check(0); st.Err == nil && st.Allowed {
-			core.RefuseForFlight(st, r, algorithm.Known{Content: st.Content}, fl.cost)
-			core.ShowFlight(st, fl.cost)
+		if check(0); st.Err != nil {
+			return
 		}
+		if st.Allowed {
+			core.RefuseForFlight(st, r, algorithm.Known{Content: st.Content}, fl.cost)
+		}
+		core.ShowFlight(st, fl.cost)
 	}
 }
 
@@ -176,10 +179,12 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 		return st
 	}
 	if !st.Allowed {
-		if st = peek(r); st.Err != nil || !st.Allowed {
+		if st = peek(r); st.Err != nil {
 			return st
 		}
-		core.RefuseForFlight(&st, &r, algorithm.Known{Content: st.Content}, held)
+		if st.Allowed {
+			core.RefuseForFlight(&st, &r, algorithm.Known{Content: st.Content}, held)
+		}
 	}
 	core.ShowFlight(&st, held)
 	return st

@@ -78,7 +78,8 @@ func (t *taking) run() {
 	for i := range all {
 		all[i] = i
 	}
-	t.awaitReturns(all, t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
+	until := t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	t.awaitReturns(all, until)
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -99,7 +100,7 @@ func (t *taking) run() {
 	}
 	again := t.take(own, fetches, batches)
 	t.take(t.await(waiting, again), nil, nil)
-	t.reclaim()
+	t.reclaim(until)
 }
 
 // claim serves a request from its batch, or says what it has to do.
@@ -317,10 +318,10 @@ func (t *taking) waitNot(waiting []int) (waited int) {
 }
 
 // reclaim looks for what the store refused in a batch that overtook the request, and in what comes back of one.
-func (t *taking) reclaim() {
+func (t *taking) reclaim(until time.Time) {
 	var again []int
 	waiting, places := 0, core.Reclaimable(t.asks)
-	hasWaited := t.awaitReturns(places, t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
+	hasWaited := t.awaitReturns(places, until)
 	for _, i := range places {
 		switch do := t.reclaimOne(i); {
 		case do == core.Wait:

@@ -18,10 +18,10 @@ type waitingRoom struct {
 	lines map[lineID]*line // none is empty
 	// of are the lines of each client, by client key.
 	of map[string][]*line
-	// keys and addresses are how many places each client key and each address has, and shares how many of an
-	// address's each client key has.
+	// keys and addresses are how many places each client key and each address has. shares are how many of an
+	// address's each client key has, and within, how many of a client key's each address has.
 	keys, addresses tally
-	shares          map[string]*tally
+	shares, within  map[string]*tally
 	held            int
 	// joined numbers the requests in the order in which they joined.
 	joined uint64
@@ -290,11 +290,23 @@ func (t *tally) add(name string, by int) {
 	}
 }
 
-// most is how many places one has at most.
-func (t *tally) most() int { return max(len(t.sizes)-1, 0) }
+// of is how many places one has; most, how many one has at most. A nil tally has none.
+func (t *tally) of(name string) int {
+	if t == nil {
+		return 0
+	}
+	return t.places[name]
+}
+
+func (t *tally) most() int {
+	if t == nil {
+		return 0
+	}
+	return max(len(t.sizes)-1, 0)
+}
 
 func newWaitingRoom() *waitingRoom {
-	return &waitingRoom{lines: map[lineID]*line{}, of: map[string][]*line{}, shares: map[string]*tally{}}
+	return &waitingRoom{lines: map[lineID]*line{}, of: map[string][]*line{}, shares: map[string]*tally{}, within: map[string]*tally{}}
 }
 
 // hasLine reports whether a request waits in a line.
@@ -368,30 +380,28 @@ func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 }
 
 // givesWay returns the request that gives way to a new one of a client, or nil: the newest of those that have most
-// places, if the new one has fewer also with its own. Requests of one address are told apart by their client keys;
-// others have as many places as their address or their key, whichever has more, so that nobody gets
-// places by making up keys, or by coming from many addresses.
+// places, if the new one has fewer also with its own. Requests of one address are told apart by their client keys,
+// and those of one client key by their addresses; others have as many places as their address or their key,
+// whichever has more, so that nobody gets places by making up keys, or by coming from many addresses.
 func (m *waitingRoom) givesWay(w *waiter, clientKey string) (newest *waiter) {
-	own, share := m.load(w.address, clientKey), 0
-	shares := m.shares[w.address]
-	if shares != nil {
-		share = shares.places[clientKey]
-	}
-	if own+1 >= max(m.addresses.most(), m.keys.most()) && (shares == nil || share+1 >= shares.most()) {
+	own, shares, within := m.load(w.address, clientKey), m.shares[w.address], m.within[clientKey]
+	share := shares.of(clientKey)
+	if own+1 >= max(m.addresses.most(), m.keys.most()) && share+1 >= max(shares.most(), within.most()) {
 		return nil
 	}
 	most := 0
 	for _, l := range m.lines {
 		for other := range l.all() {
-			load := m.load(other.address, l.id.clientKey)
-			if other.address == w.address {
-				if load = shares.places[l.id.clientKey]; share+1 >= load {
-					continue
-				}
-			} else if own+1 >= load {
-				continue
+			has, load := share, 0
+			switch {
+			case other.address == w.address:
+				load = shares.of(l.id.clientKey)
+			case l.id.clientKey == clientKey:
+				load = within.of(other.address)
+			default:
+				has, load = own, m.load(other.address, l.id.clientKey)
 			}
-			if load > most || load == most && other.order.compare(newest.order) > 0 {
+			if has+1 < load && (load > most || load == most && other.order.compare(newest.order) > 0) {
 				newest, most = other, load
 			}
 		}
@@ -415,13 +425,19 @@ func (m *waitingRoom) resize(w *waiter, by int) {
 	if w.address != "" {
 		m.addresses.add(w.address, by)
 	}
-	shares := m.shares[w.address]
-	if shares == nil {
-		shares = new(tally)
-		m.shares[w.address] = shares
+	addWithin(m.shares, w.address, w.line.clientKey, by)
+	addWithin(m.within, w.line.clientKey, w.address, by)
+}
+
+// addWithin changes how many places an inner name has among those of an outer one.
+func addWithin(all map[string]*tally, outer, inner string, by int) {
+	t := all[outer]
+	if t == nil {
+		t = new(tally)
+		all[outer] = t
 	}
-	if shares.add(w.line.clientKey, by); shares.most() == 0 {
-		delete(m.shares, w.address)
+	if t.add(inner, by); t.most() == 0 {
+		delete(all, outer)
 	}
 }
 

@@ -262,7 +262,7 @@ func TestClientHasOneShareForAllItsLimits(t *testing.T) {
 
 func checkEmpty(t *testing.T, m *waitingRoom) {
 	t.Helper()
-	if m.held != 0 || len(m.lines) != 0 || len(m.of) != 0 || len(m.shares) != 0 || len(m.keys.places)+len(m.addresses.places) != 0 || m.keys.most()+m.addresses.most() != 0 {
+	if m.held != 0 || len(m.lines) != 0 || len(m.of) != 0 || len(m.shares)+len(m.within) != 0 || len(m.keys.places)+len(m.addresses.places) != 0 || m.keys.most()+m.addresses.most() != 0 {
 		t.Errorf("after all have left the room is %+v", m)
 	}
 }
@@ -345,6 +345,34 @@ func TestRoomEmpties(t *testing.T) {
 		})
 	}
 	wg.Wait()
+	checkEmpty(t, m)
+}
+
+// TestAddressesOfAKeyShareItsPlaces, however many places the key has.
+func TestAddressesOfAKeyShareItsPlaces(t *testing.T) {
+	const places = 20
+	m := newWaitingRoom()
+	standing := map[string]int{}
+	var all []*waiter
+	for n := range 3 * places {
+		address := "192.0.2.1"
+		if n >= places && n%2 == 0 {
+			address = "198.51.100.7"
+		}
+		w := newcomer(m, "everyone", 1, int64(n))
+		w.address = address
+		all = append(all, w)
+		m.stand(w, lineFor("everyone"), places)
+	}
+	for _, w := range all {
+		if w.room != nil && !w.news().isDisplaced {
+			standing[w.address]++
+		}
+		w.leave()
+	}
+	if a, b := standing["192.0.2.1"], standing["198.51.100.7"]; a+b != places || a != b {
+		t.Errorf("one address has %d places, and another one %d, of %d", a, b, places)
+	}
 	checkEmpty(t, m)
 }
 

@@ -9,7 +9,8 @@ type FixedWindow struct {
 	// Reset is the end of the window, chosen when the window opens.
 	Reset int64
 	penalty
-	// Born is when the window was opened, if windows are aligned: the ends of others tell them apart.
+	// Born is when the window was opened, if its end was given or is on the clock, because another bucket may
+	// have had that end; 0 for others.
 	Born int64
 }
 
@@ -73,13 +74,14 @@ func (b *FixedWindow) open(r *store.Request, now int64) {
 		return
 	}
 	next := nextReset(r.Limit, now)
-	b.Used, b.Reset = 0, next
-	// The end of an aligned window is known better than the time that is left.
-	if end := endOf(r, now, next-now); end > now && !r.Limit.Align {
-		b.Reset = end
-	}
-	if r.Limit.Align {
+	b.Used, b.Reset, b.Born = 0, next, 0
+	end := endOf(r, now, next-now)
+	if r.Limit.Align || r.Ends != 0 && end > now {
 		b.Born = now
+	}
+	// The end of an aligned window is known better than the time that is left.
+	if end > now && !r.Limit.Align {
+		b.Reset = end
 	}
 }
 

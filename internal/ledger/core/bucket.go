@@ -506,13 +506,13 @@ const (
 func (b *Bucket) judge(r *store.Request, st *store.State, storeNow int64, m *Moment) judgement {
 	v := b.viewOf(r, st, storeNow)
 	j := v.judge(st)
-	switch {
-	case j == unclear:
-	case st.Allowed, st.InFlight:
-		b.showAhead(st, &v)
-	default:
+	if j == unclear {
+		return j
+	}
+	if !st.Allowed && !st.InFlight {
 		b.awaitLanding(r, st, m)
 	}
+	b.showAhead(st, &v)
 	return j
 }
 

@@ -158,8 +158,10 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 		return Next{Do: Hold}
 	case b.pending == nil:
 		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
-		if r.Until, r.Ends = b.openUntil(r, m), 0; r.Until != 0 {
-			r.Ends = r.Until
+		r.Until = b.openUntil(r, m)
+		if r.Ends = r.Until; r.Until == 0 && b.silent {
+			// It may be on its way until the store answers.
+			r.Ends = b.endsAt(r.Limit, expires, m)
 		}
 		return Next{Do: Send, Charge: req[:1:1], Transit: &b.pending.transit}
 	}
@@ -283,9 +285,18 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 	default:
 		b.silent = true
 		// The charge did not run: it waits for its shard.
-		p.phase = queued
-		b.waitAgain(r, requests, m)
-		return Next{Do: Retry}
+		p.phase, n.Do = queued, Retry
+		if p.expires > m.Now || algorithm.Of(r.Limit.Algorithm).Aging != algorithm.AtWindowEnd {
+			b.waitAgain(r, requests, m)
+			return n
+		}
+		// Its window is over, and that of what waits is not.
+		if n = lost(r, requests, ErrExpired); p.waiting != nil {
+			n.Do = Retry
+		} else {
+			b.pending = nil
+		}
+		return n
 	}
 	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req, m) {
 		p.phase, p.at, p.base = held, m.Now, b.known
@@ -412,29 +423,41 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 		b.pending = nil
 		return
 	}
+	switch {
+	case w.expires > m.Now:
+	case n.Lost > 0:
+		// Others are lost for another reason.
+		p.phase, n.Do = queued, Retry
+		return
+	default:
+		*n = lost(&w.req, w.requests, ErrExpired)
+		b.pending = nil
+		return
+	}
 	rest := w.split(m.Now)
 	r := &w.req
 	p.phase, p.waiting, p.age = sent, rest, &w.age
 	p.requests, p.cost, p.at, p.expires, p.base = w.requests, r.Cost, m.Now, w.expires, b.known
-	r.Until, r.Ends = b.openUntil(r, m), b.endsAt(r.Limit, p.expires, m)
+	if r.Until = b.openUntil(r, m); r.Until != 0 {
+		r.Ends = r.Until
+	} else {
+		r.Ends = b.endsAt(r.Limit, p.expires, m)
+	}
 	w.sent[0] = r
 	n.Do, n.Charge, n.Transit = Send, w.sent[:], &p.transit
 }
 
-// clockLasts is how long, in microseconds, a reading of the primary's clock is relied upon to name an instant.
-const clockLasts = 10_000_000
-
-// endsAt returns an instant of the process's clock as [store.Request.Ends] has it: where the primary's clock was not
-// read lately, as the time that is left, because a wrong clock would make charges count for nothing. What drains
-// has no end.
+// endsAt returns an instant of the process's clock as [store.Request.Ends] has it: as the time that is left,
+// because a wrong clock would make charges count for nothing. What drains has no end.
 func (b *Bucket) endsAt(limit *store.Limit, at int64, m *Moment) int64 {
 	switch {
 	case algorithm.Of(limit.Algorithm).Drains():
 		return 0
-	case b.trusted != 0 && m.Now-b.trusted <= clockLasts:
-		return at + b.clock
+	case at <= m.Now:
+		// An instant that is long over.
+		return 1
 	}
-	return min(m.Now-at, -1)
+	return m.Now - at
 }
 
 // opens returns the end, as [store.Request.Ends] has it, of the window in which pending charges count, or 0 if none

@@ -123,28 +123,43 @@ func TestNothingOpensALaterWindow(t *testing.T) {
 	}
 }
 
-// TestLatestReadingOfTheClockNamesTheEnd: where the primary's clock was read lately, a late charge says when it ends,
-// and otherwise how long it counts yet.
-func TestLatestReadingOfTheClockNamesTheEnd(t *testing.T) {
-	for _, c := range []struct {
-		name  string
-		heard int64
-		isEnd bool
-	}{{"never", 0, false}, {"lately", clockLasts - 1, true}, {"long ago", clockLasts + 1, false}} {
-		s := newLateStore(store.Limit{})
-		m := s.m
-		m.Now = 100_000_000
-		if c.heard > 0 {
-			r := s.request(1)
-			s.bucket.hear(&r, &store.State{Now: m.Now - c.heard + s.ahead, Content: store.Content{0, 0}}, m.Now-c.heard, &Moment{Now: m.Now - c.heard})
-		}
-		end := m.Now + 5_000_000
-		got := s.bucket.endsAt(&s.limit, end, m)
-		if want := end + s.ahead; c.isEnd && got != want {
-			t.Errorf("%s: %d, want the instant %d", c.name, got, want)
-		}
-		if want := m.Now - end; !c.isEnd && got != want {
-			t.Errorf("%s: %d, want the time %d", c.name, got, want)
-		}
+// TestExpiredChargesAreLostAlone: a charge whose window is over is neither sent nor merged with one of a later
+// window.
+func TestExpiredChargesAreLostAlone(t *testing.T) {
+	for name, c := range map[string]struct {
+		// waits is when a second charge settles, ends when the first one's outcome is known, and late how
+		// many requests are lost later.
+		waits, ends time.Duration
+		outcome     error
+		lost        int64
+		do          Do
+		sends       bool
+		late        int64
+	}{
+		"the first, in time":       {0, 59 * time.Second, store.ErrNotExecuted, 0, Retry, true, 0},
+		"the first, too late":      {0, 61 * time.Second, store.ErrNotExecuted, 1, Nothing, false, 0},
+		"the first of two windows": {61 * time.Second, 62 * time.Second, store.ErrNotExecuted, 1, Retry, true, 0},
+		"the second, behind":       {time.Second, 62 * time.Second, store.ErrUncertain, 1, Retry, false, 1},
+		"the second, in time":      {time.Second, 3 * time.Second, store.ErrUncertain, 1, Send, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newLateStore(store.Limit{})
+			began, m := s.m.Now, s.m
+			first := s.request(1)
+			n := s.bucket.Charge([]*store.Request{&first}, m)
+			if c.waits > 0 {
+				m.Now = began + c.waits.Microseconds()
+				second := s.request(1)
+				s.bucket.Charge([]*store.Request{&second}, m)
+			}
+			m.Now = began + c.ends.Microseconds()
+			n = s.bucket.Delivered(n.Charge[0], &store.State{Err: c.outcome}, m)
+			if n.Lost != c.lost || n.Do != c.do {
+				t.Errorf("%d lost, to do %d, want %d and %d", n.Lost, n.Do, c.lost, c.do)
+			}
+			if n = s.bucket.Send(m); (n.Do == Send) != c.sends || n.Lost != c.late || c.sends && n.Charge[0].Cost != 1 {
+				t.Errorf("what waits: %+v, want it sent: %t, and %d lost", n, c.sends, c.late)
+			}
+		})
 	}
 }

@@ -127,17 +127,23 @@ func (b *Bucket) wake(m *Moment) {
 // there is room as far as is known. Its turn comes once all has arrived that was sent before it.
 func (b *Bucket) AwaitReturn(w Waiter, m *Moment) bool {
 	v := b.extras().returning
-	if v == nil || b.hasRoom(w.Request, m) {
+	if v == nil || b.silent || w.Request.Cost > w.Request.Capacity() || b.hasRoom(w.Request, m) {
 		return false
 	}
 	v.waiters = append(v.waiters, returnWaiter{w, m.Now})
 	return true
 }
 
-// hasRoom reports whether what was heard lately leaves room for a take that the store is asked for.
+// hasRoom reports whether what was heard lately leaves room for a take that the store is asked for: other
+// processes may have used it up. Of leases nothing is known.
 func (b *Bucket) hasRoom(r *store.Request, m *Moment) bool {
 	rest, isServed := b.Rest(r, m)
-	isKnown := b.trusted != 0 && m.Now-b.trusted <= m.Trust && !b.resets
+	heard := b.trusted
+	if algorithm.Of(r.Limit.Algorithm).Copies() {
+		// Answers to writes at the same time raise what is known.
+		heard = max(heard, b.written)
+	}
+	isKnown := heard != 0 && m.Now-heard <= m.Trust && !b.resets
 	return isServed || rest.Cost == 0 || isKnown && b.usedOf(r, m)+b.unheard(m)+b.taking+rest.Cost <= r.Capacity()
 }
 

@@ -449,7 +449,8 @@ func addWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	}
 	c.Add(window)
 	addCounting(c, op, r)
-	c.Add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds(), identity(op, r))
+	c.Add(align, r.Limit.Window.Microseconds(), algorithm.LongestPenalty(r).Microseconds())
+	addIdentity(c, op, r)
 	c.MayGuess = c.Clock != nil && (op.Operation == algorithm.Charge || op.Operation == algorithm.Take)
 }
 
@@ -474,7 +475,8 @@ func addSlidingWindow(c *wire.ScriptCall, op Op, r *store.Request) {
 	window := r.Limit.Window.Microseconds()
 	c.Add(window)
 	addCounting(c, op, r)
-	c.Add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds(), identity(op, r))
+	c.Add(algorithm.WeightUnit(window), algorithm.LongestPenalty(r).Microseconds())
+	addIdentity(c, op, r)
 }
 
 func addCounting(c *wire.ScriptCall, op Op, r *store.Request) {
@@ -490,12 +492,21 @@ func addCounting(c *wire.ScriptCall, op Op, r *store.Request) {
 	}
 }
 
-// identity is what says to which bucket a refund belongs, and to which window what else is late.
-func identity(op Op, r *store.Request) int64 {
+// addIdentity adds what says to which bucket a refund belongs, and to which window what else is late.
+func addIdentity(c *wire.ScriptCall, op Op, r *store.Request) {
 	if op.Operation == algorithm.Refund {
-		return r.Receipt.Position
+		c.Add(r.Receipt.Position)
+		return
 	}
-	return r.Ends
+	addEnds(c, r)
+}
+
+func addEnds(c *wire.ScriptCall, r *store.Request) {
+	if r.Ends < 0 {
+		c.AddCountdown(-r.Ends)
+		return
+	}
+	c.Add(r.Ends)
 }
 
 func oneIf(b bool) int64 {
@@ -532,7 +543,7 @@ func addMembers(c *wire.ScriptCall, op Op, r *store.Request) {
 	}
 	c.Add(r.Limit.Window.Microseconds(), cost, r.Capacity())
 	if !algorithm.Of(r.Limit.Algorithm).Lease {
-		c.Add(r.Ends)
+		addEnds(c, r)
 	}
 	c.AddID(r.ID)
 }

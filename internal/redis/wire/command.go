@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math"
 	"slices"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 )
@@ -77,6 +78,8 @@ type Command struct {
 	asking bool
 	// sent is set once a connection got the command: it may have run.
 	sent bool
+	// countdown is a number that grows less while the command waits, or nil.
+	countdown *countdown
 
 	// args are its words. Those that differ from command to command are pointers,
 	// so that they are not boxed one by one.
@@ -88,6 +91,12 @@ type Command struct {
 	packed packed
 	// numbers has the room of the reply's numbers.
 	numbers []int64
+}
+
+// countdown is the time until an instant, among a script's numbers.
+type countdown struct {
+	end   time.Time
+	place int
 }
 
 // packed is numbers as one argument. go-redis gets its pointer, because boxing a
@@ -219,6 +228,23 @@ func (c *ScriptCall) Begin(s *Script, op any, readOnly bool, key string) {
 // time on the conversion of arguments and replies than on the script.
 func (c *ScriptCall) Add(numbers ...int64) { c.ints = append(c.ints, numbers...) }
 
+// AddCountdown adds minus the time until an instant that is left microseconds away: what is left of it
+// whenever the command is sent or, if nothing is, 1, an instant that is long over.
+func (c *ScriptCall) AddCountdown(left int64) {
+	c.countdown = &countdown{time.Now().Add(time.Duration(left) * time.Microsecond), len(c.ints)}
+	c.Add(-left)
+}
+
+// countDown makes the countdown say what is left at an instant.
+func (c *Command) countDown(at time.Time) {
+	if d := c.countdown; d != nil {
+		if c.ints[d.place] = 1; at.Before(d.end) {
+			c.ints[d.place] = min(at.Sub(d.end).Microseconds(), -1)
+		}
+		c.packed = AppendPacked(c.packed[:0], c.ints...)
+	}
+}
+
 // AddID adds the ID of the request, after all numbers.
 func (c *ScriptCall) AddID(id string) {
 	c.id = id
@@ -279,6 +305,7 @@ func (c *Command) becomeScript() {
 	room := new(ScriptCall)
 	c.write.CallScript(room, c.key, c.Clock)
 	c.write, c.expireArgs, c.script, c.ints = nil, nil, room.script, room.ints
+	c.countdown = room.countdown
 	c.args = []any{wordEvalSHA, c.script.sha, wordOneKey, &c.key, room.args[placeOfOperation], &c.packed}
 	c.Ready()
 }

@@ -256,6 +256,9 @@ func (l *Lane) pipeline(ctx context.Context, cmds []*Command) (fault error) {
 		}
 	}
 	sent := time.Now()
+	for _, cmd := range cmds {
+		cmd.countDown(sent)
+	}
 	err := l.exec(ctx, cmds)
 	at := time.Now()
 	var reconnect bool
