@@ -12,7 +12,8 @@ LIST_TESTED        = $(GO) list -f '{{if or .TestGoFiles .XTestGoFiles}}{{.Impor
 # Packages whose tests mostly wait run first and beside others, one more at a time than there are processors:
 # none of them is left to wait alone.
 WAITING            = e2e internal/redis internal/redis/wire internal/redis/operate service limit examples
-BESIDE             = -p $$(($$(getconf _NPROCESSORS_ONLN) + 1)) $(WAITING:%=./%)
+PROCESSORS         = $$(nproc 2>/dev/null || getconf _NPROCESSORS_ONLN 2>/dev/null || echo 2)
+BESIDE             = -p $$(($(PROCESSORS) + 1)) $(WAITING:%=./%)
 # What bench-quick runs with, and the packages that have benchmarks.
 BENCH_QUICK        = $(TEST) -bench . -benchtime 1x
 LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-dir=contrib '^func Benchmark' . | sed 's,/[^/]*$$,,' | sort -u
