@@ -156,11 +156,10 @@ type Zone struct {
 	// How long a request that does not fit is held until it does, in order of
 	// arrival at this Caddy, and how many requests of the zone this Caddy holds in
 	// each store, by default 1000. Requests that would wait longer are refused
-	// immediately. If too many wait, the newest request of the address or client
-	// key with most is refused. A client that leaves is noticed, unless its
-	// request (HTTP/1) has an unread body of over 4 KiB. Write `charge before`
-	// with it. Default: 0, none is held. In a Caddyfile: `max_wait <duration>
-	// [<n>]`.
+	// immediately. If too many wait, the newest request of the address or key with
+	// most is refused. A client that leaves is noticed, unless its request
+	// (HTTP/1) has an unread body over 4 KiB. Write `charge before` with it.
+	// Default: 0, none is held. In a Caddyfile: `max_wait <duration> [<n>]`.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
 	// How many requests of the zone this Caddy holds at the same time, in each

@@ -679,10 +679,12 @@ func RefuseForFlight(st *store.State, r *store.Request, known algorithm.Known, f
 	st.Allowed, st.InFlight, st.RetryAfter = false, true, max(st.RetryAfter, flightRetry)
 }
 
-// ShowFlight makes a state count what is in flight.
+// ShowFlight makes a state count what is in flight. Under a penalty nothing remains, whatever is used.
 func ShowFlight(st *store.State, flight int64) {
 	st.Used += flight
-	st.Remaining = max(st.Limit-st.Used, 0)
+	if st.Penalty == 0 {
+		st.Remaining = max(st.Limit-st.Used, 0)
+	}
 }
 
 // The content of a bucket that cannot be copied is its last refusal, which holds
