@@ -20,8 +20,6 @@ type call struct {
 	// gone is set once the client has left; leaving are called then.
 	gone    bool
 	leaving []func()
-	// stands is set if a refusal stands because its take could not be repeated.
-	stands bool
 }
 
 func (p *process) call(reqs []store.Request) *call {

@@ -3,7 +3,6 @@ package core
 import (
 	"errors"
 	"fmt"
-	"math"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -775,8 +774,11 @@ func weighted(c store.Content, limit *store.Limit, now int64) (sum int64) {
 	for age, cost := range c[1:] {
 		// The newest of the part.
 		since := max(now-(c[0]-int64(age)+1)*wheelPart(limit), 0)
-		share := min(1, float64(2*window-since)/float64(window))
-		sum += int64(math.Ceil(float64(cost) * max(share, 0)))
+		counts := float64(cost) * min(max(float64(2*window-since)/float64(window), 0), 1)
+		if sum += int64(counts); counts > float64(int64(counts)) {
+			// A part of an event counts as a whole one.
+			sum++
+		}
 	}
 	return sum
 }
