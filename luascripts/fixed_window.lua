@@ -45,7 +45,7 @@ end
 -- A window that ends more than five seconds after the instant that has passed is
 -- taken for open without reading the clock, which is a fifth of the work. They are
 -- for a server that was stopped while the command waited in it.
-local open = now < 0 and isSound and penalty == 0 and reset + now > 5000000 and reset + now <= longest + grace
+local open = now < 0 and identity <= 0 and isSound and penalty == 0 and reset + now > 5000000 and reset + now <= longest + grace
 local disbelieved = false
 if open then
   now = 0
@@ -84,7 +84,8 @@ end
 -- need. Redis makes a text of each number that it is called with, which costs it
 -- a twentieth of the whole, and most costs are 1.
 local amount = cost == 1 and '1' or cost
-if open and (op == 'charge' or op == 'take' and penalty <= now) then
+local counts = op == 'charge' and (identity <= 0 or identity > now) or op == 'take' and penalty <= now
+if open and counts then
   if op == 'take' and cost > 0 and count + cost > bound then
     return struct.pack('<dddddd', now, 0, count, reset, penalty, born)
   end
@@ -150,7 +151,8 @@ end
 local spent = 0
 if op == 'charge' then
   spent = 1
-  if identity == 0 or late > now then
+  -- What is over counts in no window that others have opened.
+  if not open and (identity == 0 or late > now) then
     begin(cost)
   elseif orphaned > 0 and cost == 0 then
     -- What repairs it knows that its window is over.

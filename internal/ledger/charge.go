@@ -155,7 +155,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	m := w.moment()
 	e.acquire(&m)
 	n := e.Delivered(r, st, &m)
-	executed = n.Do != core.Retry && !errors.Is(n.Err, core.ErrExpired)
+	executed = !errors.Is(st.Err, store.ErrNotExecuted)
 	if n.Arrived != nil {
 		close(n.Arrived)
 	}

@@ -99,7 +99,7 @@ func nextReset(limit *store.Limit, now int64) int64 {
 
 // Charge implements [Bucket]. The count stops at [store.MaxInteger].
 func (b *FixedWindow) Charge(r *store.Request, now int64) {
-	if !b.IsOpen(now) && endOf(r, now, r.Limit.Window.Microseconds()) <= now {
+	if r.Ends != 0 && endOf(r, now, r.Limit.Window.Microseconds()) <= now {
 		return
 	}
 	b.open(r, now)

@@ -164,7 +164,7 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 		}
 		return Next{Do: Send, Charge: req[:1:1], Transit: &b.pending.transit}
 	}
-	if older := b.pending.waiting; older != nil && older.expires <= m.Now {
+	if older := b.pending.waiting; older != nil && isOver(r.Limit, older.expires, m) {
 		n = b.dropWaiting(ErrExpired)
 	}
 	b.addWaiting(r, 1, expires, m)
@@ -177,6 +177,12 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 		b.sendNext(&n, m)
 	}
 	return n
+}
+
+// isOver reports whether a charge that expires then counts no more, and would count for too long if it was sent.
+// What drains is sent for other processes: together with what comes later it may be more than has drained.
+func isOver(limit *store.Limit, expires int64, m *Moment) bool {
+	return expires <= m.Now && !algorithm.Of(limit.Algorithm).Drains()
 }
 
 // expiryOf is the instant from which nothing of the charge of r counts any more, with what
@@ -285,7 +291,7 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		b.silent = true
 		// The charge did not run: it waits for its shard.
 		p.phase, n.Do = queued, Retry
-		if p.expires > m.Now || algorithm.Of(r.Limit.Algorithm).Aging != algorithm.AtWindowEnd {
+		if algorithm.Of(r.Limit.Algorithm).Aging != algorithm.AtWindowEnd || !isOver(r.Limit, p.expires, m) {
 			b.waitAgain(r, requests, m)
 			return n
 		}
@@ -423,7 +429,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 		return
 	}
 	switch {
-	case w.expires > m.Now:
+	case !isOver(w.req.Limit, w.expires, m):
 	case n.Lost > 0:
 		// Others are lost for another reason.
 		p.phase, n.Do = queued, Retry

@@ -163,3 +163,20 @@ func TestExpiredChargesAreLostAlone(t *testing.T) {
 		})
 	}
 }
+
+// TestDrainedChargesAreSent: the store is told of a charge that waits behind another one, although it has drained
+// by then.
+func TestDrainedChargesAreSent(t *testing.T) {
+	s := newLateStore(store.Limit{Algorithm: store.GCRA})
+	first, second, third := s.request(1), s.request(1), s.request(1)
+	n := s.bucket.Charge([]*store.Request{&first}, s.m)
+	s.bucket.Charge([]*store.Request{&second}, s.m)
+	s.m.Now += s.limit.Window.Microseconds()
+	if lost := s.bucket.Charge([]*store.Request{&third}, s.m).Lost; lost != 0 {
+		t.Errorf("%d are lost when another one comes", lost)
+	}
+	st := algorithm.Charge.Run(s.late, n.Charge[0], s.m.Now+s.ahead)
+	if n = s.bucket.Delivered(n.Charge[0], &st, s.m); n.Do != Send || n.Lost != 0 || n.Charge[0].Cost < 1 {
+		t.Errorf("behind a charge that took a window: %+v", n)
+	}
+}
