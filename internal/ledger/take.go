@@ -26,10 +26,13 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 // IsFull reports whether the bucket of a request to take is known to refuse it, however old
 // that knowledge is.
 func (l *Ledger) IsFull(r *store.Request) bool {
+	e := l.look(r)
+	if e == nil {
+		return false
+	}
 	m := l.moment()
-	e, p, _ := l.lock(r)
-	defer p.mu.Unlock()
-	return e != nil && e.IsFull(r, &m)
+	defer e.stripe.mu.Unlock()
+	return e.IsFull(r, &m)
 }
 
 // taking is one call of Take.
@@ -311,11 +314,11 @@ func (t *taking) claimReturns(refused []int, asked int64) (claims, waiting []*co
 }
 
 func (t *taking) claimReturn(place int, asked int64) *core.Claim {
-	e, p, _ := t.ledger.lock(&t.asks[place].Request)
-	defer p.mu.Unlock()
+	e := t.ledger.look(&t.asks[place].Request)
 	if e == nil {
 		return nil
 	}
+	defer e.stripe.mu.Unlock()
 	c := e.ClaimReturn(t.waiter(place), asked)
 	if c != nil && !c.Arrived {
 		t.expectTurn()
@@ -359,15 +362,15 @@ func (t *taking) awaitReturns(claims []*core.Claim, until int64) {
 // awaitReturn waits until something has arrived that is on its way back to the bucket of r.
 func (l *Ledger) awaitReturn(r store.Request, until time.Time) {
 	t := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
-	e, p, _ := l.lock(&r)
-	var c *core.Claim
-	if e != nil {
-		c = e.AwaitReturn(t.waiter(0))
+	e := l.look(&r)
+	if e == nil {
+		return
 	}
+	c := e.AwaitReturn(t.waiter(0))
 	if c != nil {
 		t.expectTurn()
 	}
-	p.mu.Unlock()
+	e.stripe.mu.Unlock()
 	if c != nil {
 		t.awaitReturns([]*core.Claim{c}, l.registry.now()+until.Sub(l.registry.clock()).Microseconds())
 	}

@@ -45,13 +45,9 @@ func (b *Bucket) RefundSent(cost int64, m *Moment) {
 // over, because answers that lack it may come yet. What is known stays: the primary is asked next.
 func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m *Moment) {
 	b.refunds--
-	rare := b.ensureExtra()
-	rare.refunded = m.Now
-	if st.Err == nil && st.Now != 0 && !b.predatesReset(sent) {
-		if rare.shown == nil {
-			rare.shown = new(answer)
-		}
-		b.show(r, st, sent, m)
+	b.ensureExtra().refunded = m.Now
+	if st.Err == nil && st.Now != 0 {
+		b.showFrom(r, st, sent, m)
 	}
 	b.receive(r.Cost, m)
 	b.written, b.disturbed = m.Now, m.Now
@@ -71,6 +67,17 @@ func (b *Bucket) show(r *store.Request, st *store.State, asked int64, m *Moment)
 	if last := b.extras().shown; last != nil && (asked > last.at || st.Now >= last.now) {
 		*last = answer{saidOf(r, st), st.Now, m.Now}
 	}
+}
+
+// showFrom is show, and makes views show answers from now on, unless this one is from before a reset.
+func (b *Bucket) showFrom(r *store.Request, st *store.State, asked int64, m *Moment) {
+	if b.predatesReset(asked) {
+		return
+	}
+	if rare := b.ensureExtra(); rare.shown == nil {
+		rare.shown = new(answer)
+	}
+	b.show(r, st, asked, m)
 }
 
 // saidOf is what a state says of a bucket, which is its last count if the bucket cannot be copied.
