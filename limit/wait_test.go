@@ -133,7 +133,7 @@ func TestWaitGivesUp(t *testing.T) {
 	})
 }
 
-// TestWaitTurnsAway: who stands behind a request that has to wait longer than he can loses his place.
+// TestWaitTurnsAway: a request loses its place behind one that has to wait longer than it may.
 func TestWaitTurnsAway(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
@@ -208,7 +208,7 @@ func TestWaitTogether(t *testing.T) {
 	})
 }
 
-// TestWaitIsNotOvertaken: who comes later stands behind those who wait, also if what he asks for fits.
+// TestWaitIsNotOvertaken: a later request stands behind those that wait, although its cost fits.
 func TestWaitIsNotOvertaken(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -337,7 +337,7 @@ func TestCallWithAnIDThatWaits(t *testing.T) {
 	}
 }
 
-// TestCallerThatLeavesDuringTheTake: what is taken counts, and is found by who comes back.
+// TestCallerThatLeavesDuringTheTake: what was taken counts, and a caller that repeats its call finds it.
 func TestCallerThatLeavesDuringTheTake(t *testing.T) {
 	f := newFixture(t)
 	ctx, leave := context.WithCancel(t.Context())

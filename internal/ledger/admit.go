@@ -260,9 +260,8 @@ func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 
 // copyOf returns a copy of what is known of a bucket.
 func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
-	e, p, _ := l.lock(r)
-	defer p.mu.Unlock()
-	if e != nil {
+	if e := l.look(r); e != nil {
+		defer e.stripe.mu.Unlock()
 		return e.Copy()
 	}
 	return core.New(l.registry.start.UnixMicro()-1, m)

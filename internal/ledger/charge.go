@@ -356,11 +356,11 @@ func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bo
 // arrival returns a channel that is closed when the bucket's charge in flight is
 // answered, or nil if there is none, or none that moves if only those matter.
 func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
-	e, p, _ := l.lock(r)
-	defer p.mu.Unlock()
+	e := l.look(r)
 	if e == nil {
 		return nil
 	}
+	defer e.stripe.mu.Unlock()
 	t := e.Transit()
 	if t == nil || moving && !l.moves(e, r) {
 		return nil

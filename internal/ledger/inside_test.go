@@ -1,19 +1,6 @@
 package ledger
 
-import (
-	"reflect"
-
-	"github.com/shardlimit/caddy-shardlimit/store"
-)
-
-// look returns the bucket's entry, locked, or nil.
-func (l *Ledger) look(r *store.Request) *entry {
-	e, p, _ := l.lock(r)
-	if e == nil {
-		p.mu.Unlock()
-	}
-	return e
-}
+import "reflect"
 
 // inside returns a field of what the core knows, for tests of what no caller needs.
 func inside(e *entry, path ...string) reflect.Value {

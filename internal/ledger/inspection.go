@@ -65,17 +65,23 @@ func (l *Ledger) Delays(shard string) error {
 
 // Recall implements [store.Operable].
 func (l *Ledger) Recall(r *store.Request) bool {
-	e, p, _ := l.lock(r)
-	defer p.mu.Unlock()
-	return e != nil && e.asked.Recall(r)
+	e := l.look(r)
+	if e == nil {
+		return false
+	}
+	defer e.stripe.mu.Unlock()
+	return e.asked.Recall(r)
 }
 
 // Account returns what is known of a bucket beyond what the store says, or nil.
 func (l *Ledger) Account(r *store.Request) *store.Account {
+	e := l.look(r)
+	if e == nil {
+		return nil
+	}
 	m := l.moment()
-	e, p, _ := l.lock(r)
-	defer p.mu.Unlock()
-	if e == nil || e.Worth(&m) == core.Expired {
+	defer e.stripe.mu.Unlock()
+	if e.Worth(&m) == core.Expired {
 		return nil
 	}
 	a := e.Account(r, &m)

@@ -369,14 +369,21 @@ func (l *Ledger) moment() core.Moment {
 	return m
 }
 
-// find returns the bucket's entry, acquired for an event, or nil.
-func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
+// look returns the bucket's entry, whose stripe is locked, or nil.
+func (l *Ledger) look(r *store.Request) *entry {
 	e, p, _ := l.lock(r)
 	if e == nil {
 		p.mu.Unlock()
-		return nil
 	}
-	e.begin(m)
+	return e
+}
+
+// find is look for an event of the bucket.
+func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
+	e := l.look(r)
+	if e != nil {
+		e.begin(m)
+	}
 	return e
 }
 

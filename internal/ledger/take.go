@@ -26,10 +26,13 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 // IsFull reports whether the bucket of a request to take is known to refuse it, however old
 // that knowledge is.
 func (l *Ledger) IsFull(r *store.Request) bool {
+	e := l.look(r)
+	if e == nil {
+		return false
+	}
 	m := l.moment()
-	e, p, _ := l.lock(r)
-	defer p.mu.Unlock()
-	return e != nil && e.IsFull(r, &m)
+	defer e.stripe.mu.Unlock()
+	return e.IsFull(r, &m)
 }
 
 // taking is one call of Take.
@@ -271,8 +274,8 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 func (t *taking) awaitReturns(places []int, until time.Time) bool {
 	l := t.ledger
 	var waiting []int
-	m := l.moment()
 	for _, i := range places {
+		m := l.moment()
 		e := l.find(&t.asks[i].Request, &m)
 		if e == nil {
 			continue
@@ -308,11 +311,14 @@ func (t *taking) awaitReturns(places []int, until time.Time) bool {
 // waitNot ends the waiting of requests, and returns how many have waited. The others have got their turns.
 func (t *taking) waitNot(waiting []int) (waited int) {
 	for _, i := range waiting {
-		e, p, _ := t.ledger.lock(&t.asks[i].Request)
-		if e != nil && e.WaitNot(t.waiter(i)) {
+		e := t.ledger.look(&t.asks[i].Request)
+		if e == nil {
+			continue
+		}
+		if e.WaitNot(t.waiter(i)) {
 			waited++
 		}
-		p.mu.Unlock()
+		e.stripe.mu.Unlock()
 	}
 	return waited
 }

@@ -59,11 +59,8 @@ func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m 
 		b.wake(m)
 	}
 	rare.refunded = m.Now
-	if st.Err == nil && st.Now != 0 && !b.predatesReset(sent) {
-		if rare.shown == nil {
-			rare.shown = new(answer)
-		}
-		b.show(r, st, sent, m)
+	if st.Err == nil && st.Now != 0 {
+		b.showFrom(r, st, sent, m)
 	}
 	b.written, b.disturbed = m.Now, m.Now
 	b.until = max(b.until, m.Now+m.Trust)
@@ -82,6 +79,17 @@ func (b *Bucket) show(r *store.Request, st *store.State, asked int64, m *Moment)
 	if last := b.extras().shown; last != nil && (asked > last.at || st.Now >= last.now) {
 		*last = answer{saidOf(r, st), st.Now, m.Now}
 	}
+}
+
+// showFrom is show, and makes views show answers from now on, unless this one is from before a reset.
+func (b *Bucket) showFrom(r *store.Request, st *store.State, asked int64, m *Moment) {
+	if b.predatesReset(asked) {
+		return
+	}
+	if rare := b.ensureExtra(); rare.shown == nil {
+		rare.shown = new(answer)
+	}
+	b.show(r, st, asked, m)
 }
 
 // saidOf is what a state says of a bucket, which is its last count if the bucket cannot be copied.

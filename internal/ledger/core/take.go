@@ -180,9 +180,7 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 	if overlaps {
 		// Operations at the same time are not answered in their order.
 		b.known.Content[confirmedUsed] = max(counted, st.Used)
-		if rare := b.ensureExtra(); rare.shown == nil {
-			rare.shown = &answer{saidOf(r, st), st.Now, m.Now}
-		}
+		b.showFrom(r, st, asked, m)
 	}
 	b.ensureExtra().took = m.Now
 }
