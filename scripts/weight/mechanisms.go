@@ -59,7 +59,6 @@ var mechanisms = []struct {
 	{"reservations", "reservation"},
 	{"resets", "reset"},
 	{"resharding", "previous, migration, migrate, migrated, handover"},
-	{"retakes", "retake, reclaim, claim"},
 	{"rollout", "rollout"},
 	{"scripts", "script"},
 	{"secrets in keys", "secret, seal, sealed"},
@@ -69,6 +68,7 @@ var mechanisms = []struct {
 	{"TLS", "tls, certificate"},
 	{"uncertain outcomes", "uncertain"},
 	{"waiting requests", "waiting, max wait, waiter"},
+	{"waits for refunds", "await return, returning, reclaim"},
 	{"warnings near the limit", "warn, near"},
 	{"writers alone", "writer"},
 }

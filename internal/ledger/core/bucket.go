@@ -614,7 +614,7 @@ func (b *Bucket) countsInOpenWindow(p *pending, limit *store.Limit, now int64) b
 		return p.base.IsOpen(limit, now) && p.base.WindowEnd() == b.known.WindowEnd()
 	case algorithm.ByClock:
 		window := limit.Window.Microseconds()
-		return now-now%window <= p.at+b.clock
+		return now-now%window <= p.expires-countsFor(limit)+b.clock
 	case algorithm.Draining:
 		return true
 	case algorithm.OneByOne:

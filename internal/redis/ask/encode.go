@@ -381,7 +381,7 @@ type layout struct {
 	// code names the algorithm in keys.
 	code   string
 	script *wire.Script
-	// isHash is set if it is a hash, with the numbers in its fields c, r and p. A charge of
+	// isHash is set if it is a hash, with the numbers in its fields c, r, p and b. A charge of
 	// an open window adds to c, and so can be plain.
 	isHash bool
 	// isSet is set if it is a sorted set, which only the script reads.
