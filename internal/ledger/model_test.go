@@ -306,8 +306,9 @@ func (m *model) client(rng *rand.Rand, requests int) {
 			held = m.cost
 			// While the primary is away, this process cannot add what a replica lacks
 			// of a log, or of a window that began after an operator's reset if its own
-			// charge may have counted.
-			lacks := m.wasAway.Load() && (st.Replica && m.limit.Algorithm == store.SlidingLog || m.resets.Load() && m.sim.lossy > 0)
+			// charge may have counted, or counts in a window that ends before.
+			begins := m.limit.Algorithm == store.FixedWindow && !m.limit.Align
+			lacks := m.wasAway.Load() && (st.Replica && m.limit.Algorithm == store.SlidingLog || m.resets.Load() && (m.sim.lossy > 0 || begins))
 			if used := m.change(m.cost); used > m.events && !m.shared && !lacks && !m.ages.Load() {
 				m.fail("admitted although %d of %d are used with it: %+v", used, m.events, st)
 			}
