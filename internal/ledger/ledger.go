@@ -139,6 +139,8 @@ func (l *Ledger) refund(reqs []*store.Request) {
 	}
 }
 
+func isLease(r *store.Request) bool { return algorithm.Of(r.Limit.Algorithm).Lease }
+
 // refundOne refunds what a request costs, if anything.
 func (l *Ledger) refundOne(r store.Request) {
 	if r.Cost > 0 {

@@ -429,3 +429,29 @@ func TestInstantsOfABucket(t *testing.T) {
 		}
 	}
 }
+
+// TestLeasesThatFitWaitForNothing, also while others come back.
+func TestLeasesThatFitWaitForNothing(t *testing.T) {
+	for capacity, waits := range map[int64]bool{3: true, 10: false} {
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+			limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
+			request := func(id string) store.Request {
+				return store.Request{Limit: &limit, ClientKey: "alice", Events: capacity, Cost: 1, ID: id}
+			}
+			first := request("first")
+			if st := takeAll(l, []store.Request{first})[0]; !st.Allowed {
+				t.Fatalf("%+v", st)
+			}
+			l.RefundDetached([]*store.Request{&first})
+			second := request("second")
+			e := l.look(&second)
+			m := l.moment()
+			if got := e.AwaitReturn(core.Waiter{Request: &second, Call: t}, &m); got != waits {
+				t.Errorf("of %d: a lease that is taken while another comes back waits: %v", capacity, got)
+			}
+			e.WaitNot(core.Waiter{Request: &second, Call: t})
+			e.stripe.mu.Unlock()
+			l.Flush(t.Context())
+		})
+	}
+}

@@ -6,7 +6,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Take implements [store.Store]. If a bucket is known to refuse its request, Take
@@ -81,7 +80,7 @@ func (t *taking) run() {
 	for i := range all {
 		all[i] = i
 	}
-	until := t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	began, until := t.ledger.registry.now(), t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
 	t.awaitReturns(all, until)
 	var own, fetches []int
 	var batches []store.Request
@@ -103,7 +102,7 @@ func (t *taking) run() {
 	}
 	again := t.take(own, fetches, batches)
 	t.take(t.await(waiting, again), nil, nil)
-	t.reclaim(until)
+	t.reclaim(began, until)
 }
 
 // claim serves a request from its batch, or says what it has to do.
@@ -193,29 +192,18 @@ func (t *taking) ask(room []store.Ask) {
 		t.marks = make([]int64, 0, len(asks))
 	}
 	for n := range room {
-		a, mark := &room[n], int64(0)
-		asks[n] = a
-		if !isLease(&a.Request) {
-			e := t.ledger.enter(&a.Request, &m)
-			mark = e.TakeSent(&a.Request, &m)
-			e.release(&m)
-		}
-		t.marks = append(t.marks, mark)
+		asks[n] = &room[n]
+		e := t.ledger.enter(&asks[n].Request, &m)
+		t.marks = append(t.marks, e.TakeSent(&asks[n].Request, &m))
+		e.release(&m)
 	}
 	if t.ledger.awaitMoves(t.moves, asks) {
 		t.ledger.Remote.Take(t.ctx, asks)
 	}
 }
 
-// isLease reports whether a request takes a lease, of which the ledger knows nothing: it ends
-// by itself.
-func isLease(r *store.Request) bool { return algorithm.Of(r.Limit.Algorithm).Lease }
-
 // hearTake takes in the answer to a take, and returns what there is to do.
 func (l *Ledger) hearTake(r *store.Request, st *store.State, asked, mark int64) core.Do {
-	if isLease(r) {
-		return core.Nothing
-	}
 	m := l.moment()
 	e := l.enter(r, &m)
 	do, refund := e.TakeAnswered(r, st, asked, mark, &m)
@@ -324,29 +312,29 @@ func (t *taking) waitNot(waiting []int) (waited int) {
 }
 
 // reclaim looks for what the store refused in a batch that overtook the request, and in what comes back of one.
-func (t *taking) reclaim(until time.Time) {
+func (t *taking) reclaim(began int64, until time.Time) {
 	var again []int
 	waiting, places := 0, core.Reclaimable(t.asks)
-	hasWaited := t.awaitReturns(places, until)
+	t.awaitReturns(places, until)
 	for _, i := range places {
-		switch do := t.reclaimOne(i); {
-		case do == core.Wait:
+		switch t.reclaimOne(i, began) {
+		case core.Wait:
 			waiting++
-		case do == core.Take, hasWaited && !t.asks[i].Allowed:
+		case core.Take:
 			again = append(again, i)
 		}
 	}
 	t.take(t.await(waiting, again), nil, nil)
 }
 
-func (t *taking) reclaimOne(i int) core.Do {
+func (t *taking) reclaimOne(i int, began int64) core.Do {
 	m := t.ledger.moment()
 	e := t.ledger.find(&t.asks[i].Request, &m)
 	if e == nil {
 		return core.Nothing
 	}
 	defer e.release(&m)
-	do := e.Reclaim(t.waiter(i), &m)
+	do := e.Reclaim(t.waiter(i), began, &m)
 	if do == core.Wait {
 		t.expectTurn()
 	}

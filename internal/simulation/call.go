@@ -17,6 +17,8 @@ type call struct {
 	turns []func(t core.Turn)
 	// until is when a call stops waiting for a charge, once it had to.
 	until int64
+	// began is when a call of Take began.
+	began int64
 	// gone is set once the client has left; leaving are called then.
 	gone    bool
 	leaving []func()
@@ -165,6 +167,7 @@ func (c *call) awaitUnclear(e *entry, place int, done func()) {
 // take takes what requests cost.
 func (p *process) take(reqs []store.Request, answered func(states []store.State)) {
 	c := p.call(reqs)
+	c.began = p.now
 	if c.refuseTakes() {
 		answered(store.States(c.asks))
 		return
@@ -396,7 +399,7 @@ func (c *call) reclaim(then func()) {
 	var again []int
 	all(core.Reclaimable(c.asks), func(i int, done func()) {
 		m := c.moment()
-		do := c.of(&c.asks[i].Request, &m).Reclaim(c.waiter(i), &m)
+		do := c.of(&c.asks[i].Request, &m).Reclaim(c.waiter(i), c.began, &m)
 		c.told(&m)
 		takeAgain := func() {
 			again = append(again, i)

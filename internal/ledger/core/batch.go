@@ -181,7 +181,7 @@ func (b *Bucket) Rest(r *store.Request, m *Moment) (rest store.Request, isServed
 		return rest, false
 	}
 	rest.Cost -= b.tokens(r, m)
-	return rest, rest.Cost == 0 || b.batch != nil && b.batch.coming > 0
+	return rest, rest.Cost == 0 || b.batch != nil && b.batch.claimed+r.Cost <= b.batch.coming
 }
 
 // tokens is how much of a request's cost the batch covers: nothing, unless the
@@ -263,16 +263,16 @@ func Reclaimable(asks []*store.Ask) (places []int) {
 }
 
 // Reclaim serves a request that the store has refused from a batch that was
-// fetched since, or says what it has to do: Wait, Take, or Nothing, also if the refusal
-// stands.
-func (b *Bucket) Reclaim(w Waiter, m *Moment) Do {
+// fetched since, or says what it has to do: Wait; Take, also if something has come back since it began; or
+// Nothing, also if the refusal stands.
+func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 	r, st := w.Request, w.State
 	v, tokens := b.batch, b.tokens(r, m)
 	switch {
 	case b.serve(r, st, m):
 	case v != nil && v.wait(w):
 		return Wait
-	case tokens > 0 && tokens+st.Remaining >= r.Cost:
+	case tokens > 0 && tokens+st.Remaining >= r.Cost, !st.Allowed && b.extras().refunded >= began:
 		return Take
 	}
 	return Nothing

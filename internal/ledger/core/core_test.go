@@ -599,8 +599,12 @@ func TestArithmeticOfEachAlgorithm(t *testing.T) {
 		if algorithm.Of(a).Copies() {
 			b.known.Charge(&r, 1, minute)
 		}
-		if got := b.countsInOpenWindow(&pending{base: b.known, at: minute}, r.Limit, minute); got != want.isOpen {
+		late := &pending{base: b.known, at: minute, expires: minute + countsFor(r.Limit)}
+		if got := b.countsInOpenWindow(late, r.Limit, minute); got != want.isOpen {
 			t.Errorf("%s: a charge in flight counts in the open window: %v", a, got)
+		}
+		if late.expires--; algorithm.Of(a).Clocked() && b.countsInOpenWindow(late, r.Limit, minute) {
+			t.Errorf("%s: a charge of the window before counts in the open window", a)
 		}
 	}
 }

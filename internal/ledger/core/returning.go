@@ -143,8 +143,11 @@ func (b *Bucket) AwaitReturn(w Waiter, m *Moment) bool {
 }
 
 // hasRoom reports whether what was heard lately leaves room for a take that the store is asked for: other
-// processes may have used it up. Of leases nothing is known.
+// processes may have used it up. Leases have to leave it twice, because less is known of them.
 func (b *Bucket) hasRoom(r *store.Request, m *Moment) bool {
+	if rare := b.extras(); algorithm.Of(r.Limit.Algorithm).Lease {
+		return rare.took != 0 && m.Now-rare.took <= m.Trust && 2*(rare.leased+b.taking+r.Cost) <= r.Capacity()
+	}
 	rest, isServed := b.Rest(r, m)
 	heard := b.trusted
 	if algorithm.Of(r.Limit.Algorithm).Copies() {

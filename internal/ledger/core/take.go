@@ -40,8 +40,7 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight, which is not that of a lease, and sets its Ends. TakeAnswered gets
-// the mark.
+// TakeSent notes that a take is in flight, and sets its Ends. TakeAnswered gets the mark.
 func (b *Bucket) TakeSent(r *store.Request, m *Moment) (mark int64) {
 	b.taking += r.Cost
 	r.Ends = b.opens(r, m)
@@ -53,6 +52,10 @@ func (b *Bucket) TakeSent(r *store.Request, m *Moment) (mark int64) {
 // decides. Otherwise it is Nothing, and refund is what JudgeTake returns.
 func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int64, m *Moment) (do Do, refund store.Request) {
 	b.taking -= r.Cost
+	if algorithm.Of(r.Limit.Algorithm).Lease {
+		b.hearLease(st, m)
+		return Nothing, refund
+	}
 	if st.Err != nil {
 		// That a client has left says nothing about the store.
 		b.silent = b.silent || !errors.Is(st.Err, context.Canceled)
@@ -183,6 +186,16 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 		b.showFrom(r, st, asked, m)
 	}
 	b.ensureExtra().took = m.Now
+}
+
+// hearLease takes in the answer to the take of a lease, of which nothing more is known, because leases end by
+// themselves: the most of the answers that are as old as it may be trusted, at most.
+func (b *Bucket) hearLease(st *store.State, m *Moment) {
+	rare := b.ensureExtra()
+	if st.Err == nil && (st.Used >= rare.leased || m.Now-rare.took > m.Trust) {
+		rare.leased, rare.took = st.Used, m.Now
+	}
+	b.until = max(b.until, m.Now+m.Trust)
 }
 
 // landing is how long, in microseconds, a take without a reply or a penalty may be on its way:
