@@ -433,7 +433,7 @@ func TestInstantsOfABucket(t *testing.T) {
 // TestLeasesThatFitWaitForNothing, also while others come back.
 func TestLeasesThatFitWaitForNothing(t *testing.T) {
 	for capacity, waits := range map[int64]bool{3: true, 10: false} {
-		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {
 			limit := store.Limit{Zone: "zone", Algorithm: store.Concurrency, Window: time.Hour}
 			request := func(id string) store.Request {
 				return store.Request{Limit: &limit, ClientKey: "alice", Events: capacity, Cost: 1, ID: id}
