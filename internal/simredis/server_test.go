@@ -439,7 +439,7 @@ func BenchmarkCharge(b *testing.B) {
 		b.Fatal(err)
 	}
 	numbers := ""
-	for _, n := range []float64{0, 3600e6, 1, 0, 0, 3600e6, 0} {
+	for _, n := range []float64{0, 3600e6, 1, 0, 0, 3600e6, 0, 0} {
 		numbers += string(binary.LittleEndian.AppendUint64(nil, math.Float64bits(n)))
 	}
 	b.ReportAllocs()

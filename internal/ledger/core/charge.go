@@ -589,7 +589,7 @@ func (a *age) add(r *store.Request, now int64) {
 	a.least = min(a.least, r.Events)
 	switch {
 	case hasParts(r.Limit):
-		addToWheel(&a.known.Content, r.Limit, r.Cost, now)
+		addToWheel(&a.known.Content, r.Limit, r.Cost, now+a.clock)
 	case algorithm.Of(r.Limit.Algorithm).Drains():
 		a.known.Charge(r, r.Cost, now+a.clock)
 	}
@@ -607,11 +607,24 @@ func spend(known *algorithm.Known, r *store.Request, cost, now, clock int64) {
 
 // A wheel is a content that has what was spent in each part of the time for which something counts: the first
 // number is that of the present part, the next ones are the costs of this part and those before it, of that time
-// and the part in which it began.
-const wheelParts = int64(len(store.Content{}) - 2)
+// and the part in which it began. Its instants are those of the store's clock: the windows of a clock have whole parts.
 
-// wheelPart is the length of a part.
-func wheelPart(limit *store.Limit) int64 { return countsFor(limit)/wheelParts + 1 }
+// partsOf is how many parts a window has.
+func partsOf(limit *store.Limit) int64 {
+	return int64(len(store.Content{})-2) * limit.Window.Microseconds() / countsFor(limit)
+}
+
+// partAt is the part that has an instant.
+func partAt(limit *store.Limit, at int64) int64 {
+	window, parts := limit.Window.Microseconds(), partsOf(limit)
+	return at/window*parts + at%window*parts/window
+}
+
+// partEnd is the instant at which a part is over.
+func partEnd(limit *store.Limit, part int64) int64 {
+	window, parts := limit.Window.Microseconds(), partsOf(limit)
+	return (part+1)/parts*window + ((part+1)%parts*window+parts-1)/parts
+}
 
 // countsFor is for how long something counts at most of what is spent in a bucket of parts. Where the windows of a
 // clock begin this process may not know.
@@ -624,7 +637,7 @@ func countsFor(limit *store.Limit) int64 {
 
 // turn makes the part of now the first one.
 func turn(c *store.Content, limit *store.Limit, now int64) {
-	part := now / wheelPart(limit)
+	part := partAt(limit, now)
 	costs := c[1:]
 	for n := min(max(part-c[0], 0), int64(len(costs))); n > 0; n-- {
 		copy(costs[1:], costs)
@@ -636,7 +649,7 @@ func turn(c *store.Content, limit *store.Limit, now int64) {
 func addToWheel(c *store.Content, limit *store.Limit, cost, at int64) {
 	turn(c, limit, at)
 	costs := c[1:]
-	if age := c[0] - at/wheelPart(limit); age < int64(len(costs)) {
+	if age := c[0] - partAt(limit, at); age < int64(len(costs)) {
 		costs[age] += min(cost, store.MaxInteger-costs[age])
 	}
 }
@@ -648,7 +661,12 @@ func oldestInWheel(c store.Content, limit *store.Limit, now int64) (cost, ends i
 	for age := len(costs) - 1; age >= 0; age-- {
 		if cost = costs[age]; cost > 0 {
 			costs[age] = 0
-			ends = min((c[0]-int64(age)+1)*wheelPart(limit), now) + countsFor(limit)
+			last := partEnd(limit, c[0]-int64(age))
+			if algorithm.Of(limit.Algorithm).Clocked() {
+				// What is on its way for a while, or a clock that is wrong by as much, changes no window.
+				last -= limit.Window.Microseconds() / 16
+			}
+			ends = min(last, now) + countsFor(limit)
 			break
 		}
 	}
@@ -671,7 +689,7 @@ func wheelFrees(c store.Content, limit *store.Limit, most, now int64) int64 {
 	at := now
 	for age := len(c) - 2; age >= 0 && left > most; age-- {
 		left -= c[1+age]
-		at = (c[0] - int64(age) + int64(len(c)) - 1) * wheelPart(limit)
+		at = partEnd(limit, c[0]-int64(age)+partsOf(limit))
 	}
 	return at
 }
@@ -696,7 +714,7 @@ func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
 		w.shrink(now)
 		return nil
 	}
-	cost, ends, others := oldestInWheel(w.age.known.Content, r.Limit, now)
+	cost, ends, others := oldestInWheel(w.age.known.Content, r.Limit, now+w.age.clock)
 	if cost == 0 {
 		r.Cost = 1
 		return nil
@@ -710,10 +728,10 @@ func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
 		rest.requests -= w.requests
 		if r.ID != "" {
 			// Where events are kept one by one each part is one.
-			r.ID += string(rune('a' + ends/wheelPart(r.Limit)%26))
+			r.ID += string(rune('a' + partAt(r.Limit, ends)%26))
 		}
 	}
-	r.Cost, w.expires = cost, ends
+	r.Cost, w.expires = cost, ends-w.age.clock
 	return rest
 }
 
@@ -742,11 +760,11 @@ func (w *mergedCharge) left(now int64) int64 {
 	case algorithm.AtWindowEnd:
 		left = r.Cost
 	case algorithm.ByClock:
-		left = weighted(w.age.known.Content, r.Limit, now)
+		left = weighted(w.age.known.Content, r.Limit, now+w.age.clock)
 	case algorithm.Draining:
 		left = max(w.age.used(*r, now), r.Capacity())
 	case algorithm.OneByOne:
-		left = inWheel(w.age.known.Content, r.Limit, now)
+		left = inWheel(w.age.known.Content, r.Limit, now+w.age.clock)
 	default:
 		panic(aging.Unknown())
 	}
@@ -758,7 +776,7 @@ func (a *age) addLate(r *store.Request, ends int64) {
 	a.least = min(a.least, r.Events)
 	if hasParts(r.Limit) {
 		// A part does not have the instant at which it ends.
-		addToWheel(&a.known.Content, r.Limit, r.Cost, ends-countsFor(r.Limit)-1)
+		addToWheel(&a.known.Content, r.Limit, r.Cost, ends-countsFor(r.Limit)-1+a.clock)
 	}
 }
 
@@ -779,7 +797,7 @@ func weighted(c store.Content, limit *store.Limit, now int64) (sum int64) {
 	window := limit.Window.Microseconds()
 	for age, cost := range c[1:] {
 		// The newest of the part.
-		since := max(now-(c[0]-int64(age)+1)*wheelPart(limit), 0)
+		since := max(now-partEnd(limit, c[0]-int64(age)), 0)
 		counts := float64(cost) * min(max(float64(2*window-since)/float64(window), 0), 1)
 		if sum += int64(counts); counts > float64(int64(counts)) {
 			// A part of an event counts as a whole one.
