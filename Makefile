@@ -20,9 +20,9 @@ LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
-# documents, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
+# documents, configs, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
-UNRACED            = /(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
+UNRACED            = caddy-shardlimit$$|/(docs|examples|redisstore|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redis/ask|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # The servers of the family that make family runs with, of those that make servers unpacks.
