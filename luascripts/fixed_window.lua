@@ -151,7 +151,7 @@ end
 local spent = 0
 if op == 'charge' then
   spent = 1
-  -- What is over counts in no window that others have opened.
+  -- A late charge that is over counts in no window, and opens none.
   if not open and (identity == 0 or late > now) then
     begin(cost)
   elseif orphaned > 0 and cost == 0 then

@@ -378,7 +378,7 @@ func (l *Ledger) look(r *store.Request) *entry {
 	return e
 }
 
-// find is look for an event of the bucket.
+// find is look, and begins an event of the bucket.
 func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 	e := l.look(r)
 	if e != nil {

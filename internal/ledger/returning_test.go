@@ -430,7 +430,7 @@ func TestInstantsOfABucket(t *testing.T) {
 	}
 }
 
-// TestLeasesThatFitWaitForNothing, also while others come back.
+// TestLeasesThatFitWaitForNothing: a lease that fits is taken while releases are in flight.
 func TestLeasesThatFitWaitForNothing(t *testing.T) {
 	for capacity, waits := range map[int64]bool{3: true, 10: false} {
 		simulated(t, func(t *testing.T, _ *simulation, l *Ledger) {

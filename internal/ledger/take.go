@@ -311,7 +311,7 @@ func (t *taking) waitNot(waiting []int) (waited int) {
 	return waited
 }
 
-// reclaim looks for what the store refused in a batch that overtook the request, and in what comes back of one.
+// reclaim tries refused requests again: a batch may have overtaken them, or refunds have arrived since.
 func (t *taking) reclaim(began int64, until time.Time) {
 	var again []int
 	waiting, places := 0, core.Reclaimable(t.asks)

@@ -174,7 +174,7 @@ func (v *batch) refund(tokens int64) store.Request {
 }
 
 // Rest is the part of a request that the batch does not cover. isServed reports
-// whether there is none, or a batch in flight is likely to serve it. None serves a request without a cost.
+// whether there is none, or a batch in flight has room for it. None serves a request without a cost.
 func (b *Bucket) Rest(r *store.Request, m *Moment) (rest store.Request, isServed bool) {
 	rest = *r
 	if r.Batch == 0 || r.Cost == 0 {
@@ -263,8 +263,8 @@ func Reclaimable(asks []*store.Ask) (places []int) {
 }
 
 // Reclaim serves a request that the store has refused from a batch that was
-// fetched since, or says what it has to do: Wait; Take, also if something has come back since it began; or
-// Nothing, also if the refusal stands.
+// fetched since, or returns what it has to do: Wait; Take, also if a refund has arrived since the call began, which
+// the refusal may lack; or Nothing.
 func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 	r, st := w.Request, w.State
 	v, tokens := b.batch, b.tokens(r, m)
@@ -272,7 +272,7 @@ func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 	case b.serve(r, st, m):
 	case v != nil && v.wait(w):
 		return Wait
-	case tokens > 0 && tokens+st.Remaining >= r.Cost, !st.Allowed && b.extras().refunded >= began:
+	case tokens > 0 && tokens+st.Remaining >= r.Cost, !st.Allowed && mayLack(began, b.extras().refunded):
 		return Take
 	}
 	return Nothing

@@ -162,7 +162,7 @@ type extra struct {
 	// charged is when a charge was last in flight, and took, when a take was last
 	// answered, if the algorithm's buckets cannot be copied.
 	charged, took int64
-	// leased is the most leases that the store has counted lately, by the answer of took.
+	// leased is the highest recent count of leases in an answer of the store, which came at took.
 	leased int64
 	// landed is the cost of all charges that were answered while a take was in flight, and of refused takes that
 	// stand for charges.

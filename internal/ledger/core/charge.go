@@ -179,8 +179,8 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	return n
 }
 
-// isOver reports whether a charge that expires then counts no more, and would count for too long if it was sent.
-// What drains is sent for other processes: together with what comes later it may be more than has drained.
+// isOver reports whether a charge that expires at that instant is given up instead of sent. A draining charge is
+// always sent, because together with later ones it may be more than has drained.
 func isOver(limit *store.Limit, expires int64, m *Moment) bool {
 	return expires <= m.Now && !algorithm.Of(limit.Algorithm).Drains()
 }
@@ -607,7 +607,8 @@ func spend(known *algorithm.Known, r *store.Request, cost, now, clock int64) {
 
 // A wheel is a content that has what was spent in each part of the time for which something counts: the first
 // number is that of the present part, the next ones are the costs of this part and those before it, of that time
-// and the part in which it began. Its instants are those of the store's clock: the windows of a clock have whole parts.
+// and the part in which it began. All its instants are those of one clock: for charges that wait the store's, so that
+// no part is in two aligned windows.
 
 // partsOf is how many parts a window has.
 func partsOf(limit *store.Limit) int64 {
@@ -663,7 +664,7 @@ func oldestInWheel(c store.Content, limit *store.Limit, now int64) (cost, ends i
 			costs[age] = 0
 			last := partEnd(limit, c[0]-int64(age))
 			if algorithm.Of(limit.Algorithm).Clocked() {
-				// What is on its way for a while, or a clock that is wrong by as much, changes no window.
+				// Without a margin a delay would move the charge into the next window.
 				last -= limit.Window.Microseconds() / 16
 			}
 			ends = min(last, now) + countsFor(limit)

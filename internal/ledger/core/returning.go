@@ -142,10 +142,11 @@ func (b *Bucket) AwaitReturn(w Waiter, m *Moment) bool {
 	return true
 }
 
-// hasRoom reports whether what was heard lately leaves room for a take that the store is asked for: other
-// processes may have used it up. Leases have to leave it twice, because less is known of them.
+// hasRoom reports whether recent answers leave room for a take, which other processes may have used up since.
+// Leases need twice the room, because less is known of them.
 func (b *Bucket) hasRoom(r *store.Request, m *Moment) bool {
-	if rare := b.extras(); algorithm.Of(r.Limit.Algorithm).Lease {
+	if algorithm.Of(r.Limit.Algorithm).Lease {
+		rare := b.extras()
 		return rare.took != 0 && m.Now-rare.took <= m.Trust && 2*(rare.leased+b.taking+r.Cost) <= r.Capacity()
 	}
 	rest, isServed := b.Rest(r, m)

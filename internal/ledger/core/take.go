@@ -188,11 +188,13 @@ func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Mom
 	b.ensureExtra().took = m.Now
 }
 
-// hearLease takes in the answer to the take of a lease, of which nothing more is known, because leases end by
-// themselves: the most of the answers that are as old as it may be trusted, at most.
+// hearLease takes in the answer to the take of a lease: it keeps the highest count for the time of trust. Nothing else
+// is known of leases, because they expire by themselves.
 func (b *Bucket) hearLease(st *store.State, m *Moment) {
-	rare := b.ensureExtra()
-	if st.Err == nil && (st.Used >= rare.leased || m.Now-rare.took > m.Trust) {
+	if st.Err != nil {
+		return
+	}
+	if rare := b.ensureExtra(); st.Used >= rare.leased || m.Now-rare.took > m.Trust {
 		rare.leased, rare.took = st.Used, m.Now
 	}
 	b.until = max(b.until, m.Now+m.Trust)
