@@ -19,6 +19,8 @@ type guarded struct {
 	hello  string
 	// logsIn is set from a login until its reply.
 	logsIn bool
+	// asks is set once something was written since the last reply.
+	asks bool
 
 	bounds bounds
 }
@@ -46,7 +48,23 @@ func (c *guarded) Write(b []byte) (int, error) {
 	default:
 		c.isOpen, c.logsIn = true, isCommand(b, "$4\r\nauth\r\n")
 	}
-	return c.Conn.Write(b)
+	n, err := c.Conn.Write(b)
+	if n == 0 && err != nil && !c.asks {
+		err = unwrittenError{err}
+	}
+	c.asks = c.asks || n > 0
+	return n, err
+}
+
+// unwrittenError is the error of a write if nothing was written since the last reply, such as when the time of a
+// command has passed before a connection was ready: the command did not run.
+type unwrittenError struct{ error }
+
+func (e unwrittenError) Unwrap() error { return e.error }
+
+func isUnwritten(err error) bool {
+	_, ok := errors.AsType[unwrittenError](err)
+	return ok
 }
 
 // isCommand reports whether b is the command of a word: an array whose first text it is.
@@ -75,6 +93,7 @@ func (c *guarded) Read(b []byte) (n int, err error) {
 		return n, nil
 	}
 	n, err = c.Conn.Read(b)
+	c.asks = c.asks && n == 0
 	if c.logsIn && n > 0 {
 		c.logsIn, n = false, answerLogin(b[:n])
 	}

@@ -1,12 +1,16 @@
 package wire
 
 import (
+	"errors"
 	"io"
 	"net"
 	"strconv"
 	"strings"
 	"testing"
 	"testing/iotest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 func TestBoundsOfReplies(t *testing.T) {
@@ -88,6 +92,55 @@ func TestHelloIsNotSent(t *testing.T) {
 		if string(got) != want || err != nil {
 			t.Errorf("%q: the server got %q, %v", first, got, err)
 		}
+	}
+}
+
+// TestUnwritten: a command that a connection did not begin to write did not run; one that is written in part, or
+// whose reply is outstanding, may have.
+func TestUnwritten(t *testing.T) {
+	const reads, fails = "reads", "fails"
+	for _, c := range []struct {
+		steps     []string
+		unwritten bool
+	}{
+		{steps: []string{fails}, unwritten: true},
+		{steps: []string{"one", reads, fails}, unwritten: true},
+		{steps: []string{"one", reads, "two", fails}},
+		{steps: []string{"one", fails}},
+	} {
+		client, server := net.Pipe()
+		conn := guard(client)
+		go func() {
+			for b := make([]byte, 10); ; {
+				n, err := server.Read(b)
+				if err != nil {
+					return
+				}
+				_, _ = io.WriteString(server, strings.Repeat("+OK\r\n", n/3))
+			}
+		}()
+		for _, step := range c.steps {
+			var err error
+			switch step {
+			case reads:
+				_, err = io.ReadFull(conn, make([]byte, len("+OK\r\n")))
+			case fails:
+				if err = conn.SetWriteDeadline(time.Unix(0, 0)); err != nil {
+					break
+				}
+				_, failure := io.WriteString(conn, "end")
+				outcome := outcomeOf(failure)
+				if errors.Is(outcome, store.ErrNotExecuted) != c.unwritten || errors.Is(outcome, store.ErrUncertain) == c.unwritten {
+					t.Errorf("%q: the outcome is %v", c.steps, outcome)
+				}
+			default:
+				_, err = io.WriteString(conn, step)
+			}
+			if err != nil {
+				t.Fatalf("%q: %v", step, err)
+			}
+		}
+		_, _ = client.Close(), server.Close()
 	}
 }
 

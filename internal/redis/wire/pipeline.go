@@ -415,7 +415,7 @@ func (c *Command) SetOutcome(execErr error) {
 	err = classified(err)
 	m, isReply := MeaningOf(err)
 	switch {
-	case !c.sent, IsDialError(err):
+	case !c.sent, IsDialError(err), isUnwritten(err):
 		c.Outcome = NotExecuted(err)
 	case c.Reads, isReply && m.Fate != Uncertain:
 		c.Outcome = refused(err)
