@@ -27,6 +27,9 @@ UNRACED            = caddy-shardlimit$$|/(docs|examples|redisstore|scripts|store
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
+# make test runs with Debian's redis-server. make check runs with the newest of the family what depends on the server.
+NEWEST             = $(CURDIR)/bin/servers/valkey-server-9.1
+WITH_NEWEST        = REDISTEST_SERVER=$(NEWEST) REDISTEST_FAMILY=$$(command -v redis-server)
 # Of the tests of whole Caddys those that depend on the server, and the pairs of features.
 FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
 # The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a
@@ -76,11 +79,11 @@ race-caddys:
 	tests="$(OVERLAPPING)" && $(RACE) -run "$$tests" ./e2e
 
 race-packages:
-	packages=$$($(GO) list ./...) && $(RACE) -skip '$(ALONE)' $$(echo "$$packages" | grep -vE '/e2e$$|$(UNRACED)')
+	packages=$$($(GO) list ./...) && $(WITH_NEWEST) $(RACE) -skip '$(ALONE)' $$(echo "$$packages" | grep -vE '/e2e$$|$(UNRACED)')
 
 unraced:
-	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	tests="$(OVERLAPPING)" && $(TEST) -skip '^TestPairs$$|'"$$tests" ./e2e
+	packages=$$($(GO) list ./...) && $(WITH_NEWEST) $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
+	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -skip '^TestPairs$$|'"$$tests" ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '^TestPairs$$' ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
@@ -93,12 +96,11 @@ lab:
 check check-all family lint bench-quick soak fmt: export GOFLAGS += -tags=check
 
 check: export RACETIME = 40m
-check: ## run all tests, those of make test and all others, with the race detector where code runs concurrently: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, a sample of the model, and make family
+check: servers ## run all tests, those of make test and all others, with the race detector where code runs concurrently, and with Valkey where the server counts: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, and a sample of the model
 	scripts/install-needed.sh
 	@$(MAKE) --no-print-directory race
-	@UNGUIDED=1 $(MAKE) --no-print-directory -j 3 -O fuzz-build-model unraced lab family
+	@UNGUIDED=1 $(MAKE) --no-print-directory -j 3 -O fuzz-build-model unraced lab
 
-# Most of these compute, where family waits.
 fuzz-build-model:
 	FUZZTIME=$(FUZZTIME) scripts/fuzz.sh
 	$(BUILD) -skip 'TestBuild/(oldest|tagged)'
@@ -106,9 +108,9 @@ fuzz-build-model:
 
 check-all: export SWEEP = all
 check-all: export RACETIME = 4h
-check-all: ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
+check-all: servers ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
 	scripts/install-needed.sh
-	@$(MAKE) --no-print-directory race unraced lab
+	@$(MAKE) --no-print-directory race unraced lab family
 	@$(MAKE) --no-print-directory fuzz-build-model contrib FUZZTIME=1m
 
 contrib: ## build the last commit by the README's command, with the newest and the oldest Caddy and Go, and run what that builds
@@ -177,7 +179,6 @@ bench-quick: ## run every benchmark for a moment, with the tests that what it me
 	scripts/install-needed.sh redis-server
 	$(BENCH_QUICK) -run '^$$' $$($(LIST_BENCHMARKS))
 	cd lab && $(BENCH_QUICK) -run '$(MEASURES)' ./bench/... $$($(LIST_BENCHMARKS))
-	cd lab && $(GO) run . bench -quick
 
 algorithms: ## draw and measure the algorithms, into dist/evidence
 	scripts/install-needed.sh redis-server

@@ -28,7 +28,6 @@ import (
 var (
 	flags  = flag.NewFlagSet("bench", flag.ExitOnError)
 	out    = report.Out(flags)
-	quick  = flags.Bool("quick", false, "measure everything once, for a moment, and write nothing: it shows that it runs, and no speed")
 	rounds = flags.Int("rounds", 9, "rounds, of which the median counts")
 	more   = flags.Int("more", 24, "most rounds to add where these do not decide a goal")
 	only   = flags.Bool("services", false, "measure rate_limit_service and envoyproxy/ratelimit alone, and write no document")
@@ -46,11 +45,6 @@ func Run(ctx context.Context, args []string) error {
 	began, times := time.Now(), report.ReadTimes()
 	library, caddy := libraries.Options{Rounds: *rounds, More: *more}, endtoend.Options{Rounds: *rounds, More: *more}
 	services := service.Options{Rounds: *rounds, More: *more}
-	if *quick {
-		library = libraries.Options{Rounds: 1, More: 1, Length: 50 * time.Millisecond, Goroutines: []int{1, 64}}
-		caddy = endtoend.Options{Rounds: 1, More: 1, Length: 100 * time.Millisecond, Quick: true}
-		services = service.Options{Rounds: 1, More: 1, Length: 100 * time.Millisecond}
-	}
 	if *only {
 		r, err := service.Run(ctx, services, os.Stderr)
 		if err == nil {
@@ -78,7 +72,7 @@ func Run(ctx context.Context, args []string) error {
 	m.took, m.stolen = time.Since(began), report.ReadTimes().StolenSince(times)
 	sections := m.sections()
 	text, err := report.Fill(template, sections)
-	if fmt.Print(text); err != nil || *quick {
+	if fmt.Print(text); err != nil {
 		return err
 	}
 	return report.Write(*out, "benchmarks.md", template, sections, map[string]fmt.Stringer{"bench-caddy.svg": m.endToEnd.Picture()})

@@ -9,6 +9,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/libraries"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/service"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 func TestReadOwnAllocations(t *testing.T) {
@@ -39,5 +40,8 @@ func TestResultCountsTheVerdicts(t *testing.T) {
 	}
 	if text, want := m.howDecided(), "Of 9 rounds that range leaves out 0 at either end, of 33 rounds 8;"; !strings.Contains(text, want) {
 		t.Errorf("%q lacks %q", text, want)
+	}
+	if text, err := report.Fill(template, m.sections()); err != nil || !strings.Contains(text, m.result()) {
+		t.Errorf("the document is %q, error %v", text, err)
 	}
 }
