@@ -655,8 +655,9 @@ func addToWheel(c *store.Content, limit *store.Limit, cost, at int64) {
 	}
 }
 
-// oldestInWheel is the cost of the oldest part that counts, when that stops, and the wheel without it.
-func oldestInWheel(c store.Content, limit *store.Limit, now int64) (cost, ends int64, rest store.Content) {
+// oldestInWheel is the cost of the oldest part that counts, when that stops, and the wheel without it. newest is the
+// instant of the last that was spent.
+func oldestInWheel(c store.Content, limit *store.Limit, newest, now int64) (cost, ends int64, rest store.Content) {
 	turn(&c, limit, now)
 	costs := c[1:]
 	for age := len(costs) - 1; age >= 0; age-- {
@@ -667,7 +668,7 @@ func oldestInWheel(c store.Content, limit *store.Limit, now int64) (cost, ends i
 				// Without a margin a delay would move the charge into the next window.
 				last -= limit.Window.Microseconds() / 16
 			}
-			ends = min(last, now) + countsFor(limit)
+			ends = min(last, newest) + countsFor(limit)
 			break
 		}
 	}
@@ -715,7 +716,8 @@ func (w *mergedCharge) split(now int64) (rest *mergedCharge) {
 		w.shrink(now)
 		return nil
 	}
-	cost, ends, others := oldestInWheel(w.age.known.Content, r.Limit, now+w.age.clock)
+	newest := w.expires - countsFor(r.Limit) + w.age.clock
+	cost, ends, others := oldestInWheel(w.age.known.Content, r.Limit, newest, now+w.age.clock)
 	if cost == 0 {
 		r.Cost = 1
 		return nil
