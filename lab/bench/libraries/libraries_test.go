@@ -1,13 +1,16 @@
 package libraries
 
 import (
+	"errors"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 // TestRun runs one short round of everything.
@@ -55,6 +58,8 @@ func TestRun(t *testing.T) {
 		t.Errorf("a Take is not compared with the fastest peer: %v", compared)
 	}
 	text := ""
+	template, err := os.ReadFile("../benchmarks.md")
+	redistest.Must(t, errors.Join(err, report.CheckPlaces(string(template), r.Sections())))
 	for _, section := range r.Sections() {
 		text += section
 	}

@@ -4,12 +4,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/lab/report"
 )
 
 // TestRun runs one short round of everything.
@@ -32,6 +34,8 @@ func TestRun(t *testing.T) {
 			t.Errorf("%s: %d rounds, want %d", name, len(r.samples[name]), want)
 		}
 	}
+	template, err := os.ReadFile("../benchmarks.md")
+	redistest.Must(t, errors.Join(err, report.CheckPlaces(string(template), r.Sections())))
 	table := r.Sections()["services"]
 	for _, name := range names {
 		if strings.Count(table, "| "+name+" |") != 1 {
