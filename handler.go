@@ -226,13 +226,14 @@ func (l *Limits) Cleanup() error {
 }
 
 // Rollout moves a share of a handler's clients to another store, to try it out on
-// some of them before all use it. A hash of the client key, the same in every
-// process, decides which clients move: a higher percentage moves more clients, and
-// none of them back. A zone whose key is the same for all requests has one bucket,
-// which moves as a whole.
+// some of them before all use it. A hash of the key of the handler's first zone, the same in
+// every process, decides which clients move: a higher percentage moves more clients, and
+// none of them back. If that key is the same for all requests, they move together.
 //
-// A client's requests count only in the store that the client is in, and counts do
-// not move. Handlers that share a zone therefore need the same rollout.
+// A request counts in one store, in all its zones: while the percentage is between 0 and 100,
+// the clients of zones with another key than the first one have a limit in each store.
+// Counts do not move. Handlers that share a zone therefore need the same rollout
+// and the same first zone.
 type Rollout struct {
 	// The name of the other store: one in the `rate_limit` app that is not the
 	// handler's own. Required.

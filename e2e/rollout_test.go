@@ -7,14 +7,11 @@ import (
 	"maps"
 	"math"
 	"net/http"
-	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
-	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // twoStores is the global option for two stores of one shard each, default and other, with the same
@@ -218,111 +215,6 @@ func TestRequestRunningDuringARolloutSettlesWhereItWasAdmitted(t *testing.T) {
 	holds("at the end", other, 1, 1, 0, 0)
 }
 
-// TestRolloutHoldsRequests checks that a request that waits in one store holds nothing in the
-// other.
-func TestRolloutHoldsRequests(t *testing.T) {
-	t.Parallel()
-	for _, mode := range modes {
-		t.Run(mode, func(t *testing.T) {
-			t.Parallel() // it spends its time waiting
-			whileFull(t, 4*time.Second, func(full time.Duration) bool {
-				servers := caddytest.StartShards(t, 2, 0)
-				zones := "rollout other 50\n" + zoneWith("slow", "algorithm gcra", "events 20", "window 1s", "burst 1", "max_wait 10m", "charge "+mode) +
-					zoneWith("second", byGroup, "charge before")
-				c := startWith(t, twoStores(servers), zones, "respond ok")
-				at := -1
-				// The bucket is gone soon after the event.
-				eventually(t, "a shard has the bucket", func() error {
-					must(t, "a request", want("status", c.Probe("/", "X-Key: alice", "X-Group: group").Status, http.StatusOK))
-					at = findHolder(t, servers, "slow", "alice")
-					return want("being there", at >= 0, true)
-				})
-				slow, second := servers[at:at+1], servers[1-at:2-at]
-				group := ""
-				for i := 0; group == "" || second.Content(t, "second", group).Used == 0; i++ {
-					group = fmt.Sprint("group-", i)
-					must(t, group, want("status", c.Probe("/", "X-Key: bob", "X-Group: "+group).Status, http.StatusOK))
-					servers.AwaitUsed(t, "second", group, 1)
-				}
-
-				free := keepFull(t, slow, 20, full)
-				var held []caddytest.Running
-				for i := range 3 {
-					r, inTime := waitInLineUntil(t.Context(), t, c, free, fmt.Sprint("request ", i), "X-Group: "+group)
-					if !inTime {
-						return false
-					}
-					held = append(held, r)
-				}
-				// Requests that wait have been refunded what they took.
-				second.AwaitUsed(t, "second", group, 1)
-				for _, r := range held {
-					a := r.Ends(t)
-					must(t, "held request", errors.Join(want("status", a.Status, http.StatusOK), want("being answered before it fits", a.Received.Before(free), false)))
-				}
-				second.AwaitUsed(t, "second", group, 4)
-				c.Unload()
-				must(t, "at the end", want("what is used of the second zone", second.Content(t, "second", group).Used, 4))
-				return true
-			})
-		})
-	}
-}
-
-// TestRolloutPenalizes only in the store of the zone that refuses.
-func TestRolloutPenalizes(t *testing.T) {
-	t.Parallel()
-	servers := caddytest.StartShards(t, 2, 0)
-	for place, at := range places {
-		t.Run(place, func(t *testing.T) {
-			flush(t, servers)
-			c := startWith(t, twoStores(servers), "rollout other 50\n"+zoneWith("first", "charge before", "penalty 1h")+
-				zoneWith("second", byGroup, "events 2", "charge before", "penalty 20000h"), "respond ok")
-			key := keyApart(t, servers, c, "X-Group", at)
-			group := "group-" + key
-			first, second := servers[at:at+1], servers[1-at:2-at]
-			must(t, "request that fits", c.Probe("/", "X-Key: "+key, "X-Group: "+group).Shows(http.StatusOK, 2, 2))
-			a := c.Probe("/", "X-Key: "+key, "X-Group: "+group)
-			must(t, "refusal", errors.Join(a.Refuses("second"), want("Retry-After being that of the penalty", a.RetryAfter > 10000*3600, true)))
-			eventually(t, "the penalty is stored", func() error {
-				return want("its end being the reset", ceilSeconds(second.Content(t, "second", group).Penalty), a.Reset)
-			})
-			c.Unload()
-			must(t, "at the end", errors.Join(want("the penalty of the first zone", first.Content(t, "first", key).Penalty, 0),
-				want("what is used of the first zone", first.Content(t, "first", key).Used, 2)))
-		})
-	}
-}
-
-// TestRolloutTakesBatches from both stores, and returns to both what is unused.
-func TestRolloutTakesBatches(t *testing.T) {
-	t.Parallel()
-	servers := caddytest.StartShards(t, 2, 0)
-	for place, at := range places {
-		t.Run(place, func(t *testing.T) {
-			flush(t, servers)
-			c := startWith(t, twoStores(servers), "rollout other 50\n"+zoneWith("first")+zoneWith("second", byGroup)+
-				zoneWith("batch.first", "events 1000", "charge before", "batch 50")+
-				zoneWith("batch.second", byGroup, "events 1000", "charge before", "batch 50"), "respond ok")
-			key := keyApart(t, servers, c, "X-Group", at)
-			group := "group-" + key
-			first, second := servers[at:at+1], servers[1-at:2-at]
-			asked := int64(1)
-			eventually(t, "batches are taken", func() error {
-				c.Probe("/", "X-Key: "+key, "X-Group: "+group)
-				asked++
-				return errors.Join(want("the first store having more than was asked for", first.Content(t, "batch.first", key).Used > asked, true),
-					want("the second store having more than was asked for", second.Content(t, "batch.second", group).Used > asked, true))
-			})
-			must(t, "next request", c.Probe("/", "X-Key: "+key, "X-Group: "+group).Shows(http.StatusOK, 100, asked+1))
-			asked++
-			c.Unload()
-			must(t, "at the end", errors.Join(want("what is used of the first zone", first.Content(t, "batch.first", key).Used, asked),
-				want("what is used of the second zone", second.Content(t, "batch.second", group).Used, asked)))
-		})
-	}
-}
-
 // TestRolloutOfTwoHandlers checks that a bucket is charged once, whichever handlers have its zone,
 // and that a client that only one of them moves has two buckets.
 func TestRolloutOfTwoHandlers(t *testing.T) {
@@ -351,157 +243,41 @@ func TestRolloutOfTwoHandlers(t *testing.T) {
 	}
 }
 
-// TestRolloutStoreThatIsDown checks that a zone follows the on_error of the store in which it
-// counts, and that zones in the other store are unaffected.
-func TestRolloutStoreThatIsDown(t *testing.T) {
+// TestRolloutMovesRequestsAsAWhole: all zones count a request where its client of the first zone is, whatever their
+// keys, and settle it there; the other store, which is down, is not noticed.
+func TestRolloutMovesRequestsAsAWhole(t *testing.T) {
 	t.Parallel()
-	type outage struct{ place, onError string }
-	var all []outage
-	for _, place := range slices.Sorted(maps.Keys(places)) {
-		for _, onError := range []string{"allow", "deny", "local"} {
-			all = append(all, outage{place, onError})
-		}
+	servers := caddytest.StartShards(t, 2, 0)
+	zones := "rollout other 50\n" + zoneWith("first") + zoneWith("second", "key {header.X-Group}", "charge before")
+	c := startWith(t, servers[:1].Store("on_error deny")+"\n\t"+otherStore(servers[1:], "on_error allow"), zones, byStatus)
+	c.AwaitLog("clients of a zone have a limit in each store")
+	ask := func(key string, status int) caddytest.Answer {
+		return c.Probe(map[bool]string{true: "/error", false: "/"}[status >= 400], "X-Key: "+key, "X-Group: all", fmt.Sprint("X-Status: ", status))
 	}
-	for _, o := range sweep.Of(t, all, 3) {
-		t.Run(fmt.Sprint(o), func(t *testing.T) {
-			t.Parallel() // it spends its time waiting
-			at, onError := places[o.place], o.onError
-			servers := caddytest.StartShards(t, 2, 0)
-			// The store that stays up has another on_error.
-			options := [2]string{"on_error deny", "on_error deny"}
-			if onError == "deny" {
-				options = [2]string{"on_error allow", "on_error allow"}
-			}
-			down := 1 - at
-			options[down] = "on_error " + onError
-			zones := "rollout other 50\n" + zoneWith("first", "charge before") + zoneWith("second", byGroup, "events 3", "charge before")
-			c := startWith(t, servers[:1].Store(options[0])+"\n\t"+otherStore(servers[1:], options[1]), zones, "respond ok")
-			key := keyApart(t, servers, c, "X-Group", at)
-			group := "group-" + key
-			up := servers[at : at+1]
-			must(t, "kill", servers[down].Primary.Kill())
-
-			used := int64(1)
-			for i := range int64(5) {
-				a := c.Probe("/", "X-Key: "+key, "X-Group: "+group)
-				what := fmt.Sprint("request ", i, " of both")
-				switch {
-				case onError == "deny":
-					must(t, what, errors.Join(want("status", a.Status, http.StatusServiceUnavailable), want("being limited", a.IsLimited(), false)))
-				case onError == "local" && i < 2:
-					// The store has counted one.
-					used++
-					must(t, what, errors.Join(a.Shows(http.StatusOK, 3, i+2), want("zone", a.Resource, "second")))
-				case onError == "local":
-					// The first zone is refunded.
-					must(t, what, a.Refuses("second"))
-				default:
-					used++
-					must(t, what, errors.Join(a.Shows(http.StatusOK, 100, used), want("zone", a.Resource, "first")))
-				}
-				up.AwaitUsed(t, "first", key, used)
-			}
-			c.Stop()
-			must(t, "at the end", want("what is used of the first zone", up.Content(t, "first", key).Used, used))
+	client, counts := [2]string{}, [2]int64{}
+	for i := 0; client[0] == "" || client[1] == ""; i++ {
+		key := fmt.Sprint("client-", i)
+		must(t, key, want("status", ask(key, http.StatusOK).Status, http.StatusOK))
+		eventually(t, "a shard has the bucket", func() error {
+			return want("being there", findHolder(t, servers, "first", key) >= 0, true)
 		})
+		at := findHolder(t, servers, "first", key)
+		counts[at]++
+		servers[at:at+1].AwaitUsed(t, "second", "all", counts[at])
+		client[at] = key
 	}
-}
-
-// byGroup is the key of zones that identify clients by another header, and so move them at another
-// percentage.
-const byGroup = "key {header.X-Group}"
-
-// places are the stores of the first zone's bucket, of requests whose zones first and second count
-// in different ones.
-var places = map[string]int{"the second one moved": 0, "the first one moved": 1}
-
-// TestRolloutOfASecondZoneLeavesTheFirstUntouched checks that, as in one store, a refusal charges
-// no zone and costs no more calls.
-func TestRolloutOfASecondZoneLeavesTheFirstUntouched(t *testing.T) {
-	t.Parallel()
-	type refusal struct{ first, second, place, trust string }
-	var all []refusal
-	for _, first := range modes {
-		for _, second := range modes {
-			for _, place := range slices.Sorted(maps.Keys(places)) {
-				for _, trust := range slices.Sorted(maps.Keys(trusts)) {
-					all = append(all, refusal{first, second, place, trust})
-				}
-			}
-		}
+	for at, key := range client {
+		there := servers[at : at+1]
+		must(t, key, ask(key, http.StatusOK).Shows(http.StatusOK, 100, counts[at]+1))
+		must(t, key, want("status", ask(key, http.StatusNotModified).Status, http.StatusNotModified))
+		counts[at]++
+		there.AwaitUsed(t, "first", key, 2)
+		there.AwaitUsed(t, "second", "all", counts[at])
+		must(t, key, want("what the other store has", servers[1-at:2-at].Content(t, "first", key).Used, 0))
 	}
-	for _, r := range sweep.Of(t, all, 4) {
-		t.Run(fmt.Sprint(r), func(t *testing.T) {
-			t.Parallel()
-			servers := caddytest.StartShards(t, 2, 0)
-			c := startWith(t, trusting(t, servers, twoStores(servers, trusts[r.trust]...), r.trust), "rollout other 50\n"+
-				zoneWith("first", "charge "+r.first)+zoneWith("second", byGroup, "events 2", "charge "+r.second), "respond ok")
-			secondZoneRefuses(t, c, servers, r.first, r.second, "X-Group", places[r.place], 2, r.trust)
-		})
-	}
-}
-
-// splitSite has the zones first and second, which count by different headers,
-// and zones like them of every algorithm.
-func splitSite(stores, answers string) string {
-	zones := "rollout other 50\n" + zoneWith("first") + zoneWith("second", byGroup)
-	for _, algorithm := range append(counting, "concurrency") {
-		zones += zoneWith("first."+algorithm, "algorithm "+algorithm, "charge before") +
-			zoneWith("second."+algorithm, "algorithm "+algorithm, "charge before", byGroup)
-	}
-	return zonesSite(stores, zones, answers)
-}
-
-// TestRolloutSplitsTheZonesOfARequest checks that each zone is charged, refunded and freed in its
-// own store, and that the headers cover all zones.
-func TestRolloutSplitsTheZonesOfARequest(t *testing.T) {
-	t.Parallel()
-	for place, at := range places {
-		t.Run(place, func(t *testing.T) {
-			servers := caddytest.StartShards(t, 2, 0)
-			backend := caddytest.StartSlowBackend(t)
-			c := caddytest.Start(t, splitSite(twoStores(servers), proxyTo("/held "+backend.Server.Listener.Addr().String())+
-				"\n@plain not header X-Status *\nrespond @plain ok\n"+byStatus))
-			key := keyApart(t, servers, c, "X-Group", at)
-			group := "group-" + key
-			first, second := servers[at:at+1], servers[1-at:2-at]
-			used := int64(1)
-			holds := func(running int64) {
-				t.Helper()
-				both := func(zone string, used int64) {
-					t.Helper()
-					first.AwaitUsed(t, "first"+zone, key, used)
-					second.AwaitUsed(t, "second"+zone, group, used)
-				}
-				// Zones with charge after have not yet charged the running request.
-				both("", used)
-				for _, algorithm := range counting {
-					both("."+algorithm, used+running)
-				}
-				both(".concurrency", running)
-			}
-			headers := []string{"X-Key: " + key, "X-Group: " + group}
-			for _, step := range []settlement{{"/", 200, false}, {"/", 304, true}, {"/error", 404, false}, {"/error", 304, true}} {
-				a := c.Probe(step.how, append(headers, fmt.Sprint("X-Status: ", step.status))...)
-				if !step.free {
-					used++
-				}
-				must(t, step.how, a.Shows(step.status, 100, used))
-				holds(0)
-			}
-			held := backend.Hold(t, c, "/held", headers...)
-			holds(1)
-			must(t, "request", want("status", backend.Finish(t, held)[0].Status, http.StatusOK))
-			used++
-			holds(0)
-
-			// The zone with the least left is reported, wherever it counts.
-			for _, other := range []struct{ zone, key, group string }{{"first", key, "another"}, {"second", "another", group}} {
-				a := c.Probe("/", "X-Key: "+other.key, "X-Group: "+other.group, "X-Status: 200")
-				used := used + 1
-				must(t, "request of half a client", errors.Join(a.Shows(http.StatusOK, 100, used), want("zone", a.Resource, other.zone)))
-			}
-			c.Unload()
-		})
-	}
+	must(t, "kill", servers[0].Primary.Kill())
+	must(t, "client of the store that is down", errors.Join(want("status", ask(client[0], http.StatusOK).Status, http.StatusServiceUnavailable),
+		ask(client[1], http.StatusOK).Shows(http.StatusOK, 100, counts[1]+1)))
+	c.Stop()
+	must(t, "at the end", want("what is used of the first zone", servers[1:].Content(t, "first", client[1]).Used, 3))
 }

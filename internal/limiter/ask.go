@@ -15,33 +15,12 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// enter opens the stores. An error fails the zones that count there.
+// enter opens the store. An error fails the zones.
 func (e *evaluation) enter() {
-	for i, z := range e.zones {
-		sharer := slices.IndexFunc(e.zones[:i], func(other *inZone) bool { return other.in == z.in })
-		if sharer >= 0 && e.zones[sharer].open == nil {
-			z.ensureRare().openErr = e.zones[sharer].rare.openErr
-			continue
-		}
-		var err error
-		if z.open, err = z.handle.Enter(); err != nil {
-			z.ensureRare().openErr = err
-		}
+	var err error
+	if e.open, err = e.zones[0].handle.Enter(); err != nil {
+		e.ensureRare().openErr = err
 	}
-}
-
-// onlyOpen returns the store in which all zones count, or nil if there are two or
-// it could not be opened.
-func (e *evaluation) onlyOpen() *stores.Opened {
-	if e.isSplit() {
-		return nil
-	}
-	return e.zones[0].open
-}
-
-// isSplit reports whether the zones do not all count in the same store.
-func (e *evaluation) isSplit() bool {
-	return slices.ContainsFunc(e.zones, func(z *inZone) bool { return z.in != e.zones[0].in })
 }
 
 // refusesOutright reports whether a zone whose limit is 0, or in which the client is
@@ -105,13 +84,11 @@ func (l *Limiter) answering(open *stores.Opened) answering {
 // countOverflow makes clients beyond the bound of a store share a bucket, unless they are known to
 // have one.
 func (e *evaluation) countOverflow(r *http.Request) {
-	for _, there := range e.byStore(e.zones) {
-		if len(there) == 0 || there[0].open == nil {
-			continue
-		}
-		for _, o := range e.limiter.answering(there[0].open).Overflow(r.Context(), e.asksOf(there), e.limiter.Now) {
-			there[o.Index].share(r, o.Err)
-		}
+	if e.open == nil {
+		return
+	}
+	for _, o := range e.limiter.answering(e.open).Overflow(r.Context(), e.asks, e.limiter.Now) {
+		e.zones[o.Index].share(r, o.Err)
 	}
 }
 
@@ -155,7 +132,7 @@ func (z *inZone) resolvedKey() string {
 // letsWait reports whether requests can wait in the zone, for which its store is
 // needed.
 func (z *inZone) letsWait() bool {
-	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && z.open != nil
+	return z.MaxWait > 0 && z.role == enforces && z.bucket != unknownBucket && z.of.open != nil
 }
 
 // askZones asks the stores of e, the newest evaluation. The error that it returns ends the request.
@@ -181,8 +158,8 @@ func (e *evaluation) ask(r *http.Request, first *inZone) error {
 		if passes, err := e.answerUnknown(r); err != nil || !passes {
 			return err
 		}
-	} else if open := e.onlyOpen(); open != nil && onlyChecks {
-		e.limiter.answering(open).Admit(r.Context(), e.asks)
+	} else if e.open != nil && onlyChecks {
+		e.limiter.answering(e.open).Admit(r.Context(), e.asks)
 		noteAll(e.zones)
 		noteHeld(e.zones)
 		return e.handleErrors(r, e.zones)
@@ -233,12 +210,12 @@ func (e *evaluation) askEach(r *http.Request, some []*inZone) (await func() erro
 		} else {
 			checks = append(checks, z)
 		}
-		if z.open != nil && !z.open.IsRemote {
+		if e.open != nil && !e.open.IsRemote {
 			// Memory answers at once.
-			e.askIn(ctx, question, []*inZone{z})
+			e.askSome(ctx, question, []*inZone{z})
 			continue
 		}
-		calls.Go(func() { e.askIn(ctx, question, []*inZone{z}) })
+		calls.Go(func() { e.askSome(ctx, question, []*inZone{z}) })
 	}
 	return func() error {
 		calls.Wait()
@@ -253,16 +230,12 @@ func (e *evaluation) askEach(r *http.Request, some []*inZone) (await func() erro
 func (e *evaluation) askEnforced(r *http.Request, first *inZone) error {
 	checks := e.where(func(z *inZone) bool { return !z.ChargeBefore && z.isAskedAsEnforced() })
 	takes := e.where(func(z *inZone) bool { return z.takes() && z.isAskedAsEnforced() })
-	// No zone is asked if another is known to refuse. A store that gets all takes
-	// in one call sees to that itself.
-	known, isSplit := takes, e.isSplit()
-	if isSplit {
-		known = append(takes[:len(takes):len(takes)], checks...)
-	}
-	if (isSplit || len(checks) > 0) && e.refuseKnown(known) {
-		return nil
-	}
 	if len(checks) > 0 {
+		// No zone is asked if another is known to refuse. A store that gets all takes
+		// in one call sees to that itself.
+		if e.refuseKnown(takes) {
+			return nil
+		}
 		e.askSome(r.Context(), answering.Admit, checks)
 		noteHeld(checks)
 		if err := e.handleErrors(r, checks); err != nil || !passAll(checks) {
@@ -275,16 +248,14 @@ func (e *evaluation) askEnforced(r *http.Request, first *inZone) error {
 // refuseKnown sets the states of those of some zones that refuse without being
 // asked, and reports whether there are any.
 func (e *evaluation) refuseKnown(some []*inZone) (refused bool) {
-	for _, there := range e.byStore(some) {
-		if len(there) == 0 || there[0].open == nil {
-			continue
-		}
-		for _, z := range there {
-			z.ask.State = store.State{}
-		}
-		refused = e.limiter.answering(there[0].open).RefuseKnown(e.asksOf(there)) || refused
-		noteAll(there)
+	if len(some) == 0 || e.open == nil {
+		return false
 	}
+	for _, z := range some {
+		z.ask.State = store.State{}
+	}
+	refused = e.limiter.answering(e.open).RefuseKnown(e.asksOf(some))
+	noteAll(some)
 	return refused
 }
 
@@ -294,7 +265,7 @@ func (e *evaluation) take(r *http.Request, takes []*inZone, first *inZone) error
 	if len(takes) > 1 {
 		var full, others []*inZone
 		for _, z := range takes {
-			if z.open != nil && (z == first || e.limiter.answering(z.open).IsFull(&z.ask.Request)) {
+			if e.open != nil && (z == first || e.limiter.answering(e.open).IsFull(&z.ask.Request)) {
 				full = append(full, z)
 			} else {
 				others = append(others, z)
@@ -328,29 +299,15 @@ func (e *evaluation) takeSome(r *http.Request, takes []*inZone) error {
 // question is a method of answering that sets the states of asks.
 type question = func(by answering, ctx context.Context, asks []*store.Ask)
 
-// askSome asks about some zones: each store in one call, both at the same time.
+// askSome asks about some zones in one call.
 func (e *evaluation) askSome(ctx context.Context, ask question, some []*inZone) {
-	in := e.byStore(some)
-	if len(in[ownStore]) == 0 || len(in[rolloutStore]) == 0 {
-		e.askIn(ctx, ask, some)
-		return
-	}
-	var other sync.WaitGroup
-	other.Go(func() { e.askIn(ctx, ask, in[rolloutStore]) })
-	e.askIn(ctx, ask, in[ownStore])
-	other.Wait()
-}
-
-// askIn asks the store in which some zones count.
-func (e *evaluation) askIn(ctx context.Context, ask question, some []*inZone) {
-	open := some[0].open
-	if open == nil {
+	if e.open == nil {
 		for _, z := range some {
-			z.learn(store.State{Err: z.rare.openErr})
+			z.learn(store.State{Err: e.rare.openErr})
 		}
 		return
 	}
-	ask(e.limiter.answering(open), ctx, e.asksOf(some))
+	ask(e.limiter.answering(e.open), ctx, e.asksOf(some))
 	noteAll(some)
 }
 
@@ -478,7 +435,7 @@ func (z *inZone) handleError(r *http.Request) {
 	default:
 		z.noteError(err)
 	}
-	if z.onError == stores.OnErrorLocal && z.open != nil {
+	if z.onError == stores.OnErrorLocal && z.of.open != nil {
 		z.askLocal()
 	}
 }
@@ -498,7 +455,7 @@ func (z *inZone) askLocal() {
 	if !z.isLease && z.bucket == ownBucket {
 		known = &z.ask.Request
 	}
-	z.learn(z.of.limiter.answering(z.open).AdmitAlone(known, &local, z.ChargeBefore))
+	z.learn(z.of.limiter.answering(z.of.open).AdmitAlone(known, &local, z.ChargeBefore))
 	z.alone = localDecided
 	if z.answer != hasRoom {
 		return
@@ -571,9 +528,9 @@ func (s *spend) take() {
 // mirror takes a slot that the store gave in the local counts as well: they have to know of
 // it once they decide.
 func (z *inZone) mirror() {
-	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.open.IsRemote {
+	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.of.open.IsRemote {
 		req := z.localRequest()
-		z.open.Local.Charge([]*store.Request{&req})
+		z.of.open.Local.Charge([]*store.Request{&req})
 		z.alone = localMirrored
 	}
 }
@@ -591,16 +548,4 @@ func (e *evaluation) where(is func(z *inZone) bool) (some []*inZone) {
 		}
 	}
 	return some
-}
-
-// byStore parts some zones by the store in which they count.
-func (e *evaluation) byStore(some []*inZone) (in [maxStores][]*inZone) {
-	if !e.isSplit() {
-		in[e.zones[0].in] = some
-		return in
-	}
-	for _, z := range some {
-		in[z.in] = append(in[z.in], z)
-	}
-	return in
 }

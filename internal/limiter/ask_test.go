@@ -1,9 +1,9 @@
 package limiter
 
 import (
-	"cmp"
 	"context"
 	"errors"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
+	"go.uber.org/zap/zaptest/observer"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -23,30 +24,33 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestStoreThatDoesNotOpen, of two that a request needs: its zones follow on_error, and
-// those of the other store are checked and settled as usual.
+// TestStoreThatDoesNotOpen, of the two of a rollout: all zones of the clients that count there follow on_error, and
+// others do not notice.
 func TestStoreThatDoesNotOpen(t *testing.T) {
 	for _, broken := range []int{ownStore, rolloutStore} {
 		for onError, status := range map[string]int{stores.OnErrorAllow: http.StatusOK, stores.OnErrorLocal: http.StatusOK, stores.OnErrorDeny: http.StatusServiceUnavailable} {
 			for _, charge := range []bool{false, true} {
-				s := new(deafStore)
-				modules := [maxStores]stores.Module{deafModule{s}, deafModule{s}}
-				modules[broken] = brokenModule{}
-				h, handles := newSplitLimiter(t, modules, func(z *Zone) { z.ChargeBefore, z.OnError, z.MaxWait = charge, onError, 1 })
-				got := h.answeredWith(http.StatusOK).Code
-				var asked []string
-				switch {
-				case charge && status == http.StatusServiceUnavailable:
-					asked = []string{"refund 1"}
-				case !charge && status == http.StatusOK:
-					asked = []string{"charge 1"}
-				}
-				if err := s.wasAsked(asked...); err != nil || got != status {
-					t.Errorf("store %d does not open, on_error %s, charge before %v: status %d, want %d; %v", broken, onError, charge, got, status, err)
-				}
-				for in, handle := range handles {
-					if handle.EnterOpen() != nil {
-						t.Errorf("store %d is open at the end", in)
+				for counts, percent := range []float64{ownStore: 0, rolloutStore: 100} {
+					s := new(deafStore)
+					modules := [maxStores]stores.Module{deafModule{s}, deafModule{s}}
+					modules[broken] = brokenModule{}
+					h, handles := newPairLimiter(t, modules, percent, func(z *Zone) { z.ChargeBefore, z.OnError, z.MaxWait = charge, onError, 1 })
+					want, asked := status, []string(nil)
+					if counts != broken {
+						want = http.StatusOK
+						if !charge {
+							asked = []string{"charge 1", "charge 1"}
+						}
+					}
+					got := h.answeredWith(http.StatusOK).Code
+					if err := s.wasAsked(asked...); err != nil || got != want {
+						t.Errorf("store %d does not open, %v%% count in the other one, on_error %s, charge before %v: status %d, want %d; %v",
+							broken, percent, onError, charge, got, want, err)
+					}
+					for in, handle := range handles {
+						if handle.EnterOpen() != nil {
+							t.Errorf("store %d is open at the end", in)
+						}
 					}
 				}
 			}
@@ -54,12 +58,13 @@ func TestStoreThatDoesNotOpen(t *testing.T) {
 	}
 }
 
-// newSplitLimiter is a limiter with two zones, each of which counts in a store of its own.
-func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete func(*Zone)) (h *Limiter, handles [maxStores]*stores.Handle) {
+// newPairLimiter is a limiter with the zones a and b and a rollout.
+func newPairLimiter(t *testing.T, modules [maxStores]stores.Module, percent float64, complete func(*Zone)) (h *Limiter, handles [maxStores]*stores.Handle) {
 	for in, module := range modules {
-		handles[in] = &stores.Handle{Name: t.Name(), Module: module, Logger: zap.NewNop()}
+		handles[in] = &stores.Handle{Name: t.Name() + strconv.Itoa(in), Module: module, Logger: zap.NewNop()}
 	}
-	moved := &Rollout{Store: handles[rolloutStore]}
+	moved := rolloutTo(percent)
+	moved.Store = handles[rolloutStore]
 	h = &Limiter{arrived: new(arrivals), Config: Config{Logger: zap.NewNop(), Now: time.Now, Store: handles[ownStore], Rollout: moved}}
 	for _, name := range []string{"a", "b"} {
 		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1}, Window: time.Hour, Counts: telemetry.Default.Zone(name)}
@@ -70,20 +75,74 @@ func newSplitLimiter(t *testing.T, modules [maxStores]stores.Module, complete fu
 		}
 		h.Zones = append(h.Zones, z)
 	}
-	// The clients are the same for all requests, and one is moved.
-	place := func(z *Zone) uint64 {
-		key, _ := z.clientKey(nil, caddy.NewReplacer(), h, true)
-		return cohortOf(rolloutSalt, key)
-	}
-	slices.SortFunc(h.Zones, func(a, b *Zone) int { return cmp.Compare(place(a), place(b)) })
-	moved.moved = place(h.Zones[1])
 	return h, handles
+}
+
+// TestRequestCountsInOneStore, that of the client of the first zone, also where this one does not match, and each call
+// in that of its first descriptor; the log says whose limits are split.
+func TestRequestCountsInOneStore(t *testing.T) {
+	core, logs := observer.New(zap.WarnLevel)
+	var modules [maxStores]stores.Module
+	for in := range modules {
+		modules[in] = deafModule{memory.New(memory.NewBuckets(), memory.Options{})}
+	}
+	h, _ := newPairLimiter(t, modules, 50, func(z *Zone) { z.Key = []string{"{" + map[string]string{"a": headerA, "b": headerB}[z.Name] + "}"} })
+	h.Logger = zap.New(core)
+	h.reportOtherClients()
+	if all := logs.TakeAll(); len(all) != 1 || all[0].ContextMap()["zone"] != "b" {
+		t.Errorf("logged %v, want that clients of zone b have two limits", all)
+	}
+	requestOf := func(client, group string) (*http.Request, *caddy.Replacer) {
+		r, repl := httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer()
+		r.Header.Set("A", client)
+		r.Header.Set("B", group)
+		return caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil), repl
+	}
+	in := map[string]int{}
+	for i := range 40 {
+		// The clients of zone b differ from those of zone a.
+		client := "client-" + strconv.Itoa(i/2)
+		r, repl := requestOf(client, strconv.Itoa(i))
+		if h.Zones[0].Matchers = nil; i%2 > 0 {
+			h.Zones[0].Matchers = caddyhttp.MatcherSets{{caddyhttp.MatchPath{"/other"}}}
+		}
+		_, e, err := h.collect(nil, httptest.NewRecorder(), r, repl)
+		if err != nil || len(e.zones) != 2-i%2 {
+			t.Fatalf("%v, error %v", e, err)
+		}
+		if i%2 == 0 {
+			in[client] = e.zones[0].in
+		}
+		for _, z := range e.zones {
+			if z.in != in[client] {
+				t.Errorf("%s counts in store %d in zone %s, want %d", client, z.in, z.Name, in[client])
+			}
+		}
+	}
+	h.Zones[0].Matchers = nil
+	for client, want := range in {
+		first, _ := requestOf(client, "")
+		second, _ := requestOf("client-0", "")
+		p := &Passage{w: httptest.NewRecorder()}
+		_, err := p.MeetEach(h, []Item{{Zone: h.Zones[0], Request: first, Hits: 1}, {Zone: h.Zones[0], Request: second, Hits: 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, z := range p.tracker.first.zones {
+			if z.in != want {
+				t.Errorf("a call about %s and then client-0 counts in store %d, want %d", client, z.in, want)
+			}
+		}
+	}
+	if n := len(slices.DeleteFunc(slices.Collect(maps.Values(in)), func(in int) bool { return in == ownStore })); n == 0 || n == len(in) {
+		t.Errorf("%d of %d clients are moved, want half of them", n, len(in))
+	}
 }
 
 // TestRefusalAtAFullLine shows the other zones without the cost that was refunded.
 func TestRefusalAtAFullLine(t *testing.T) {
 	open := func() stores.Module { return deafModule{memory.New(memory.NewBuckets(), memory.Options{})} }
-	h, handles := newSplitLimiter(t, [maxStores]stores.Module{open(), open()}, func(z *Zone) {
+	h, handles := newPairLimiter(t, [maxStores]stores.Module{open(), open()}, 0, func(z *Zone) {
 		if z.ChargeBefore = true; z.Name == "b" {
 			z.Events.Number, z.MaxWait = 1, 2*time.Hour
 		}
@@ -318,7 +377,7 @@ func TestZonesAreObservedWhileSlotsAreGivenBack(t *testing.T) {
 func TestZonesAreObservedWhileTakesAreNoted(t *testing.T) {
 	for range 50 {
 		open := deafModule{memory.New(memory.NewBuckets(), memory.Options{})}
-		h, _ := newSplitLimiter(t, [maxStores]stores.Module{open, brokenModule{}}, func(z *Zone) { z.ChargeBefore = true; z.Forgives.Add(500); z.OnError = stores.OnErrorAllow })
+		h, _ := newPairLimiter(t, [maxStores]stores.Module{brokenModule{}, open}, 0, func(z *Zone) { z.ChargeBefore = true; z.Forgives.Add(500); z.OnError = stores.OnErrorAllow })
 		h.Zones[0].enforced = 0
 		h.answeredWith(http.StatusOK)
 	}

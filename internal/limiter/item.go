@@ -52,9 +52,10 @@ func (z *Zone) CanGiveBack() bool { return !z.needsID }
 // among those that Decisions visits, or -1 where the zone does not limit it.
 func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 	var e *evaluation
+	in := l.storeOf(items[0].Request, items[0].replacer())
 	for n := range items {
 		item := &items[n]
-		in, isAsked, err := item.Zone.meet(item.Request, item.replacer(), l)
+		asked, isAsked, err := item.Zone.meet(item.Request, item.replacer(), l, in)
 		if err != nil {
 			p.tracker = nil
 			return nil, err
@@ -67,10 +68,10 @@ func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 			p.tracker = newTracker(p.w, nil, len(items))
 			e = p.tracker.newEvaluation(l, item.replacer())
 		}
-		if item.Cost = in.req.Cost; item.Exactly {
-			in.req.Batch = 0
+		if item.Cost = asked.req.Cost; item.Exactly {
+			asked.req.Batch = 0
 		}
-		places = append(places, e.addItem(&in, item))
+		places = append(places, e.addItem(&asked, item))
 	}
 	if e != nil {
 		p.tracker.enroll(e, items[0].Request)
@@ -154,10 +155,9 @@ func (z *inZone) refund() int64 {
 // refund gives back what other requests have spent in the zone, where a take without a cost has shown
 // which window is open.
 func (s *settlements) refund(z *inZone, back int64) {
-	in := &s[z.in]
-	req, to := z.ask.Request, &in.store
+	req, to := z.ask.Request, &s.store
 	if z.isLocal() {
-		req, to = z.localRequest(), &in.local
+		req, to = z.localRequest(), &s.local
 	}
 	req.Cost = back
 	to.refunds = append(to.refunds, &req)

@@ -443,6 +443,6 @@ func identityOf(texts []string) [4]string {
 // requestOf returns what r asks of a zone that no handler has.
 func requestOf(z *Zone, r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
 	z.bound[ownStore] = boundZone{Zone: z, handle: new(stores.Handle)}
-	in, err := z.resolve(r, repl, l)
+	in, err := z.resolve(r, repl, l, ownStore)
 	return in.req, err
 }

@@ -86,7 +86,7 @@ func (l *lease) renew() {
 		if !z.holdsSlot() || z.ask.Cost == 0 {
 			continue
 		}
-		open, req := z.open, z.ask.Request
+		open, req := l.of.open, z.ask.Request
 		if z.alone == localTaken || z.alone == localMirrored {
 			open.Local.Charge([]*store.Request{new(req)})
 		}

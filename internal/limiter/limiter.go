@@ -2,7 +2,7 @@
 //
 // A [Limiter], which New makes of a [Config], serves the requests of one handler.
 // Each request has one tracker, however many handlers it passes; each handler adds
-// an evaluation to it: the zones that match there. An evaluation asks the stores,
+// an evaluation to it: the zones that match there. An evaluation asks a store,
 // waits if a zone has max_wait, and settles once the status of the response is
 // known. A [Simulation] asks without counting.
 package limiter
@@ -10,6 +10,7 @@ package limiter
 import (
 	"errors"
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -70,7 +71,21 @@ func New(c Config) *Limiter {
 			z.countIn(in, handle)
 		}
 	}
+	l.reportOtherClients()
 	return l
+}
+
+// reportOtherClients logs which zones have other clients than the first one, by which a rollout moves requests.
+func (l *Limiter) reportOtherClients() {
+	if l.Rollout == nil {
+		return
+	}
+	for _, z := range l.Zones[1:] {
+		if first := l.Zones[0]; !slices.EqualFunc(z.templates, first.templates, func(a, b keyTemplate) bool { return a.tag == b.tag }) {
+			l.Logger.Warn("clients of a zone have a limit in each store while the rollout's percentage is between 0 and 100: the first zone's clients are moved",
+				zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.String("first", first.Name))
+		}
+	}
 }
 
 // OnRun makes Run call f.

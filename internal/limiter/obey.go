@@ -14,7 +14,7 @@ import (
 func (t *tracker) obey(e *evaluation, status int) {
 	var wait time.Duration
 	for _, z := range e.zones {
-		if !z.ObeyUpstream || z.role != enforces || z.answer != hasRoom || z.open == nil || z.bucket != ownBucket && !z.isLocal() {
+		if !z.ObeyUpstream || z.role != enforces || z.answer != hasRoom || e.open == nil || z.bucket != ownBucket && !z.isLocal() {
 			continue
 		}
 		if wait == 0 {

@@ -42,7 +42,10 @@ type evaluation struct {
 	repl    *caddy.Replacer
 	// zones has room for more: beyond its length there are zones that are not in use yet, or nil.
 	zones []*inZone
-	// asks are those of all zones, for stores.
+	// open is the store, until the request has settled and its leases have ended. It is nil if
+	// opening it failed.
+	open *stores.Opened
+	// asks are those of all zones, for the store.
 	asks []*store.Ask
 	// isAsked is set once the states are.
 	isAsked bool
@@ -55,6 +58,8 @@ type evaluation struct {
 // rare holds the fields that few evaluations need. It is allocated on demand.
 type rare struct {
 	lease *lease
+	// openErr is why the store could not be opened.
+	openErr error
 	// earlier are the evaluations that were settled before this tracker began, in the route
 	// whose error is being handled; only the first evaluation of a request has them.
 	earlier []*evaluation
@@ -64,8 +69,6 @@ type rare struct {
 
 // rareZone holds what few zones of a request need.
 type rareZone struct {
-	// openErr is why the store could not be opened.
-	openErr error
 	// block is how an operator has blocked the client.
 	block store.Override
 	// taken is the take from a zone that forgives, while the request runs.
@@ -120,9 +123,6 @@ type inZone struct {
 	ask store.Ask
 	// rare is nil for most zones.
 	rare *rareZone
-	// open is the store, until the request has settled and its leases have ended. It is nil if
-	// opening it failed.
-	open   *stores.Opened
 	role   role
 	bucket bucket
 	answer

@@ -22,16 +22,17 @@ import (
 // handler counts it already. It returns no evaluation if nothing is left.
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
 	var e *evaluation
+	in := l.storeOf(r, repl)
 	for _, z := range l.Zones {
-		in, isAsked, err := z.meet(r, repl, l)
+		asked, isAsked, err := z.meet(r, repl, l, in)
 		switch {
 		case err != nil:
 			return t, nil, err
-		case !isAsked, t != nil && t.counts(in.zone, &in.req):
+		case !isAsked, t != nil && t.counts(asked.zone, &asked.req):
 			continue
 		}
 		if !l.isSimulated {
-			in.zone.sampled(in.req.ClientKey, r)
+			asked.zone.sampled(asked.req.ClientKey, r)
 		}
 		if e == nil {
 			if t == nil || t.settled {
@@ -39,7 +40,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 			}
 			e = t.newEvaluation(l, repl)
 		}
-		e.add(&in)
+		e.add(&asked)
 	}
 	if e != nil {
 		t.enroll(e, r)
@@ -47,21 +48,35 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, e, nil
 }
 
-// meet resolves what r asks of the zone if r matches, and reports whether the zone limits r, or blocks
-// its client.
-func (z *Zone) meet(r *http.Request, repl *caddy.Replacer, l *Limiter) (in resolved, isAsked bool, err error) {
+// storeOf returns in which store all zones count r: that of the client of the first one.
+func (l *Limiter) storeOf(r *http.Request, repl *caddy.Replacer) (in int) {
+	if l.Rollout == nil {
+		return ownStore
+	}
+	first := l.Zones[0]
+	// Where there is no one client, the zone refuses r if it limits it.
+	key, _ := first.clientKey(r, repl, l, false)
+	if l.Rollout.moves(key, first.rule(l)) {
+		return rolloutStore
+	}
+	return ownStore
+}
+
+// meet resolves what r, counted in a store, asks of the zone if r matches, and reports whether the zone limits r,
+// or blocks its client.
+func (z *Zone) meet(r *http.Request, repl *caddy.Replacer, l *Limiter, in int) (asked resolved, isAsked bool, err error) {
 	if len(z.Matchers) > 0 {
 		if matches, err := z.Matchers.AnyMatchWithError(r); err != nil || !matches {
-			return in, false, err
+			return asked, false, err
 		}
 	}
-	in, err = z.resolve(r, repl, l)
-	return in, err == nil && (in.req.Events != unlimited || in.block != nil), err
+	asked, err = z.resolve(r, repl, l, in)
+	return asked, err == nil && (asked.req.Events != unlimited || asked.block != nil), err
 }
 
 // resolved is what a request asks of a zone.
 type resolved struct {
-	// zone is in the store in which the client is counted.
+	// zone is in the store in which the request is counted.
 	zone *boundZone
 	req  store.Request
 	// block is that of the client, or nil; rule is what operators have changed of the zone, or nil.
@@ -71,33 +86,32 @@ type resolved struct {
 // resolve returns what r asks of the zone: by the config, what operators have changed of the zone, and
 // what they have changed for the client, each in place of the one before. If its Events are unlimited
 // the zone does not count r, but may block its client; if they are 0 no store is asked.
-func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter) (in resolved, err error) {
-	in.rule = z.rule(l)
-	events, burst := z.limitBy(in.rule, repl, l)
+func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int) (asked resolved, err error) {
+	asked.zone, asked.rule = &z.bound[in], z.rule(l)
+	events, burst := z.limitBy(asked.rule, repl, l)
 	// A client without a limit may be blocked, so it is named like others.
 	key, err := z.clientKey(r, repl, l, events != unlimited)
 	if err != nil {
-		return in, err
+		return asked, err
 	}
-	in.zone = z.storeOf(key, l.Rollout, in.rule)
-	of := in.zone.overridesOf(key, l)
-	in.block = of.Block
-	in.req = store.Request{Limit: &z.limit, ClientKey: key}
-	if err = z.setLimit(&in.req, r, events, burst, of); in.req.Events == unlimited {
-		return in, nil
+	of := asked.zone.overridesOf(key, l)
+	req := &asked.req
+	asked.block, *req = of.Block, store.Request{Limit: &z.limit, ClientKey: key}
+	if err = z.setLimit(req, r, events, burst, of); req.Events == unlimited {
+		return asked, nil
 	}
-	in.req.Batch, in.req.Penalty = z.Batch, z.Penalty
+	req.Batch, req.Penalty = z.Batch, z.Penalty
 	switch {
 	case z.isLease:
 		// A lease does not settle the cost.
-		in.req.Cost = z.finalCost(repl, l, nil)
+		req.Cost = z.finalCost(repl, l, nil)
 	default:
-		in.req.Cost = z.firstCost(repl)
+		req.Cost = z.firstCost(repl)
 	}
 	if z.needsID {
-		in.req.ID = identity.NewRequestID()
+		req.ID = identity.NewRequestID()
 	}
-	return in, err
+	return asked, err
 }
 
 // setLimit makes req ask for the limit that holds: that of the client in place of that of the zone, without
@@ -228,14 +242,6 @@ func (z *Zone) grant(req *store.Request, grant *store.Override) {
 	}
 }
 
-// storeOf returns the zone in the store in which the client is counted.
-func (z *Zone) storeOf(clientKey string, rollout *Rollout, rule *store.Override) *boundZone {
-	if rollout.moves(clientKey, rule) {
-		return &z.bound[rolloutStore]
-	}
-	return &z.bound[ownStore]
-}
-
 // Rollout is the share of the clients that is counted in another store.
 type Rollout struct {
 	Store *stores.Handle
@@ -245,11 +251,8 @@ type Rollout struct {
 	moved uint64
 }
 
-// moves reports whether the client is counted in the other store, by a rule of the zone or the config.
+// moves reports whether the client is counted in the other store, by a rule of the first zone or the config.
 func (o *Rollout) moves(clientKey string, rule *store.Override) bool {
-	if o == nil {
-		return false
-	}
 	moved := o.moved
 	if rule != nil && rule.Rollout != nil {
 		moved = cohortsIn(*rule.Rollout)
@@ -324,7 +327,7 @@ func (t *tracker) newEvaluation(l *Limiter, repl *caddy.Replacer) *evaluation {
 }
 
 // add adds a zone.
-func (e *evaluation) add(in *resolved) *inZone {
+func (e *evaluation) add(asked *resolved) *inZone {
 	var z *inZone
 	if n := len(e.zones); n < cap(e.zones) {
 		z = e.zones[:n+1][n]
@@ -332,12 +335,12 @@ func (e *evaluation) add(in *resolved) *inZone {
 	if z == nil {
 		z = new(inZone)
 	}
-	*z = inZone{boundZone: in.zone, of: e, ask: store.Ask{Request: in.req}}
-	if !in.zone.enforces(in.req.ClientKey, in.rule) {
+	*z = inZone{boundZone: asked.zone, of: e, ask: store.Ask{Request: asked.req}}
+	if !asked.zone.enforces(asked.req.ClientKey, asked.rule) {
 		z.role = observes
 	}
-	if in.block != nil {
-		z.setBlock(in.block)
+	if asked.block != nil {
+		z.setBlock(asked.block)
 	}
 	e.zones, e.asks = append(e.zones, z), append(e.asks, &z.ask)
 	return z

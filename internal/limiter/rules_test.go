@@ -55,9 +55,10 @@ func resolvedFor(t *testing.T, l *Limiter, client, events string) resolved {
 	t.Helper()
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.Header.Set("A", client)
-	in, err := l.Zones[0].resolve(r, values{headerA: client, headerB: events}.replacer(), l)
+	repl := values{headerA: client, headerB: events}.replacer()
+	asked, err := l.Zones[0].resolve(r, repl, l, l.storeOf(r, repl))
 	redistest.Must(t, err)
-	return in
+	return asked
 }
 
 // TestLimitOfARequest: what is set of the client comes before what is set of the zone, and that before

@@ -225,7 +225,7 @@ func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 		for _, z := range e.zones {
 			e.posts = append(e.posts, &z.ask.Request)
 		}
-		e.zones[0].open.Accounts.Settle(e.posts, nil)
+		e.open.Accounts.Settle(e.posts, nil)
 		return
 	}
 	var all settlements
@@ -256,18 +256,20 @@ func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 		case settlesNothing:
 		}
 	}
-	all.send()
+	all.send(e.open)
 	wakeLines(freed)
 	for _, zone := range emptied {
 		zone.forgive()
 	}
 }
 
-// chargesWhole reports whether all zones, of one store, charge what they hold in flight, as it
-// is. They do for most requests.
+// chargesWhole reports whether all zones charge what they hold in flight, as it is. They do for most requests.
 func (e *evaluation) chargesWhole(status int) bool {
+	if e.open == nil {
+		return false
+	}
 	for _, z := range e.zones {
-		if z.open == nil || z.in != e.zones[0].in || z.SettleAtEnd || z.Cost.Text != "" || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
+		if z.SettleAtEnd || z.Cost.Text != "" || z.Cost.Number == 0 || z.Free.Contains(status) || z.Forgives.Contains(status) || z.spend != (spend{stored: phaseHeld}) {
 			return false
 		}
 	}
@@ -481,14 +483,11 @@ func (e *evaluation) giveBack(some func(z *inZone) bool) {
 		}
 		all.add(z, finalOf(spent, 0), spent, 0)
 	}
-	all.send()
+	all.send(e.open)
 }
 
-// settlements are for each store and its local counts.
-type settlements [maxStores]struct {
-	open         *stores.Opened
-	store, local settlement
-}
+// settlements are for the store and its local counts.
+type settlements struct{ store, local settlement }
 
 // settlement is what a store is to do once the cost of a request is known.
 type settlement struct {
@@ -506,21 +505,19 @@ type settlement struct {
 
 // add notes what the zone has to do so that spent becomes cost, and returns it.
 func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
-	in := &s[z.in]
-	in.open = z.open
 	if f >= empties {
 		spent = 0
 	}
 	if z.alone != localNone {
-		in.local.add(z.localRequest(), localRows[z.alone], finalOf(spent, cost), spent, cost)
+		s.local.add(z.localRequest(), localRows[z.alone], finalOf(spent, cost), spent, cost)
 	}
 	if z.isLocal() && f < empties {
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}
-	d := in.store.add(z.ask.Request, z.stored, f, spent, cost)
+	d := s.store.add(z.ask.Request, z.stored, f, spent, cost)
 	if z.isLost() && z.rare != nil {
-		in.store.ends[len(in.store.ends)-1] = z.rare.end
+		s.store.ends[len(s.store.ends)-1] = z.rare.end
 	}
 	return d
 }
@@ -563,13 +560,11 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 	return d
 }
 
-// send sends each store what concerns it.
-func (s *settlements) send() {
-	for in := range s {
-		if open := s[in].open; open != nil {
-			s[in].local.send(open.Local.Opened)
-			s[in].store.send(open)
-		}
+// send sends it, unless the store could not be opened.
+func (s *settlements) send(open *stores.Opened) {
+	if open != nil {
+		s.local.send(open.Local.Opened)
+		s.store.send(open)
 	}
 }
 
@@ -634,13 +629,11 @@ func (e *evaluation) showRefunds() {
 	}
 }
 
-// release leaves the stores.
+// release leaves the store.
 func (e *evaluation) release() {
 	e.endTakes()
-	for _, z := range e.zones {
-		if z.open != nil {
-			z.open = nil
-			z.handle.Leave()
-		}
+	if e.open != nil {
+		e.open = nil
+		e.zones[0].handle.Leave()
 	}
 }

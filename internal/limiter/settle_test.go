@@ -338,7 +338,7 @@ func TestLocalSlotIsHandedOver(t *testing.T) {
 			w := h.answered(func(_ http.ResponseWriter, r *http.Request) {
 				e := trackerOf(r).own[0]
 				used := func() int64 {
-					return store.Answers(t.Context(), e.zones[0].open.Local.Buckets.Peek, []store.Request{e.zones[0].ask.Request})[0].Used
+					return store.Answers(t.Context(), e.open.Local.Buckets.Peek, []store.Request{e.zones[0].ask.Request})[0].Used
 				}
 				e.lease().renew()
 				e.lease().renew()

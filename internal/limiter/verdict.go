@@ -99,7 +99,7 @@ func (e *evaluation) conclude() {
 
 // penalize keeps the client of the zone refused until its state says. No request waits for the stores.
 func (z *inZone) penalize() {
-	open, req := z.open, z.ask.Request
+	open, req := z.of.open, z.ask.Request
 	if z.isLocal() {
 		open, req = open.Local.Opened, z.localRequest()
 	}

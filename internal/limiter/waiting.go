@@ -308,7 +308,7 @@ func (t *tracker) ahead(w *waiter) []int64 {
 // If the ledger already knows a wait longer than timeout, it makes no call and returns that wait,
 // which may be too short.
 func (z *inZone) foresee(ctx context.Context, ahead int64, timeout time.Duration) {
-	open := z.open
+	open := z.of.open
 	if open == nil || !z.isAskedAsEnforced() || z.isUncertain() {
 		return
 	}
