@@ -51,6 +51,8 @@ func (s awayStore) PenalizeDetached(reqs []*store.Request) {
 
 func (awayStore) Owner(string) string { return "a" }
 
+func (awayStore) Owners(string) []string { return []string{"a"} }
+
 func (awayStore) Hurry(string) {}
 
 func (awayStore) Warm(context.Context) {}

@@ -5,7 +5,7 @@
 --          events, the events that drain in a span, the beginning of the busy
 --          time, the events spent in it but for those that were last and were
 --          refunded, that span, end of the penalty
--- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
+-- ARGV[1]  check, charge, take, refund or penalize; peek, which writes nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
 --          window
@@ -19,10 +19,11 @@
 --          time then
 --          take and refund: the capacity
 --          how long a penalty lasts at most
+--          check, charge and take: the arrival time of a bucket that is empty, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, events, cost, whole, part, first, second, capacity, lasts = struct.unpack('<dddddddddd', ARGV[2])
+local now, window, events, cost, whole, part, first, second, capacity, lasts, ends = struct.unpack('<ddddddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -63,6 +64,11 @@ local function mean(time, n)
   rate = math.floor(most / math.max(each, 1))
   span = math.min(math.max(math.floor(each * rate), 1), most)
 end
+local opens = op == 'charge' and cost > 0 or (op == 'check' or op == 'take') and penalty <= now
+if opens and last <= now and ends > now then
+  tat, rest, last, rate, span, changed = ends, 0, ends, events, window, true
+  busy, sum = math.max(busy, now), math.min(math.ceil((tat - now) * (rate / span)), most)
+end
 if op == 'charge' or op == 'take' then
   if last <= now then
     tat, rest, last, sum, rate, span = now, 0, now, 0, events, window
@@ -91,11 +97,9 @@ if op == 'charge' or op == 'take' then
       fits = cost == 0 or math.min(math.ceil(n * (1 - exactness)), most) <= capacity - cost
     end
   end
-  if fits then
-    spent, changed = 1, cost > 0
-  end
-  if changed then
-    tat, rest = t, r
+  spent = fits and 1 or 0
+  if fits and cost > 0 then
+    tat, rest, changed = t, r, true
     if not same then
       tat, rest = math.min(last + whole + (part > 0 and 1 or 0), most), 0
       mean(tat - now, n + cost)

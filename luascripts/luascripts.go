@@ -1,6 +1,6 @@
 // Package luascripts embeds the Lua scripts of the Redis store: one for each
-// algorithm, bundles of them for several buckets, those that migrate a bucket to
-// another server, and those that keep overrides and records. A script concerns the bucket in KEYS[1]; the head of its file
+// algorithm, bundles of them for several buckets, and those that keep overrides and
+// records. A script concerns the bucket in KEYS[1]; the head of its file
 // describes its arguments and its reply.
 package luascripts
 
@@ -16,12 +16,6 @@ func Single(names ...string) string { return script("single", names) }
 // arguments are only an operation and numbers. The file bundle.lua describes arguments
 // and reply.
 func Bundle(names ...string) string { return script("bundle", names) }
-
-// Whole scripts, which migrate a bucket to another server.
-var (
-	Dump    = read("dump")
-	Restore = read("restore")
-)
 
 // Override keeps what operators have changed for clients and zones.
 var Override = read("override")

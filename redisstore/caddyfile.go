@@ -17,7 +17,7 @@ import (
 //			url      <url>
 //			sentinel <master> <addr>...
 //			cluster  <addr>...
-//			weight   <now> [was <before>]
+//			weight   <now> [was <before>...]
 //			<an option of connections>
 //		}
 //		url      <url>

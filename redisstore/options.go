@@ -134,11 +134,11 @@ func (s *Shard) ownRows() []option.Row {
 			Doc: "Addresses of some nodes of a Redis Cluster, which name the others: `host` or `host:port`.",
 		},
 		{
-			Name: "weight", JSON: []string{"weight", "previous_weight"}, Args: "<now> [was <before>]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
-			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
+			Name: "weight", JSON: []string{"weight", "previous_weights"}, Args: "<now> [was <before>...]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
+			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before, and before each earlier step within the longest window, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
 			Parts: map[string]string{
-				"weight":          "The share of the clients, from 0 to 1000. 0 is for a shard that is being removed, whose `previous_weight` says what it was: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: 1.",
-				"previous_weight": "While shards are added, removed or weighted anew: the weight that this one had before, 0 if it is new: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: none; the weight is the same.",
+				"weight":           "The share of the clients, from 0 to 1000. 0 is for a shard that is being removed, whose `previous_weights` say what it was: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: 1.",
+				"previous_weights": "While shards are added, removed or weighted anew: the weight that this one had before, 0 if it was new, and before each earlier step within the longest window, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: none; the weight is the same.",
 			},
 		},
 	}
@@ -278,15 +278,22 @@ func (s *Shard) setSentinel(p *option.Parser) error {
 
 func (s *Shard) setWeight(p *option.Parser) error {
 	args := p.RemainingArgs()
-	if len(args) != 1 && (len(args) != 3 || args[1] != "was") {
+	if len(args) != 1 && (len(args) < 3 || args[1] != "was") {
 		return p.Err("write weight <now> or, while clients move, weight <now> was <before>")
 	}
-	for n, to := range []**int{&s.Weight, &s.PreviousWeight}[:(len(args)+1)/2] {
-		weight, err := strconv.Atoi(args[2*n])
-		if err != nil {
-			return p.Errf("weight %q: it must be a whole number", args[2*n])
+	for n, arg := range args {
+		if n == 1 {
+			continue
 		}
-		*to = &weight
+		weight, err := strconv.Atoi(arg)
+		switch {
+		case err != nil:
+			return p.Errf("weight %q: it must be a whole number", arg)
+		case n == 0:
+			s.Weight = &weight
+		default:
+			s.PreviousWeights = append(s.PreviousWeights, weight)
+		}
 	}
 	return nil
 }

@@ -8,7 +8,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -141,59 +140,4 @@ func (c *Connection) connMaxLifetime() time.Duration {
 		return 0
 	}
 	return c.PasswordCommand.lifetime() / tokenParts
-}
-
-// migrationsKey is the key of migrations in the pool: a digest of the shards and of
-// the previous ones.
-type migrationsKey string
-
-// pooledMigrations are the migrations between some shards, in the pool.
-type pooledMigrations struct {
-	current atomic.Pointer[redis.Migrations]
-	// shards are the keys in the pool of the shards that lose or get clients.
-	shards []shardKey
-}
-
-// Destruct implements [caddy.Destructor].
-func (p *pooledMigrations) Destruct() error {
-	p.current.Load().Close()
-	return nil
-}
-
-// renew forgets the migrations. A request that outlasts its config still notes its
-// own in the old ones, which nothing reads any more.
-func (p *pooledMigrations) renew() { p.current.Swap(redis.NewMigrations()).Close() }
-
-// acquireMigrations returns the migrations between members whose shards have these
-// keys in the pool, and their own key there.
-func acquireMigrations(members, previous []redis.Member, reached map[string]shardKey) (*redis.Migrations, migrationsKey) {
-	digest := sha256.New()
-	var shards []shardKey
-	for _, side := range [][]redis.Member{members, previous} {
-		for _, m := range side {
-			fmt.Fprintf(digest, "%q %d %s\n", m.Name, max(m.Weight, 1), reached[m.Name])
-			shards = append(shards, reached[m.Name])
-		}
-		fmt.Fprintln(digest)
-	}
-	key := migrationsKey(hex.EncodeToString(digest.Sum(nil)))
-	pooled, _, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
-		p := &pooledMigrations{shards: shards}
-		p.current.Store(redis.NewMigrations())
-		return p, nil
-	})
-	return pooled.(*pooledMigrations).current.Load(), key
-}
-
-// renewMigrations forgets the migrations to and from any of these shards, except
-// those of key. Clients are spread in another way from now on, so the count of each
-// has to be migrated from where it is.
-func renewMigrations(shards []shardKey, key migrationsKey) {
-	stores.Pool.Range(func(other, pooled any) bool {
-		p, ok := pooled.(*pooledMigrations)
-		if ok && other != key && slices.ContainsFunc(shards, func(shard shardKey) bool { return slices.Contains(p.shards, shard) }) {
-			p.renew()
-		}
-		return true
-	})
 }

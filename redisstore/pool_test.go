@@ -77,7 +77,7 @@ func TestPoolKeysDiffer(t *testing.T) {
 		seen[key] = text
 	}
 	for _, pair := range [][2]string{
-		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "b", "weight": 3, "previous_weight": 4, "primary": "{env.SHARDLIMIT_TEST_HOST}:6379"}], "db": 0}`},
+		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "b", "weight": 3, "previous_weights": [4], "primary": "{env.SHARDLIMIT_TEST_HOST}:6379"}], "db": 0}`},
 		{`{"shards": [{"name": "a", "primary": "redis-a"}]}`, `{"shards": [{"name": "a", "primary": "redis-a"}], "key_prefix": "x", "key_secret": "y", "check_timeout": "1s", "charge_timeout": "1s", "ledger_trust": "2s", "read_from": "primary", "max_buckets": 9, "on_error": "deny"}`},
 		{`{"shards": [{"name": "a", "primary": "redis-a", "db": 1, "username": "u", "password": "p", "tls": {}, "pool_size": 2, "max_replica_lag": "1s"}]}`,
 			`{"shards": [{"name": "a", "primary": "redis-a"}], "db": 1, "username": "u", "password": "p", "tls": {}, "pool_size": 2, "max_replica_lag": "1s"}`},

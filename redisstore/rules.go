@@ -127,20 +127,25 @@ func (s *Shard) badUser(which, own string) error {
 	return option.Errorf("shard "+s.Name, "has a %s, which %s", which, remedy)
 }
 
-// isResharding reports whether shards are being added, removed or weighted anew.
-func (s *Store) isResharding() bool {
-	return slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.PreviousWeight != nil })
+// steps is how many steps of a resharding the shards name.
+func (s *Store) steps() (n int) {
+	for _, shard := range s.Shards {
+		n = max(n, len(shard.PreviousWeights))
+	}
+	return n
 }
 
 // validateWeights checks that there are shards that own clients, and that owned them before.
 func (s *Store) validateWeights() error {
 	first := s.Shards[0]
-	switch {
-	case !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.weight() > 0 }):
+	if !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.weight() > 0 }) {
 		return option.Errorf("shard "+first.Name, "has weight 0, as all shards have: leave one that owns the clients").Field("shards[0]")
-	case !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.previousWeight() > 0 }):
-		return option.Errorf("shard "+first.Name, "has a weight that was 0, as all shards have: remove was 0, because no shard is left from before").
-			Field("shards[0].previous_weight").JSONf("0, as all shards have: remove it, because no shard is left from before")
+	}
+	for step := range s.steps() {
+		if !slices.ContainsFunc(s.Shards, func(shard *Shard) bool { return shard.weightBefore(step) > 0 }) {
+			return option.Errorf("shard "+first.Name, "has a weight that was 0, as all shards have: remove was 0, because no shard is left from before").
+				Field("shards[0].previous_weights").JSONf("0, as all shards have: remove it, because no shard is left from before")
+		}
 	}
 	return nil
 }

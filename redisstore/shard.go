@@ -49,17 +49,18 @@ type Shard struct {
 	Cluster []string `json:"cluster,omitempty"`
 
 	// The share of the clients, from 0 to 1000. 0 is for a shard that is being
-	// removed, whose `previous_weight` says what it was: [the
+	// removed, whose `previous_weights` say what it was: [the
 	// steps](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#when-shards-are-added-or-removed).
-	// Default: 1. In a Caddyfile: `weight <now> [was <before>]`.
+	// Default: 1. In a Caddyfile: `weight <now> [was <before>...]`.
 	Weight *int `json:"weight,omitempty"`
 
 	// While shards are added, removed or weighted anew: the weight that this one
-	// had before, 0 if it is new: [the
+	// had before, 0 if it was new, and before each earlier step within the longest
+	// window, the latest first: [the
 	// steps](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/failure-modes.md#when-shards-are-added-or-removed).
 	// Default: none; the weight is the same. In a Caddyfile: `weight <now> [was
-	// <before>]`.
-	PreviousWeight *int `json:"previous_weight,omitempty"`
+	// <before>...]`.
+	PreviousWeights []int `json:"previous_weights,omitempty"`
 
 	Connection
 
@@ -206,28 +207,33 @@ func (s *Shard) weight() int {
 	return *s.Weight
 }
 
-// previousWeight is what weight was before a resharding.
-func (s *Shard) previousWeight() int {
-	if s.PreviousWeight == nil {
+// weightBefore is what weight was before a step of a resharding, of which 0 is the latest. Before steps that the
+// shard does not name, it was what it was before the earliest that it does.
+func (s *Shard) weightBefore(step int) int {
+	if len(s.PreviousWeights) == 0 {
 		return s.weight()
 	}
-	return *s.PreviousWeight
+	return s.PreviousWeights[min(step, len(s.PreviousWeights)-1)]
 }
 
 func (s *Shard) validateWeight() error {
-	now, before := s.weight(), s.previousWeight()
-	switch {
-	case now < 0 || now > maxWeight:
+	now, was := s.weight(), s.PreviousWeights
+	if now < 0 || now > maxWeight {
 		return option.Errorf("weight", "%d: it must be from 1 to %d, or 0 for a shard that is on its way out", now, maxWeight)
-	case before < 0 || before > maxWeight:
-		return option.Errorf("weight", "%d was %d: the weight before must be from 1 to %d, or 0 for a new shard", now, before, maxWeight).
-			Field("previous_weight").JSONf("%d: it must be from 1 to %d, or 0 for a new shard", before, maxWeight)
-	case now == 0 && before == 0:
+	}
+	for _, before := range was {
+		if before < 0 || before > maxWeight {
+			return option.Errorf("weight", "%d was %d: the weight before must be from 1 to %d, or 0 for a new shard", now, before, maxWeight).
+				Field("previous_weights").JSONf("%d: it must be from 1 to %d, or 0 for a new shard", before, maxWeight)
+		}
+	}
+	switch {
+	case now == 0 && !slices.ContainsFunc(was, func(before int) bool { return before > 0 }):
 		return option.Errorf("weight", "0: say what it was, as in weight 0 was 1, so that the shard's clients keep their counts, or remove the shard").
-			JSONf("0: say what it was, as in \"previous_weight\": 1, so that the shard's clients keep their counts, or remove the shard")
-	case s.PreviousWeight != nil && now == before:
-		return option.Errorf("weight", "%d was %d: nothing changes, so remove was %[2]d", now, before).
-			Field("previous_weight").JSONf("%d is the weight itself, so nothing changes: remove it", before)
+			JSONf("0: say what it was, as in \"previous_weights\": [1], so that the shard's clients keep their counts, or remove the shard")
+	case len(was) > 0 && !slices.ContainsFunc(was, func(before int) bool { return before != now }):
+		return option.Errorf("weight", "%d was %d: nothing changes, so remove was %[2]d", now, was[0]).
+			Field("previous_weights").JSONf("%d is the weight itself, so nothing changes: remove it", was[0])
 	}
 	return nil
 }

@@ -113,14 +113,12 @@ type Store struct {
 	open []openShards
 }
 
-// openShards is the use of a store's shards: their keys in the pool and, if there are
-// previous ones, the key of the migrations from these; and the log of their events. done
+// openShards is the use of a store's shards: their keys in the pool, and the log of their events. done
 // ends the uses of the shards.
 type openShards struct {
-	keys       []shardKey
-	done       []func()
-	migrations migrationsKey
-	log        *shardLog
+	keys []shardKey
+	done []func()
+	log  *shardLog
 }
 
 // release ends the use of what is in the pool.
@@ -130,9 +128,6 @@ func (o *openShards) release() {
 	}
 	for _, key := range o.keys {
 		_, _ = stores.Pool.Delete(key)
-	}
-	if o.migrations != "" {
-		_, _ = stores.Pool.Delete(o.migrations)
 	}
 }
 
@@ -200,25 +195,19 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		}
 	}()
 	var names []string
-	pooled, keys := map[string]pooledShard{}, map[string]shardKey{}
+	pooled := map[string]pooledShard{}
 	for _, shard := range s.Shards {
-		if pooled[shard.Name], keys[shard.Name], err = acquireShard(s.reach(shard)); err != nil {
+		var key shardKey
+		if pooled[shard.Name], key, err = acquireShard(s.reach(shard)); err != nil {
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
-		names = append(names, shard.Name)
-		opened.keys = append(opened.keys, keys[shard.Name])
+		names, opened.keys = append(names, shard.Name), append(opened.keys, key)
 		opened.done = append(opened.done, pooled[shard.Name].Use(time.Duration(s.CheckTimeout)))
 	}
 	members, previous := s.membersOf(name, pooled)
-	var migrations *redis.Migrations
-	if len(previous) > 0 {
-		migrations, opened.migrations = acquireMigrations(members, previous, keys)
-	}
-	renewMigrations(opened.keys, opened.migrations)
 	remote := redis.New(redis.Options{
 		Members:       members,
 		Previous:      previous,
-		Migrations:    migrations,
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),
 		ReadPrimary:   s.ReadFrom == readPrimary,
@@ -239,18 +228,21 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	return remote, nil
 }
 
-// membersOf returns the shards that own clients, and those that did before a
+// membersOf returns the shards that own clients, and those that did before each step of a
 // resharding, as members of the store with that name. Validate has checked all of them.
-func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members, previous []redis.Member) {
+func (s *Store) membersOf(storeName string, pooled map[string]pooledShard) (members []redis.Member, previous [][]redis.Member) {
 	member := func(shard *Shard, weight int) redis.Member {
 		return redis.Member{Name: shard.Name, Weight: weight, Shard: pooled[shard.Name].Shard, Observe: observeShard(storeName, shard.Name)}
 	}
+	previous = make([][]redis.Member, s.steps())
 	for _, shard := range s.Shards {
 		if weight := shard.weight(); weight > 0 {
 			members = append(members, member(shard, weight))
 		}
-		if weight := shard.previousWeight(); weight > 0 && s.isResharding() {
-			previous = append(previous, member(shard, weight))
+		for step := range previous {
+			if weight := shard.weightBefore(step); weight > 0 {
+				previous[step] = append(previous[step], member(shard, weight))
+			}
 		}
 	}
 	return members, previous

@@ -7,8 +7,8 @@ type Inspection struct {
 	Shard string
 	// Copies are those of the servers, the primary first.
 	Copies []Copy
-	// Previous shows the shard that kept the bucket before a resharding, or is nil.
-	Previous *Inspection
+	// Previous shows the shards that kept the bucket before each step of a resharding.
+	Previous []Inspection
 	// Account is what this process knows of the bucket, or nil.
 	Account *Account
 }

@@ -10,6 +10,9 @@ type Request struct {
 	// ClientKey identifies the client, by any bytes, of which there are at most
 	// MaxClientKey.
 	ClientKey string
+	// Shard is the shard whose bucket it is; empty for the client's owner. After a Take with
+	// [ErrUncertain] it is the one that may have spent the cost.
+	Shard string
 	// Events is how many events the window admits for this client, from 1 to
 	// MaxInteger. It is not part of the bucket: changing it keeps the count.
 	Events int64
@@ -42,7 +45,8 @@ type Request struct {
 	// arrived when its request settled. A Check or Take that opens a window opens it until then. It is an
 	// instant by the store's clock, in microseconds since 1970 or, less than 0, minus the time that is left; 0 is
 	// as if the request had just settled. The store believes no later instant than a charge of now would have, and counts no charge
-	// that is over. It does not matter under [GCRA] and [Concurrency].
+	// that is over. Under [GCRA] it is the arrival time at
+	// which a Check, Charge or Take opens an empty bucket. It does not matter under [Concurrency].
 	Ends int64
 	// Until is the instant at which a penalty ends. For a Check or Charge under
 	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0
@@ -94,4 +98,7 @@ type Receipt struct {
 	// Position is how much had been spent in the time without pause. Where windows are those of the clock, it
 	// is when the bucket was made, or last was empty: what was taken from an earlier one is not given back.
 	Position int64
+	// Shard is where it was spent, and More are the parts of other shards; empty where there are none.
+	Shard string   `json:",omitempty"`
+	More  *Receipt `json:",omitempty"`
 }

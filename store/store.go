@@ -37,7 +37,7 @@ type Ask struct {
 }
 
 // Store keeps buckets. An operation sets the State of each ask, whatever it was before, and touches none after
-// it has returned. Of the Request only ledgers set a field, Until. That a request does not fit is no error: State.Allowed is
+// it has returned. Of the Request only ledgers set fields, Until and Shard. That a request does not fit is no error: State.Allowed is
 // false. [State.Err] is set only where the backend failed for that one bucket, and the failure of one bucket
 // spoils no other answer.
 //
@@ -99,8 +99,10 @@ type Remote interface {
 	// and logged by the store.
 	PenalizeDetached(reqs []*Request)
 
-	// Owner is the name of the shard that keeps the client's buckets.
+	// Owner is the name of the shard that keeps the client's buckets, and Owners are those, in order,
+	// of all that do while the client moves: its request asks each about a bucket of its own.
 	Owner(clientKey string) string
+	Owners(clientKey string) []string
 	// Hurry sends at once what waits for others to join it, on its way to the client's
 	// buckets.
 	Hurry(clientKey string)

@@ -96,8 +96,12 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 			BucketName: nameOf(b), Copies: *copiesOf(&found, stateOf), Ledger: (*adminapi.Account)(found.Account),
 			LastRefused: limiter.LastRefusal(limiter.ZoneID{Store: s.store.Name, Zone: s.Name}, b.Key),
 		}
-		if found.Previous != nil {
-			bucket.Previous = copiesOf(found.Previous, stateOf)
+		for _, before := range found.Previous {
+			copies := copiesOf(&before, stateOf)
+			if first := bucket.Previous; first != nil {
+				copies.Shard, copies.Servers = first.Shard+", "+copies.Shard, append(first.Servers, copies.Servers...)
+			}
+			bucket.Previous = copies
 		}
 		if local := s.open.Local.Buckets.Inspect(ctx, req).Copies[0]; local.Exists {
 			bucket.Local = stateOf(&local.State)
@@ -239,8 +243,8 @@ func mayHold(ctx context.Context, open *stores.Opened, req store.Request) bool {
 		return true
 	}
 	copies := found.Copies
-	if found.Previous != nil {
-		copies = append(copies, found.Previous.Copies...)
+	for _, before := range found.Previous {
+		copies = append(copies, before.Copies...)
 	}
 	return slices.ContainsFunc(copies, func(c store.Copy) bool { return c.Exists || c.State.Err != nil })
 }

@@ -375,7 +375,7 @@ type BucketName struct {
 type Bucket struct {
 	BucketName
 	Copies
-	// Previous has the copies of the shard that kept the bucket before a resharding.
+	// Previous has the copies of the shards that kept the bucket before the steps of a resharding.
 	Previous *Copies `json:"former,omitempty"`
 	// Local is the count that this process made while the store did not answer.
 	Local *State `json:"local,omitempty"`

@@ -15,8 +15,8 @@ import (
 
 // ID is a bucket's identity.
 type ID struct {
-	// Limit is the limit's number.
-	Limit uint32
+	// Limit is the limit's number, and Shard that of the bucket's shard, where there are any.
+	Limit, Shard uint32
 	// Key is the client key.
 	Key string
 }
@@ -27,6 +27,50 @@ func (id ID) Hash(seed maphash.Seed) uint64 {
 	// The multiplier, 2^64 divided by the golden ratio, spreads consecutive numbers
 	// over the upper bits.
 	return maphash.String(seed, id.Key) + uint64(id.Limit)*0x9e3779b97f4a7c15
+}
+
+// Names numbers the names of shards, of which there are few. The empty name is 0.
+type Names struct {
+	mu    sync.Mutex
+	names atomic.Pointer[[]string]
+}
+
+// Number returns the number of a name.
+func (n *Names) Number(name string) uint32 {
+	if name == "" {
+		return 0
+	}
+	for {
+		known := n.names.Load()
+		if known == nil {
+			known = new([]string)
+		}
+		if i := slices.Index(*known, name); i >= 0 {
+			return uint32(i) + 1 //nolint:gosec // few
+		}
+		n.add(name)
+	}
+}
+
+func (n *Names) add(name string) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var known []string
+	if p := n.names.Load(); p != nil {
+		known = *p
+	}
+	if !slices.Contains(known, name) {
+		next := append(slices.Clone(known), name)
+		n.names.Store(&next)
+	}
+}
+
+// Name returns the name of that number.
+func (n *Names) Name(number uint32) string {
+	if number == 0 {
+		return ""
+	}
+	return (*n.names.Load())[number-1]
 }
 
 // Limits numbers limits from 0 on, so that a bucket need not carry its limit. The

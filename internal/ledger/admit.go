@@ -66,11 +66,7 @@ type message struct {
 
 // pass gives a waiter its turn.
 func (e *entry) pass(t *core.Turn) {
-	c, q := t.Call.(*call), asking{Check: t.Check, place: t.Place, entry: e}
-	if t.Do == core.CheckReplica || t.Do == core.CheckPrimary {
-		q.moves = c.ledger.moves(e, t.Request)
-	}
-	c.turns <- message{q, t.Do}
+	t.Call.(*call).turns <- message{asking{Check: t.Check, place: t.Place, entry: e}, t.Do}
 }
 
 // asking is a request that checks its bucket.
@@ -78,8 +74,6 @@ type asking struct {
 	core.Check
 	place int
 	entry *entry
-	// moves is set if a charge is in flight to another owner of the bucket.
-	moves bool
 }
 
 var admissions = sync.Pool{New: func() any { return new(admission) }}
@@ -137,7 +131,6 @@ func (a *admission) join(place int, m *core.Moment) (waits bool) {
 	q := asking{place: place, entry: e}
 	switch e.Ask(a.waiter(place), &q.Check, m) {
 	case core.CheckReplica, core.CheckPrimary:
-		q.moves = l.moves(e, r)
 		a.asking = append(a.asking, q)
 	case core.Wait:
 		a.expectTurn()
@@ -170,12 +163,11 @@ func (a *admission) ask(what []asking) (unclear []int) {
 
 // answers asks the store about the buckets of some requests.
 func (a *admission) answers(what []asking) []*store.Ask {
-	room, asks, ctx, moves := a.checked[:], a.checkedRoom[:], a.ctx, false
+	room, asks, ctx := a.checked[:], a.checkedRoom[:], a.ctx
 	if len(what) > 1 {
 		room, asks = make([]store.Ask, len(what)), make([]*store.Ask, len(what))
 	}
 	for n, q := range what {
-		moves = moves || q.moves
 		if q.Joined {
 			// The check outlasts this client, because others wait for it.
 			ctx = context.WithoutCancel(a.ctx)
@@ -183,9 +175,7 @@ func (a *admission) answers(what []asking) []*store.Ask {
 		room[n], asks[n] = store.Ask{Request: a.asks[q.place].Request}, &room[n]
 		room[n].Primary, room[n].Ends = room[n].Primary || q.Primary, q.Ends
 	}
-	if a.ledger.awaitMoves(moves, asks) {
-		a.ledger.Check(ctx, asks)
-	}
+	a.ledger.Check(ctx, asks)
 	return asks
 }
 
@@ -219,14 +209,14 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 		var c core.Check
 		m := l.moment()
 		e := l.enterFor(&r, &m)
-		do, moves := e.AskAhead(&r, &st, maxWait, &c, &m), l.moves(e, &r)
+		do := e.AskAhead(&r, &st, maxWait, &c, &m)
 		e.release(&m)
 		if do == core.Nothing {
 			return st
 		}
 		asked := r
-		asked.Ends = c.Ends
-		st = l.checkPrimary(ctx, asked, moves)
+		asked.Ends, asked.Primary = c.Ends, true
+		st = store.Answers(ctx, l.Check, []store.Request{asked})[0]
 		m = l.moment()
 		e = l.enter(&r, &m)
 		do = e.AheadAnswered(&r, &st, &c, &m)
@@ -236,15 +226,6 @@ func (l *Ledger) CheckAhead(ctx context.Context, r store.Request, maxWait time.D
 		}
 	}
 	return st
-}
-
-func (l *Ledger) checkPrimary(ctx context.Context, r store.Request, moves bool) store.State {
-	r.Primary = true
-	asked := store.Ask{Request: r}
-	if asks := []*store.Ask{&asked}; l.awaitMoves(moves, asks) {
-		l.Check(ctx, asks)
-	}
-	return asked.State
 }
 
 // AdmitAlone decides about a request that the store does not answer, by what this process

@@ -254,7 +254,7 @@ func TestResetEmptiesWhatIsCountedAlone(t *testing.T) {
 	for _, limit := range kinds {
 		synctest.Test(t, func(t *testing.T) {
 			s := newSimulation(1)
-			l := New(NewRegistry(nil), slowCharges{s, time.Hour}, Options{})
+			l := New(NewRegistry(nil), slowCharges{s}, Options{})
 			limit.Zone, limit.Window = "zone", 100*time.Hour
 			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 4, Cost: 1, ID: "1"}
 			for range 2 {
@@ -384,4 +384,11 @@ func TestCountedAloneIsKept(t *testing.T) {
 		}
 		l.Leave()
 	})
+}
+
+// slowCharges is a store whose charges take an hour.
+type slowCharges struct{ *simulation }
+
+func (s slowCharges) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
+	time.AfterFunc(time.Hour, func() { s.simulation.ChargeReported(reqs, report) })
 }

@@ -107,7 +107,7 @@ func (l *Ledger) processes(r *store.Request) int64 {
 
 // keepMembership renews the lease until the view ends, and gives it back.
 func (l *Ledger) keepMembership() {
-	m := &l.membership
+	m, owners := &l.membership, NewOwners(l)
 	lease := store.Request{
 		Limit:  &store.Limit{Zone: membershipZone, Algorithm: store.Concurrency, Window: membershipLease},
 		Events: store.MaxMembers, Cost: 1, ID: rand.Text(),
@@ -115,7 +115,9 @@ func (l *Ledger) keepMembership() {
 	tick := time.NewTicker(membershipPeriod)
 	defer tick.Stop()
 	for isCounted := false; ; {
-		if st := store.Answers(m.life, l.Charge, []store.Request{lease})[0]; st.Err == nil {
+		if st := owners.oneByOne(&lease, func(r *store.Request) store.State {
+			return store.Answers(m.life, l.Charge, []store.Request{*r})[0]
+		}); st.Err == nil {
 			if isCounted {
 				m.count.Store(max(st.Used, 1))
 			}
@@ -124,7 +126,7 @@ func (l *Ledger) keepMembership() {
 		select {
 		case <-tick.C:
 		case <-m.life.Done():
-			l.Remote.RefundReported([]*store.Request{&lease}, nil)
+			l.Remote.RefundReported(owners.refunds(&lease), nil)
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -87,7 +88,7 @@ func (l *Ledger) takeEnded(req []*store.Request, err error) {
 		e.release(&m)
 		w.send(&out)
 	case w.opts.OnUndelivered != nil:
-		w.opts.OnUndelivered(w.Owner(req[0].ClientKey), algorithm.Take, 1, err)
+		w.opts.OnUndelivered(w.shardOf(req[0]), algorithm.Take, 1, err)
 	}
 }
 
@@ -110,7 +111,6 @@ func (l *Ledger) carry(e *entry, n *core.Next, out *outgoing) {
 	if n.Do != core.Send {
 		return
 	}
-	n.Transit.Via = l
 	switch len(out.reqs) {
 	case 0:
 		out.reqs, out.first = n.Charge, e
@@ -132,7 +132,7 @@ func (out *outgoing) of(place int) *entry {
 
 func (l *Ledger) lose(n *core.Next) {
 	if l.opts.OnUndelivered != nil {
-		l.opts.OnUndelivered(l.Owner(n.ClientKey), algorithm.Charge, n.Lost, n.Err)
+		l.opts.OnUndelivered(cmp.Or(n.Shard, l.Owner(n.ClientKey)), algorithm.Charge, n.Lost, n.Err)
 	}
 }
 
@@ -169,7 +169,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	switch {
 	case n.Do == core.Hold:
 		w.awaitTick(e)
-	case n.Do == core.Retry && !l.registry.enqueue(l.Owner(r.ClientKey), e, st.Err):
+	case n.Do == core.Retry && !l.registry.enqueue(l.shardOf(r), e, st.Err):
 		if n = e.GiveUp(errEnded); n.Lost > 0 {
 			l.lose(&n)
 			n.Lost = 0
@@ -307,7 +307,7 @@ func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
 	if left <= 0 {
 		return false
 	}
-	arrived := l.arrival(r, false)
+	arrived := l.arrival(r)
 	if arrived == nil {
 		return true
 	}
@@ -321,31 +321,9 @@ func (l *Ledger) awaitCharge(r *store.Request, until time.Time) bool {
 	}
 }
 
-var errMoves = fmt.Errorf("%w: a charge is on its way to the previous shard", store.ErrNotExecuted)
-
-// awaitMoves waits, if one of them moves, until no charge of the buckets is in flight to another owner: the
-// call that follows may copy a bucket from there, which would lack it. If that takes too long, it sets the states
-// to an error, and returns false.
-func (l *Ledger) awaitMoves(moves bool, asks []*store.Ask) bool {
-	if !moves {
-		return true
-	}
-	until := l.registry.clock().Add(l.opts.Timeout)
-	for _, a := range asks {
-		if !l.awaitCharges(&a.Request, true, until) {
-			for _, a := range asks {
-				a.State = store.State{Err: errMoves}
-			}
-			return false
-		}
-	}
-	return true
-}
-
-// awaitCharges waits until no charge of the bucket is in flight, or none that moves if only those
-// matter, and reports whether that happened in time.
-func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bool {
-	for l.arrival(r, moving) != nil {
+// awaitCharges waits until no charge of the bucket is in flight, and reports whether that happened in time.
+func (l *Ledger) awaitCharges(r *store.Request, until time.Time) bool {
+	for l.arrival(r) != nil {
 		if !l.awaitCharge(r, until) {
 			return false
 		}
@@ -354,15 +332,15 @@ func (l *Ledger) awaitCharges(r *store.Request, moving bool, until time.Time) bo
 }
 
 // arrival returns a channel that is closed when the bucket's charge in flight is
-// answered, or nil if there is none, or none that moves if only those matter.
-func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
+// answered, or nil if there is none.
+func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
 	e := l.look(r)
 	if e == nil {
 		return nil
 	}
 	defer e.stripe.mu.Unlock()
 	t := e.Transit()
-	if t == nil || moving && !l.moves(e, r) {
+	if t == nil {
 		return nil
 	}
 	if t.Arrived == nil {
@@ -371,13 +349,12 @@ func (l *Ledger) arrival(r *store.Request, moving bool) <-chan struct{} {
 	return t.Arrived
 }
 
-// moves reports whether a charge is in flight to another owner than l has.
-func (l *Ledger) moves(e *entry, r *store.Request) bool {
-	t := e.Transit()
-	if t == nil || t.Via == l {
-		return false
+// shardOf returns the name of the shard that keeps the bucket of a request.
+func (l *Ledger) shardOf(r *store.Request) string {
+	if r.Shard != "" {
+		return r.Shard
 	}
-	return t.Via.(*Ledger).Owner(r.ClientKey) != l.Owner(r.ClientKey)
+	return l.Owner(r.ClientKey)
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given

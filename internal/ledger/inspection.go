@@ -37,7 +37,7 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 			m := l.moment()
 			for _, e := range some {
 				i, ok := asked[e.id.Limit]
-				if !ok || e.Worth(&m) == core.Expired {
+				if !ok || e.Worth(&m) == core.Expired || l.isShadowed(e) {
 					continue
 				}
 				r = reqs[i]
@@ -51,6 +51,23 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 			p.mu.Unlock()
 		}
 	}
+}
+
+// isShadowed reports whether another owner's bucket stands for that of an entry, whose stripe is locked: the
+// present owner's or, without one, the first by name.
+func (l *Ledger) isShadowed(e *entry) bool {
+	own := l.registry.shards.Name(e.id.Shard)
+	if own == "" {
+		return false
+	}
+	owners, owner := l.Owners(e.id.Key), l.Owner(e.id.Key)
+	isOwner := slices.Contains(owners, own)
+	return own != owner && slices.ContainsFunc(owners, func(name string) bool {
+		id := e.id
+		id.Shard = l.registry.shards.Number(name)
+		other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
+		return other != nil && (name == owner || name < own || !isOwner)
+	})
 }
 
 // Delays returns why charges wait until a shard executes them again, or nil if none do.
@@ -97,7 +114,7 @@ func (l *Ledger) Reset(ctx context.Context, r store.Request) error {
 	// A response that empties the bucket may outlast its config, as charges do.
 	s := l.writer().Remote
 	l.sendReset(&r)
-	l.awaitCharges(&r, false, l.registry.clock().Add(resetTimeout))
+	l.awaitCharges(&r, l.registry.clock().Add(resetTimeout))
 	err := s.Reset(ctx, r)
 	m := l.moment()
 	e := l.enter(&r, &m)

@@ -61,7 +61,7 @@ func TestForesee(t *testing.T) {
 					// Events that come back during Admit cannot be foreseen.
 					isStill := s.word(r).Used == s.wordIn(r, 10*time.Millisecond).Used
 					// What is on its way then may arrive during Admit, which shows.
-					isShown := l.arrival(&r, false) == nil
+					isShown := l.arrival(&r) == nil
 					st := admit(l, r)
 					if differs := foreseen.Allowed != st.Allowed || isShown && (foreseen.InFlight != st.InFlight || foreseen.Used != st.Used || foreseen.Remaining != st.Remaining); differs && isStill {
 						t.Fatalf("%s, seed %d, step %d: foreseen is %+v, got %+v", limit.Algorithm, seed, n, foreseen, st)

@@ -127,19 +127,23 @@ func (l *Ledger) restore(r *store.Request) bool {
 // refund refunds to the store without waiting for it.
 func (l *Ledger) refund(reqs []*store.Request) {
 	for first, end := 0, 0; first < len(reqs); first = end {
-		for end = first + 1; end < len(reqs) && isLease(reqs[end]) == isLease(reqs[first]); {
+		w := l.refunder(reqs[first])
+		for end = first + 1; end < len(reqs) && l.refunder(reqs[end]) == w; {
 			end++
-		}
-		w := l
-		if !isLease(reqs[first]) {
-			// A lease ends where it was taken: it is not copied to another owner.
-			w = l.writer()
 		}
 		l.refundBy(w, reqs[first:end], nil)
 	}
 }
 
-func isLease(r *store.Request) bool { return algorithm.Of(r.Limit.Algorithm).Lease }
+// refunder returns the view that refunds what a request has taken: where it was, which a later
+// config may not have, or reach in another way. A lease ends there in any case.
+func (l *Ledger) refunder(r *store.Request) *Ledger {
+	w := l.writer()
+	if algorithm.Of(r.Limit.Algorithm).Lease || r.Shard != "" && w != l && !slices.Contains(w.Owners(r.ClientKey), r.Shard) {
+		return l
+	}
+	return w
+}
 
 // refundOne refunds what a request costs, if anything.
 func (l *Ledger) refundOne(r store.Request) {
@@ -151,14 +155,14 @@ func (l *Ledger) refundOne(r store.Request) {
 // RefundReported is RefundDetached of one request that has no batch, and reports its outcome.
 // The report must be quick.
 func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
-	l.refundBy(l.writer(), []*store.Request{&r}, report)
+	l.refundBy(l.refunder(&r), []*store.Request{&r}, report)
 }
 
 func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
 	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && w.opts.OnUndelivered != nil {
-			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
+			w.opts.OnUndelivered(w.shardOf(reqs[i]), algorithm.Refund, 1, st.Err)
 		}
 		w.endRefund(sent[i], reqs[i], &st)
 		if report != nil {

@@ -408,6 +408,8 @@ func reportAll(states []store.State, report func(i int, st store.State)) {
 
 func (*simulation) Owner(string) string { return "shard" }
 
+func (*simulation) Owners(string) []string { return []string{"shard"} }
+
 func (*simulation) Hurry(string) {}
 
 func (*simulation) Warm(context.Context) {}

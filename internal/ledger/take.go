@@ -37,8 +37,6 @@ func (l *Ledger) IsFull(r *store.Request) bool {
 // taking is one call of Take.
 type taking struct {
 	call
-	// moves is set if a charge is in flight to another owner of some bucket.
-	moves bool
 	// marks are those of the takes in flight.
 	marks     []int64
 	roomMarks [2]int64
@@ -55,7 +53,6 @@ func (t *taking) refuseKnown() (refused bool) {
 		if e == nil {
 			continue
 		}
-		t.moves = t.moves || t.ledger.moves(e, r)
 		do, asks := e.AskTake(r, &t.asks[i].State, &m)
 		refused = refused || do == core.Nothing
 		if asks {
@@ -197,9 +194,7 @@ func (t *taking) ask(room []store.Ask) {
 		t.marks = append(t.marks, e.TakeSent(&asks[n].Request, &m))
 		e.release(&m)
 	}
-	if t.ledger.awaitMoves(t.moves, asks) {
-		t.ledger.Remote.Take(t.ctx, asks)
-	}
+	t.ledger.Remote.Take(t.ctx, asks)
 }
 
 // hearTake takes in the answer to a take, and returns what there is to do.

@@ -29,8 +29,9 @@ var instead = map[string]string{
 	"max_keys":           "write max_buckets",
 	"password_lifetime":  "write it in the block of the command, as in password_command token { lifetime 15m }",
 	"plain_charges":      "remove it: a script is called where the server refuses plain commands",
-	"previous_shards":    "write in each shard that changes what its weight was, as in weight 2 was 1, or was 0 for a new shard; in JSON previous_weight",
-	"retired":            "write weight 0 and what it was, as in weight 0 was 1; in JSON previous_weight",
+	"previous_weight":    "write previous_weights, a list",
+	"previous_shards":    "write in each shard that changes what its weight was, as in weight 2 was 1, or was 0 for a new shard; in JSON previous_weights",
+	"retired":            "write weight 0 and what it was, as in weight 0 was 1; in JSON previous_weights",
 
 	"addr":           insteadAddress,
 	"address":        insteadAddress,
@@ -58,8 +59,9 @@ func Instead(name string) string { return instead[name] }
 var inJSON = map[string]string{
 	"free_status":       "write count_status_not with the statuses, such as [304, \"5xx\"]; for none write \"count_status\": [\"all\"]",
 	"password_lifetime": "write lifetime in password_command",
-	"previous_shards":   "write previous_weight in each shard that changes",
-	"retired":           "write \"weight\": 0, and what it was as previous_weight",
+	"previous_weight":   "write previous_weights, a list",
+	"previous_shards":   "write previous_weights in each shard that changes",
+	"retired":           "write \"weight\": 0, and what it was as previous_weights",
 	"addr":              insteadAddressJSON,
 	"address":           insteadAddressJSON,
 	"allow":             insteadMatchJSON,

@@ -22,7 +22,7 @@ func newRetiring(t *testing.T) *retiring {
 	t.Helper()
 	old, kept := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	with := func(members, previous []Member) *Store {
-		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: previous})
+		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: steps(previous)})
 	}
 	was, now := []Member{{Name: "old", Shard: old}}, []Member{{Name: "kept", Shard: kept}}
 	return &retiring{with(was, nil), with(now, was), with(now, nil)}
@@ -141,7 +141,7 @@ func TestWritersDuringAResharding(t *testing.T) {
 	old := []Member{{Name: "a", Shard: a}}
 	all := append(slices.Clone(old), Member{Name: "b", Shard: b})
 	with := func(members, previous []Member) *Store {
-		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: previous})
+		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: steps(previous)})
 	}
 	before, during, after := with(old, nil), with(all, old), with(all, nil)
 	moved := moving(before, after, 60)

@@ -118,8 +118,8 @@ func inspected(t *testing.T, s *Store, r store.Request) (found store.Inspection)
 	eventually(t, "all servers answer an inspection in time", func() error {
 		found = s.Inspect(t.Context(), r)
 		copies := found.Copies
-		if found.Previous != nil {
-			copies = slices.Concat(copies, found.Previous.Copies)
+		for _, before := range found.Previous {
+			copies = slices.Concat(copies, before.Copies)
 		}
 		for _, c := range copies {
 			if kind := store.KindOf(c.State.Err); kind == store.KindTimeout || kind == store.KindBreaker {
@@ -194,7 +194,7 @@ func TestResetReachesEveryCopy(t *testing.T) {
 	// The other limits are those of the same zone in other configurations.
 	reset := request(storetest.Limits[0])[0]
 	found := inspected(t, after, reset)
-	if found.Previous == nil || found.Previous.Shard == found.Shard || !found.Previous.Copies[0].Exists || !found.Copies[0].Exists {
+	if len(found.Previous) != 1 || found.Previous[0].Shard == found.Shard || !found.Previous[0].Copies[0].Exists || !found.Copies[0].Exists {
 		t.Errorf("found %+v", found)
 	}
 	resets(t, after, reset)

@@ -211,7 +211,7 @@ func useAllConnections(t *testing.T, s *Store, plain bool) {
 // reported.
 func TestRefundsThatWaitAreBounded(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
-	lane := s.serversOf("k").Charges
+	lane := s.serversOf(algorithm.Charge, &store.Request{ClientKey: "k"}).Charges
 	mu := hidden[sync.Mutex](lane, "queue", "mu")
 	mu.Lock()
 	*hidden[int](lane, "queue", "limit") = 0

@@ -3,7 +3,6 @@ package redis
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
@@ -20,13 +19,14 @@ func (*Store) Len() int { return -1 }
 // LastJump implements [store.Operable]. The clocks that decide are those of [Store.Shards].
 func (*Store) LastJump() (by time.Duration, at time.Time) { return 0, time.Time{} }
 
-// Inspect implements [store.Operable]. A bucket that has not migrated yet is at
-// its previous shard only.
-func (s *Store) Inspect(ctx context.Context, r store.Request) store.Inspection {
-	found := s.operator.Inspect(ctx, *s.owner(r.ClientKey), r)
-	if was := s.previousOwner(r.ClientKey); was != nil {
-		previous := s.operator.Inspect(ctx, *was, r)
-		found.Previous = &previous
+// Inspect implements [store.Operable].
+func (s *Store) Inspect(ctx context.Context, r store.Request) (found store.Inspection) {
+	at := s.memberOf(&r)
+	found = s.operator.Inspect(ctx, *at, r)
+	for _, other := range s.ownersOf(&r) {
+		if other != at {
+			found.Previous = append(found.Previous, s.operator.Inspect(ctx, *other, r))
+		}
 	}
 	return found
 }
@@ -36,7 +36,7 @@ func (*Store) Recall(*store.Request) bool { return false }
 
 // Reset implements [store.Store].
 func (s *Store) Reset(ctx context.Context, r store.Request) error {
-	return s.operator.Reset(ctx, r, s.owner(r.ClientKey), s.previousOwner(r.ClientKey))
+	return s.operator.Reset(ctx, r, s.ownersOf(&r))
 }
 
 // KeptKey implements [store.Operable].
@@ -86,12 +86,11 @@ func (s *Store) Record(ctx context.Context, id string) (store.Record, error) {
 // PutRecord implements [store.Records].
 func (s *Store) PutRecord(ctx context.Context, r store.Record) (store.Record, error) {
 	if r.Shard != "" {
-		all := slices.Concat(s.opts.Members, s.opts.Previous)
-		i := slices.IndexFunc(all, func(m Member) bool { return m.Name == r.Shard })
-		if i < 0 {
+		m := s.all[r.Shard]
+		if m == nil {
 			return store.Record{}, fmt.Errorf("%w: shard %s is not in the config any more", store.ErrFinal, r.Shard)
 		}
-		return s.operator.PutRecord(ctx, all[i].Shard, r)
+		return s.operator.PutRecord(ctx, m.Shard, r)
 	}
 	at, other := s.keepers(r.ID)
 	if other == nil {

@@ -334,7 +334,7 @@ func overridesOutlive(t *testing.T, end func(*redistest.Server) error) {
 func TestOverridesOfARetiredShard(t *testing.T) {
 	old, kept := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
 	withShards := func(members, previous []Member) *Store {
-		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: previous})
+		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: steps(previous)})
 	}
 	before := withShards([]Member{{Name: "old", Shard: old}}, nil)
 	for _, key := range []string{"tag:alice", "tag:bob"} {
@@ -390,7 +390,7 @@ func TestOverrideDuringAResharding(t *testing.T) {
 	old := []Member{{Name: "a", Shard: a}}
 	all := append(slices.Clone(old), Member{Name: "b", Shard: b})
 	before := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: old})
-	during := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: all, Previous: old})
+	during := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: all, Previous: steps(old)})
 	client := moving(before, during, 1)[0]
 	must(t, setOverride(t, before, block("api", client, time.Now().Add(time.Hour))))
 	longer := block("api", client, time.Now().Add(24*time.Hour))

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"math"
+	"slices"
 	"sync"
 	"time"
 
@@ -10,24 +11,83 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// owner returns the member that owns a client key.
+// owner returns the member that owns a client key now.
 func (s *Store) owner(clientKey string) *Member { return &s.opts.Members[s.sharder.owner(clientKey)] }
 
-// serversOf returns the servers that hold a client's buckets, or nil while none are known.
-func (s *Store) serversOf(clientKey string) *wire.Servers {
-	return s.asker.Keys.Servers(s.owner(clientKey).Shard.Shard, clientKey)
+// previousOwner returns the member that owned a client key before the latest step of a resharding, or
+// nil if its shard owns the key now.
+func (s *Store) previousOwner(clientKey string) *Member {
+	if len(s.previous) == 0 {
+		return nil
+	}
+	was := &s.opts.Previous[0][s.previous[0].owner(clientKey)]
+	if was.Shard == s.owner(clientKey).Shard {
+		return nil
+	}
+	return was
 }
 
-// onlyServers returns the servers of n clients if they all have the same.
-func (s *Store) onlyServers(n int, keyOf func(i int) string) (only *wire.Servers, ok bool) {
+// Owner implements [store.Remote].
+func (s *Store) Owner(clientKey string) string { return s.owner(clientKey).Name }
+
+// Owners implements [store.Remote]: the owner, and those before each step of a resharding.
+func (s *Store) Owners(clientKey string) []string {
+	now := s.sharder.owner(clientKey)
+	owners := s.names[now]
+	for i, before := range s.previous {
+		was := s.opts.Previous[i][before.owner(clientKey)].Name
+		if at, isThere := slices.BinarySearch(owners, was); !isThere {
+			owners = slices.Insert(slices.Clone(owners), at, was)
+		}
+	}
+	return owners
+}
+
+// ownersOf returns the members that a request concerns.
+func (s *Store) ownersOf(r *store.Request) (owners []*Member) {
+	if m := s.all[r.Shard]; m != nil {
+		return []*Member{m}
+	}
+	for _, name := range s.Owners(r.ClientKey) {
+		owners = append(owners, s.all[name])
+	}
+	return owners
+}
+
+// memberOf returns the member whose bucket a request is about. A shard that is not in the config any
+// more has left its clients to their present owners, but nothing of what they
+// have spent.
+func (s *Store) memberOf(r *store.Request) *Member {
+	if r.Shard != "" {
+		if m := s.all[r.Shard]; m != nil {
+			return m
+		}
+	}
+	return s.owner(r.ClientKey)
+}
+
+// serversOf returns the servers at which an operation on the bucket of a request runs, or nil while none are
+// known.
+func (s *Store) serversOf(op algorithm.Operation, r *store.Request) *wire.Servers {
+	if op == algorithm.Refund && r.Shard != "" && s.all[r.Shard] == nil {
+		return nil
+	}
+	return s.asker.Keys.Servers(s.memberOf(r).Shard.Shard, r.ClientKey)
+}
+
+// onlyServers returns the servers of n requests if they all have the same.
+func (s *Store) onlyServers(op algorithm.Operation, n int, request func(i int) *store.Request) (only *wire.Servers, ok bool) {
 	if n == 0 {
 		return nil, false
 	}
-	only = s.serversOf(keyOf(0))
+	first := request(0)
+	only = s.serversOf(op, first)
 	for i := 1; i < n; i++ {
-		if keyOf(i) != keyOf(0) && s.serversOf(keyOf(i)) != only {
+		r := request(i)
+		if (r.ClientKey != first.ClientKey || r.Shard != first.Shard) && s.serversOf(op, r) != only {
 			return nil, false
 		}
 	}
@@ -85,11 +145,11 @@ func mix(x uint64) uint64 {
 	return x ^ x>>31
 }
 
-// perServers calls f concurrently, once for all of n clients whose buckets the same servers hold, and waits.
-func (s *Store) perServers(n int, keyOf func(i int) string, f func(at *wire.Servers, places []int)) {
+// perServers calls f concurrently, once for all of n requests whose buckets the same servers hold, and waits.
+func (s *Store) perServers(op algorithm.Operation, n int, request func(i int) *store.Request, f func(at *wire.Servers, places []int)) {
 	owned := map[*wire.Servers][]int{}
 	for i := range n {
-		at := s.serversOf(keyOf(i))
+		at := s.serversOf(op, request(i))
 		owned[at] = append(owned[at], i)
 	}
 	var wg sync.WaitGroup
@@ -106,7 +166,7 @@ func (s *Store) awaitServers(ctx context.Context, asks []*store.Ask, deadline ti
 		return
 	}
 	for _, a := range asks {
-		shard := s.owner(a.ClientKey).Shard
+		shard := s.memberOf(&a.Request).Shard
 		if shard.IsFound() {
 			continue
 		}

@@ -47,7 +47,7 @@ func TestAddingAShardMovesOnlyItsShare(t *testing.T) {
 // TestStoreKeepsItsMembers, whatever their slice is used for afterwards.
 func TestStoreKeepsItsMembers(t *testing.T) {
 	members := []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: "127.0.0.1:1"})}}
-	s := New(Options{Members: members, Previous: members})
+	s := New(Options{Members: members, Previous: steps(members)})
 	members[0].Name = "b"
 	if owner := s.Owner("k"); owner != "a" {
 		t.Errorf("the owner is %s, want a", owner)

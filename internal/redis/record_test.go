@@ -155,7 +155,7 @@ func TestRecordsWhileShardsAreAdded(t *testing.T) {
 	shards := []*Shard{newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})}
 	one, two := []Member{{Name: "a", Shard: shards[0]}}, []Member{{Name: "a", Shard: shards[0]}, {Name: "b", Shard: shards[1]}}
 	before := New(Options{Members: one, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout})
-	now := New(Options{Members: two, Previous: one, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout})
+	now := New(Options{Members: two, Previous: steps(one), CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout})
 	for i := range 20 {
 		id := fmt.Sprint("request", i)
 		r, err := before.PutRecord(t.Context(), record(id, "first"))
@@ -168,7 +168,7 @@ func TestRecordsWhileShardsAreAdded(t *testing.T) {
 	}
 	// Later they are made where Caddys with the config after look, and found by all that have both.
 	later := New(Options{
-		Members: two, Previous: one, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
+		Members: two, Previous: steps(one), CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
 		Now: sometime(time.Now(), time.Now().Add(recordsStay)),
 	})
 	for i := range 20 {

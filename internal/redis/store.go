@@ -16,7 +16,6 @@ import (
 	"context"
 	"slices"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
@@ -39,13 +38,9 @@ const (
 type Options struct {
 	// Members are the shards; at least one.
 	Members []Member
-	// Previous are the shards before a resharding, if any. Buckets whose owner
-	// changed migrate from them, so that clients keep what they have spent.
-	Previous []Member
-	// Migrations remembers the buckets that have migrated. Successive stores
-	// with the same Members and Previous may share it, so that no bucket
-	// migrates twice; nil gives the store its own.
-	Migrations *Migrations
+	// Previous are the shards before each step of a resharding, the latest step first. Clients whose
+	// owner changed have several: see [Store.Owners].
+	Previous [][]Member
 	// KeyPrefix starts every key; empty means DefaultKeyPrefix.
 	KeyPrefix string
 	// KeySecret, if not empty, replaces client keys by their HMAC, so that
@@ -78,25 +73,23 @@ type Store struct {
 	*operator
 	opts    Options
 	sharder *rendezvous
-	// previous chooses among the shards before a resharding, or is nil.
-	previous *rendezvous
-	asker    *ask.Asker
+	// previous choose among the shards before each step of a resharding, the latest first.
+	previous []*rendezvous
+	// all are the members, and those that were, by name.
+	all map[string]*Member
+	// names are those of the members, each as the only owner.
+	names [][]string
+	asker *ask.Asker
 	// static is set if the servers of all shards are given.
 	static bool
 	// opened is when the store was opened.
 	opened time.Time
-	// awaiting counts the detached calls that wait for buckets to migrate.
-	awaiting atomic.Int64
 }
-
-// maxAwaiting bounds the detached calls that wait for buckets to migrate, each in a goroutine.
-// Others wait in the queue of a lane, which is bounded too.
-const maxAwaiting = 1 << 14
 
 // New returns a store. The caller keeps the shards and closes them after the
 // last use of the store.
 func New(opts Options) *Store {
-	opts.Members, opts.Previous = slices.Clone(opts.Members), slices.Clone(opts.Previous)
+	opts.Members = slices.Clone(opts.Members)
 	opts.KeyPrefix = cmp.Or(opts.KeyPrefix, DefaultKeyPrefix)
 	opts.CheckTimeout = cmp.Or(opts.CheckTimeout, DefaultCheckTimeout)
 	opts.ChargeTimeout = cmp.Or(opts.ChargeTimeout, DefaultChargeTimeout)
@@ -104,12 +97,11 @@ func New(opts Options) *Store {
 		opts.Now = time.Now
 	}
 	observers := map[*wire.Shard]ask.Observer{}
-	for _, m := range slices.Concat(opts.Previous, opts.Members) {
-		observers[m.Shard.Shard] = m.Observe
-	}
 	s := &Store{
 		sharder: newRendezvous(opts.Members),
+		all:     map[string]*Member{},
 		opened:  opts.Now(),
+		static:  true,
 		asker: &ask.Asker{
 			Keys:          ask.Keys{Prefix: opts.KeyPrefix, Secret: opts.KeySecret},
 			CheckTimeout:  opts.CheckTimeout,
@@ -119,19 +111,31 @@ func New(opts Options) *Store {
 			Observers:     observers,
 		},
 	}
-	s.asker.OnUndelivered = func(clientKey string, op algorithm.Operation, err error) {
+	s.asker.OnUndelivered = func(r *store.Request, op algorithm.Operation, err error) {
 		if s.opts.OnUndelivered != nil {
-			s.opts.OnUndelivered(s.Owner(clientKey), op, err)
+			s.opts.OnUndelivered(cmp.Or(r.Shard, s.Owner(r.ClientKey)), op, err)
 		}
 	}
-	s.operator = operate.NewOperator(opts.Members, opts.Previous, s.asker, opts.Now)
-	s.static = !slices.ContainsFunc(opts.Members, func(m Member) bool { return m.Shard.Finds() })
-	if len(opts.Previous) > 0 {
-		s.previous = newRendezvous(opts.Previous)
-		if opts.Migrations == nil {
-			opts.Migrations = NewMigrations()
+	var were []Member
+	opts.Previous = slices.Clone(opts.Previous)
+	for n := range opts.Previous {
+		step := slices.Clone(opts.Previous[n])
+		opts.Previous[n], s.previous = step, append(s.previous, newRendezvous(step))
+		for i := range step {
+			if m := &step[i]; s.all[m.Name] == nil {
+				were, s.all[m.Name] = append(were, *m), m
+			}
 		}
 	}
+	for i := range opts.Members {
+		m := &opts.Members[i]
+		s.all[m.Name], s.names = m, append(s.names, []string{m.Name})
+	}
+	for _, m := range slices.Concat(were, opts.Members) {
+		observers[m.Shard.Shard] = m.Observe
+		s.static = s.static && !m.Shard.Finds()
+	}
+	s.operator = operate.NewOperator(opts.Members, were, s.asker, opts.Now)
 	s.opts = opts
 	return s
 }
@@ -176,26 +180,17 @@ func (s *Store) Penalize(ctx context.Context, asks []*store.Ask) {
 	s.run(ctx, algorithm.Penalize, asks, s.opts.ChargeTimeout)
 }
 
-// run runs an operation on buckets that may still have to migrate. Only goroutines that
-// it waits for write answers: the worker of an abandoned call has commands of its own.
+// run runs an operation. Only goroutines that it waits for write answers: the worker of an
+// abandoned call has commands of its own.
 func (s *Store) run(ctx context.Context, op algorithm.Operation, asks []*store.Ask, timeout time.Duration) {
 	deadline := time.Now().Add(timeout)
-	if s.previous != nil {
-		s.runMigrating(ctx, op, asks, deadline)
-		return
-	}
-	s.runMigrated(ctx, op, asks, deadline)
-}
-
-// runMigrated runs an operation on buckets that are at their owners.
-func (s *Store) runMigrated(ctx context.Context, op algorithm.Operation, asks []*store.Ask, deadline time.Time) {
 	s.awaitServers(ctx, asks, deadline)
-	keyOf := func(i int) string { return asks[i].ClientKey }
-	if only, ok := s.onlyServers(len(asks), keyOf); ok {
+	request := func(i int) *store.Request { return &asks[i].Request }
+	if only, ok := s.onlyServers(op, len(asks), request); ok {
 		s.asker.Run(ctx, op, only, asks, deadline)
 		return
 	}
-	s.perServers(len(asks), keyOf, func(at *wire.Servers, places []int) {
+	s.perServers(op, len(asks), request, func(at *wire.Servers, places []int) {
 		there := make([]*store.Ask, len(places))
 		for n, i := range places {
 			there[n] = asks[i]
@@ -220,52 +215,23 @@ func (s *Store) RefundReported(reqs []*store.Request, report func(i int, st stor
 // detach runs an operation without waiting. report receives the state of each
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
-	if s.previous != nil {
-		if migrations := s.migrating(requestsIn(reqs)); migrations != nil {
-			s.awaitMigrations(migrations, op, reqs, func(i int, st store.State) { s.asker.Report(report, op, reqs[i], i, st) })
-			return
-		}
-	}
-	s.detachMigrated(op, reqs, report)
-}
-
-// awaitMigrations is detach for buckets some of which have to migrate.
-func (s *Store) awaitMigrations(migrations []*migration, op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
-	if s.awaiting.Add(1) > maxAwaiting {
-		s.awaiting.Add(-1)
-		for i := range reqs {
-			report(i, store.State{Err: wire.NotExecuted(wire.ErrOverload)})
-		}
-		return
-	}
-	go func() {
-		defer s.awaiting.Add(-1)
-		s.detachMigrating(migrations, op, reqs, report)
-	}()
-}
-
-// detachMigrated is detach for buckets that are at their owners.
-func (s *Store) detachMigrated(op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
-	keyOf := func(i int) string { return reqs[i].ClientKey }
-	if only, ok := s.onlyServers(len(reqs), keyOf); ok {
+	request := func(i int) *store.Request { return reqs[i] }
+	if only, ok := s.onlyServers(op, len(reqs), request); ok {
 		s.asker.Post(op, only, ask.Group{Reqs: reqs}, report)
 		return
 	}
-	s.perServers(len(reqs), keyOf, func(at *wire.Servers, places []int) {
+	s.perServers(op, len(reqs), request, func(at *wire.Servers, places []int) {
 		s.asker.Post(op, at, ask.Group{Reqs: reqs, Places: places}, report)
 	})
 }
 
 // Hurry implements [store.Remote]: what waits joins a pipeline.
 func (s *Store) Hurry(clientKey string) {
-	if at := s.serversOf(clientKey); at != nil {
-		at.Charges.Hurry()
+	for _, name := range s.Owners(clientKey) {
+		if at := s.asker.Keys.Servers(s.all[name].Shard.Shard, clientKey); at != nil {
+			at.Charges.Hurry()
+		}
 	}
-}
-
-// Owner implements [store.Remote].
-func (s *Store) Owner(clientKey string) string {
-	return s.owner(clientKey).Name
 }
 
 // Interface guards.

@@ -32,7 +32,7 @@ var otherTexts = []string{"abc", "2.0", "02", "+2", " 2", "2 ", "0x2", "2e0", "-
 func damaged(t *testing.T, limit *store.Limit, client *goredis.Client, key string) (all map[string]func()) {
 	t.Helper()
 	all = map[string]func(){}
-	if ask.TypeOf(limit.Algorithm) == "hash" {
+	if limit.Algorithm == store.FixedWindow {
 		for _, field := range []string{"c", "r", "p"} {
 			put := func(value any) {
 				all[fmt.Sprintf("%s %q", field, value)] = func() { must(t, client.HSet(t.Context(), key, field, value).Err()) }
@@ -67,7 +67,7 @@ func TestUnsoundNumbersAreNotBelieved(t *testing.T) {
 	s := newStore(t, shardOf(t, sh), nil)
 	client := sh.Primary.Client()
 	for n, limit := range append([]store.Limit{storetest.Days}, storetest.Limits...) {
-		if ask.TypeOf(limit.Algorithm) == "zset" {
+		if !algorithm.Of(limit.Algorithm).Copies() {
 			continue
 		}
 		limit.Zone = fmt.Sprint("unsound", n)

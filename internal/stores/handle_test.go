@@ -148,6 +148,8 @@ func (s *remoteStore) PenalizeDetached(reqs []*store.Request) {
 
 func (*remoteStore) Owner(string) string { return "a" }
 
+func (*remoteStore) Owners(string) []string { return []string{"a"} }
+
 func (*remoteStore) Hurry(string) {}
 
 func (*remoteStore) Warm(context.Context) {}

@@ -41,7 +41,7 @@ type Opened struct {
 }
 
 // Accounts are a store with an account of what its buckets are about to spend: a
-// [ledger.Ledger], or a [ledger.Local] for a store that answers at once. A Ledger documents the
+// [ledger.Owners], or a [ledger.Local] for a store that answers at once. A Ledger documents the
 // methods.
 type Accounts interface {
 	store.Store
@@ -86,8 +86,8 @@ func (h *Handle) newOpened() (*Opened, error) {
 	operable, _ := s.(store.Operable)
 	remote, isRemote := s.(store.Remote)
 	open := &Opened{at: time.Now(), Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
-	open.newcomers = h.newNewcomers(s)
 	h.keepAccounts(open, remote)
+	open.newcomers = h.newNewcomers(open.Accounts)
 	if operable != nil && isRemote {
 		open.presence = newPresence(operable)
 	}
@@ -135,8 +135,10 @@ func (o *Opened) Peek(ctx context.Context, r store.Request) store.State {
 		return store.Answers(ctx, o.Base.Peek, []store.Request{r})[0]
 	}
 	found := o.Operable.Inspect(ctx, r)
-	if found.Previous != nil && !found.Copies[0].Exists {
-		found = *found.Previous
+	for _, before := range found.Previous {
+		if !found.Copies[0].Exists {
+			found = before
+		}
 	}
 	for i := range found.Copies {
 		if found.Copies[i].State.Err == nil {
@@ -280,7 +282,7 @@ func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 	if m, ok := h.Module.(LedgerConfig); ok {
 		opts = m.LedgerOptions(h.Name)
 	}
-	o.Accounts = ledger.New(shared.registry, remote, opts)
+	o.Accounts = ledger.NewOwners(ledger.New(shared.registry, remote, opts))
 }
 
 // leaveAccounts leaves the accounts, and closes the module's store. While something

@@ -175,6 +175,8 @@ func (s *remote) report(k kind, op algorithm.Operation, reqs []*store.Request, r
 
 func (*remote) Owner(string) string { return "shard" }
 
+func (*remote) Owners(string) []string { return []string{"shard"} }
+
 // virtual is the traffic of one client through the ledgers of some processes in turn.
 type virtual struct {
 	processes int

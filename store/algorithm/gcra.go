@@ -11,7 +11,6 @@ import (
 // drains at the rate of its own request, and all that has not drained shrinks alike. So
 // events never drain faster than at the highest rate among them, whatever else is spent.
 type GCRA struct {
-	noWindow
 	// TAT is the theoretical arrival time, when all events have drained: whole
 	// microseconds, and Rest in parts of 1/Events.
 	TAT, Rest int64
@@ -118,6 +117,22 @@ func (b *GCRA) renew(r *store.Request, now int64) {
 	}
 }
 
+// Open implements [Bucket]: a bucket that is empty gets the arrival time that r has for it.
+func (b *GCRA) Open(r *store.Request, now int64) {
+	if !b.isPenalized(now) {
+		b.open(r, now)
+	}
+}
+
+func (b *GCRA) open(r *store.Request, now int64) {
+	if b.end() > now || r.Ends <= now {
+		return
+	}
+	b.renew(r, now)
+	b.TAT, b.Spent = r.Ends, store.MaxInteger
+	b.Spent = int64(min(math.Ceil(b.count(now)), store.MaxInteger))
+}
+
 // isOf reports whether all events in the bucket have the rate of r.
 func (b *GCRA) isOf(r *store.Request) bool {
 	return b.Events == r.Events && b.Span == r.Limit.Window.Microseconds()
@@ -185,6 +200,7 @@ func (b *GCRA) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
+	b.open(r, now)
 	b.renew(r, now)
 	b.spend(r, r.Cost, now)
 	if b.Spent += r.Cost; b.Spent > store.MaxInteger {
@@ -198,6 +214,7 @@ func (b *GCRA) Take(r *store.Request, now int64) bool {
 	if b.isPenalized(now) {
 		return false
 	}
+	b.open(r, now)
 	with := *b
 	with.renew(r, now)
 	if r.Cost > 0 && !with.holds(r, now, r.Need()) {

@@ -28,6 +28,22 @@ func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 // keep it in this place.
 func (k *Known) WindowEnd() int64 { return k.Content[1] }
 
+// Opened is the end of the window that is open at now or, of what drains, the arrival time; 0 if it is closed,
+// or empty.
+func (k Known) Opened(limit *store.Limit, now int64) int64 {
+	t := Of(limit.Algorithm)
+	switch {
+	case t.Windowed() && k.IsOpen(limit, now):
+		return k.WindowEnd()
+	case t.Drains():
+		k.Content[t.copies.penalty] = 0
+		if end := k.Expiry(limit); end > now {
+			return end
+		}
+	}
+	return 0
+}
+
 // View is [Bucket.View] before anything is spent, with so much more ahead of the request.
 // now may be an estimate, behind the clock of the bucket.
 func (k *Known) View(r *store.Request, ahead, now int64) (s store.State) {

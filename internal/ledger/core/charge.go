@@ -1,6 +1,7 @@
 package core
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"time"
@@ -51,8 +52,6 @@ type pending struct {
 
 // Transit is what the driver keeps of a charge in flight.
 type Transit struct {
-	// Via is the store through which it was sent.
-	Via any
 	// Arrived is closed when it is answered; nil if nobody waits.
 	Arrived chan struct{}
 }
@@ -71,18 +70,17 @@ type mergedCharge struct {
 type Next struct {
 	// Do is Nothing, Send, Hold or Retry.
 	Do Do
-	// Charge is what is to be sent: one request. Transit is for the driver to note its way.
-	Charge  []*store.Request
-	Transit *Transit
+	// Charge is what is to be sent: one request.
+	Charge []*store.Request
 	// Arrived is the channel of the charge that was answered, to be closed, or nil; Delivery is
 	// that of [Moment] from now on, or 0 if it stays.
 	Arrived  chan struct{}
 	Delivery int64
-	// Lost is how many requests' charges are given up, of the client with a key, and Err is
+	// Lost is how many requests' charges are given up, of the client with a key at a shard, and Err is
 	// why.
-	Lost      int64
-	ClientKey string
-	Err       error
+	Lost             int64
+	ClientKey, Shard string
+	Err              error
 }
 
 // Transit returns what the driver keeps of the charge in flight, or nil if none is.
@@ -158,11 +156,14 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	case b.pending == nil:
 		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
 		r.Until = b.openUntil(r, m)
-		if r.Ends = r.Until; r.Until == 0 && b.silent {
+		switch {
+		case r.Until != 0:
+			r.Ends = r.Until
+		case b.silent:
 			// It may be on its way until the store answers.
-			r.Ends = b.endsAt(r.Limit, expires, m)
+			r.Ends = cmp.Or(b.endsAt(r.Limit, expires, m), r.Ends)
 		}
-		return Next{Do: Send, Charge: req[:1:1], Transit: &b.pending.transit}
+		return Next{Do: Send, Charge: req[:1:1]}
 	}
 	if older := b.pending.waiting; older != nil && isOver(r.Limit, older.expires, m) {
 		n = b.dropWaiting(ErrExpired)
@@ -328,7 +329,7 @@ func (m *Moment) averageDelivery(took int64) int64 {
 }
 
 func lost(r *store.Request, requests int64, err error) Next {
-	return Next{Lost: requests, ClientKey: r.ClientKey, Err: err}
+	return Next{Lost: requests, ClientKey: r.ClientKey, Shard: r.Shard, Err: err}
 }
 
 // confirmCharge takes in the reply to the charge in flight.
@@ -449,7 +450,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 		r.Ends = b.endsAt(r.Limit, p.expires, m)
 	}
 	w.sent[0] = r
-	n.Do, n.Charge, n.Transit = Send, w.sent[:], &p.transit
+	n.Do, n.Charge = Send, w.sent[:]
 }
 
 // endsAt returns an instant of the process's clock as [store.Request.Ends] has it: as the time that is left,
@@ -465,9 +466,19 @@ func (b *Bucket) endsAt(limit *store.Limit, at int64, m *Moment) int64 {
 	return m.Now - at
 }
 
-// opens returns the end, as [store.Request.Ends] has it, of the window in which pending charges count, or 0 if none
-// do: what asks first opens no other one.
+// Opened returns when the bucket is empty again, as far as is known: see [algorithm.Known.Opened].
+func (b *Bucket) Opened(r *store.Request, m *Moment) int64 {
+	return b.known.Opened(r.Limit, m.Now+b.clock)
+}
+
+// opens returns the end, as [store.Request.Ends] has it, of the window in which pending charges count, or that which the
+// request has for it: what asks first opens no other one.
 func (b *Bucket) opens(r *store.Request, m *Moment) int64 {
+	return cmp.Or(b.chargedUntil(r, m), r.Ends)
+}
+
+// chargedUntil returns the end of the window in which pending charges count, or 0 if none do.
+func (b *Bucket) chargedUntil(r *store.Request, m *Moment) int64 {
 	p := b.pending
 	if p == nil || !algorithm.Of(r.Limit.Algorithm).Windowed() || b.known.IsOpen(r.Limit, m.Now+b.clock) {
 		return 0

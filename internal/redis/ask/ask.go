@@ -31,7 +31,7 @@ type Asker struct {
 	// Observers receive the commands that Run, AskOne and Post send to a shard.
 	Observers map[*wire.Shard]Observer
 	// OnUndelivered, if set, receives the failures of what is posted without a report.
-	OnUndelivered func(clientKey string, op algorithm.Operation, err error)
+	OnUndelivered func(r *store.Request, op algorithm.Operation, err error)
 
 	absences absences
 }
@@ -156,8 +156,9 @@ func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, asks []*stor
 	}
 }
 
-// sample returns a key that is none of a bucket, and that users may have who have those of buckets.
-func (a *Asker) sample() string { return a.Keys.Mark("sample") }
+// sample returns a key that is none of a bucket, because no prefix contains a #, and that users may
+// have who have those of buckets.
+func (a *Asker) sample() string { return a.Keys.Prefix + ":#{sample}" }
 
 // fallBack asks a replica for what the primary did not answer. Where the replica
 // knows no open window either, the error stays.
@@ -411,7 +412,7 @@ func (a *Asker) Report(report func(i int, st store.State), op algorithm.Operatio
 	case report != nil:
 		report(i, st)
 	case st.Err != nil && a.OnUndelivered != nil:
-		a.OnUndelivered(r.ClientKey, op, st.Err)
+		a.OnUndelivered(r, op, st.Err)
 	}
 }
 

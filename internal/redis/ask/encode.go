@@ -312,16 +312,6 @@ func appendDigest(b []byte, mark byte, sum []byte) []byte {
 	return base64.RawURLEncoding.AppendEncode(append(b, mark), sum[:digestBytes])
 }
 
-// Mark returns the key of the mark that keeps a bucket from migrating. It is in
-// the bucket's slot, with any software that honours hash tags, and never the key
-// of a bucket, because no prefix contains a #.
-func (k Keys) Mark(bucket string) string {
-	if k.Tagged {
-		return k.Prefix + ":#" + bucket
-	}
-	return k.Prefix + ":#{" + bucket + "}"
-}
-
 // Servers returns the servers in a shard that hold a client's buckets, or nil while none
 // are known.
 func (k Keys) Servers(shard *wire.Shard, clientKey string) *wire.Servers {
@@ -393,15 +383,13 @@ type layout struct {
 	// isBorn is set if replies, and what is stored as a string, have one more number: when the bucket was made,
 	// or 0.
 	isBorn bool
-	// endsEarly is what EndsEarly reports.
-	endsEarly bool
 }
 
 var layouts = [...]layout{
 	store.FixedWindow:   {code: "fw", script: bundled("fixed_window"), arguments: addWindow, count: 3, isBorn: true, isHash: true},
 	store.SlidingWindow: {code: "sw", script: bundled("sliding_window"), arguments: addSlidingWindow, count: 4, isBorn: true},
-	store.SlidingLog:    {code: "sl", script: single("members", "sliding_log"), arguments: addMembers, count: 4, isSet: true, endsEarly: true},
-	store.GCRA:          {code: "gcra", script: bundled("gcra"), arguments: addRate, count: 7, endsEarly: true},
+	store.SlidingLog:    {code: "sl", script: single("members", "sliding_log"), arguments: addMembers, count: 4, isSet: true},
+	store.GCRA:          {code: "gcra", script: bundled("gcra"), arguments: addRate, count: 7},
 	store.Concurrency:   {code: "cc", script: single("members", "concurrency"), arguments: addMembers, count: 1, isSet: true},
 }
 
@@ -424,22 +412,6 @@ func Scripts() []*wire.Script {
 		all[i] = layouts[i].script
 	}
 	return all
-}
-
-// EndsEarly reports whether an operation, such as a refund, can bring a bucket's end
-// forward: it may then end at its new owner while the previous copy exists.
-func EndsEarly(a store.Algorithm) bool { return layouts[a].endsEarly }
-
-// TypeOf returns what type of value of Redis an algorithm's buckets are.
-func TypeOf(a store.Algorithm) string {
-	switch l := &layouts[a]; {
-	case l.isHash:
-		return "hash"
-	case l.isSet:
-		return "zset"
-	default:
-		return "string"
-	}
 }
 
 func addWindow(c *wire.ScriptCall, op Op, r *store.Request) {
@@ -519,7 +491,7 @@ func oneIf(b bool) int64 {
 func addRate(c *wire.ScriptCall, op Op, r *store.Request) {
 	c.Add(r.Limit.Window.Microseconds(), r.Events)
 	if op.Operation == algorithm.Penalize {
-		c.Add(r.Until, 0, 0, 0, 0, 0, algorithm.LongestPenalty(r).Microseconds())
+		c.Add(r.Until, 0, 0, 0, 0, 0, algorithm.LongestPenalty(r).Microseconds(), 0)
 		return
 	}
 	micros, rest := algorithm.DrainTime(r, r.Cost)
@@ -533,7 +505,7 @@ func addRate(c *wire.ScriptCall, op Op, r *store.Request) {
 	default:
 		c.Add(0, 0, 0)
 	}
-	c.Add(algorithm.LongestPenalty(r).Microseconds())
+	c.Add(algorithm.LongestPenalty(r).Microseconds(), r.Ends)
 }
 
 func addMembers(c *wire.ScriptCall, op Op, r *store.Request) {

@@ -499,9 +499,6 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	if v.shard.InCluster {
 		needed = append(needed, clusterRights...)
 	}
-	if len(v.operator.previous) > 0 {
-		needed = append(needed, migrationRights...)
-	}
 	var found, resets, overrides probed
 	for _, p := range []struct {
 		*probed
@@ -535,7 +532,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 		})
 		v.lacks(store.SeverityWarning, later, "charges fail once it becomes the primary (failover)")
 	}
-	vital, lesser := v.apart(found.missing)
+	vital, lesser := apart(found.missing)
 	v.lacks(store.SeverityError, vital, "checks or charges fail")
 	for consequence, commands := range lesser {
 		v.lacks(store.SeverityWarning, commands, consequence)
@@ -565,11 +562,11 @@ var hideable = []string{"script|load", "time", "info"}
 
 // apart returns the commands without which checks or charges fail, and the others by what is so
 // without them.
-func (v *serverDiagnoser) apart(commands []string) (vital []string, lesser map[string][]string) {
+func apart(commands []string) (vital []string, lesser map[string][]string) {
 	lesser = map[string][]string{}
 	for _, command := range commands {
 		consequence, isLesser := lesserCommands[command]
-		if isLesser && (command != "hsetnx" || len(v.operator.previous) == 0) {
+		if isLesser {
 			lesser[consequence] = append(lesser[consequence], command)
 		} else {
 			vital = append(vital, command)
@@ -580,7 +577,7 @@ func (v *serverDiagnoser) apart(commands []string) (vital []string, lesser map[s
 
 // lacksCommands adds the findings of commands that the server, or a proxy before it, does not know.
 func (v *serverDiagnoser) lacksCommands(ctx context.Context, unknown []string) {
-	unknown, lesser := v.apart(unknown)
+	unknown, lesser := apart(unknown)
 	hidden, missing := lesser[moreWork], []string(nil)
 	delete(lesser, moreWork)
 	for _, command := range unknown {

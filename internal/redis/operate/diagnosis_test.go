@@ -346,13 +346,13 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	mentions(t, d, codePersistence, "unknown", "+config|get")
 	must(t, server.Client().ConfigSet(t.Context(), "appendonly", "yes").Err())
 	finds(t, "a user who need not ask for settings", examine(opts))
-	optional := slices.AppendSeq(namesOf(slices.Concat(resetRights, withoutAnyOf(migrationRights, overrideRights))), maps.Keys(lesserCommands))
-	for _, command := range namesOf(slices.Concat(basicRights, databaseRights, migrationRights, resetRights, overrideRights)) {
+	optional := slices.AppendSeq(namesOf(slices.Concat(resetRights, overrideRights)), maps.Keys(lesserCommands))
+	for _, command := range namesOf(slices.Concat(basicRights, databaseRights, resetRights, overrideRights)) {
 		set(server, "-"+command)
 		d := examine(opts)
 		set(server, "+"+command)
 		severity := "error"
-		if slices.Contains(optional, command) && command != "hsetnx" {
+		if slices.Contains(optional, command) {
 			severity = "warning"
 		}
 		finds(t, command, d, severity+" rights "+addr)
@@ -452,7 +452,7 @@ func TestDocumentedRightsAreThoseThatAreProbed(t *testing.T) {
 		documented = append(documented, commands)
 	}
 	probed := [][]string{
-		namesOf(basicRights), namesOf(databaseRights), namesOf(clusterRights), namesOf(migrationRights), namesOf(resetRights), namesOf(overrideRights), sentinelRights,
+		namesOf(basicRights), namesOf(databaseRights), namesOf(clusterRights), namesOf(resetRights), namesOf(overrideRights), sentinelRights,
 	}
 	if fmt.Sprint(documented) != fmt.Sprint(probed) {
 		t.Errorf("docs/servers.md has %q, and what is probed is %q", documented, probed)

@@ -12,13 +12,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-const (
-	// resetTimeout bounds the removal of a bucket, including the search for its servers.
-	resetTimeout = 2 * time.Second
-	// resetMark is how long a bucket cannot migrate after its reset. Other processes
-	// may have read it before; by then their restores have ended.
-	resetMark = time.Minute
-)
+// resetTimeout bounds the removal of a bucket, including the search for its servers.
+const resetTimeout = 2 * time.Second
 
 // Inspect returns the copies of a bucket that the servers of a shard have.
 func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store.Inspection {
@@ -50,44 +45,30 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 	return store.Inspection{Shard: m.Name, Copies: copies}
 }
 
-// Reset removes a bucket from its owner, and from its previous owner, which may be nil. It
-// also prevents other processes from migrating the bucket at the same time.
-func (p *Operator) Reset(ctx context.Context, r store.Request, owner, previous *Member) error {
+// Reset removes a bucket from its owners, under all algorithms.
+func (p *Operator) Reset(ctx context.Context, r store.Request, owners []*Member) error {
 	// Half a reset is none, so it goes on when its caller leaves.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), resetTimeout)
 	defer cancel()
-	if previous != nil {
-		if err := p.remove(ctx, previous.Shard, &r, false); err != nil {
-			return fmt.Errorf("reset at the previous shard %s: %w", previous.Name, err)
+	for _, m := range owners {
+		if err := p.remove(ctx, m.Shard, &r); err != nil {
+			return fmt.Errorf("reset at shard %s: %w", m.Name, err)
 		}
-	}
-	if err := p.remove(ctx, owner.Shard, &r, previous != nil); err != nil {
-		return fmt.Errorf("reset at shard %s: %w", owner.Name, err)
 	}
 	return nil
 }
 
-// remove removes a bucket from a shard, under all algorithms. marked keeps it from
-// migrating there for a while.
-func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request, marked bool) error {
+func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request) error {
 	at := p.await(ctx, shard, r.ClientKey)
 	if at == nil {
 		return wire.NotExecuted(wire.ErrNoServers)
 	}
 	// One command for each key: while a slot moves, its keys can be on either node.
-	var marks, dels []*wire.Command
-	keys := p.asker.Keys.In(shard.Shard)
-	for _, key := range keys.Like(r.Limit, r.ClientKey) {
-		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
+	var dels []*wire.Command
+	for _, key := range p.asker.Keys.In(shard.Shard).Like(r.Limit, r.ClientKey) {
 		del := wire.NewCommand("del", key)
 		del.Reads = false
 		dels = append(dels, del)
-	}
-	if marked {
-		// A server that is full refuses marks, and also migrations.
-		if err := at.Checks.DoAll(ctx, marks...); err != nil && !wire.IsReply(err) {
-			return err
-		}
 	}
 	return at.Checks.DoAll(ctx, dels...)
 }

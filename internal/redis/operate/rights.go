@@ -66,13 +66,8 @@ var (
 		{"ping", nil},
 		{"info", []any{"server"}},
 	}
-	databaseRights  = []right{{"select", []any{0}}}
-	clusterRights   = []right{{"cluster|shards", nil}, {"cluster|slots", nil}, {"cluster|info", nil}, {"readonly", nil}, {"asking", nil}}
-	migrationRights = []right{
-		{"pexpiretime", []any{inKey{}}},
-		{"hgetall", []any{inKey{}}},
-		{"pexpireat", []any{inKey{}, 1}},
-	}
+	databaseRights = []right{{"select", []any{0}}}
+	clusterRights  = []right{{"cluster|shards", nil}, {"cluster|slots", nil}, {"cluster|info", nil}, {"readonly", nil}, {"asking", nil}}
 	resetRights    = []right{{"del", []any{inKey{}}}}
 	overrideRights = []right{
 		{"hscan", []any{inKey{}, 0}},
@@ -91,13 +86,13 @@ func withoutAnyOf(needed, rights []right) []right {
 
 // primaryCommands are those of the lists above that the store never sends to a replica.
 var primaryCommands = []string{
-	"evalsha", "set", "hset", "hincrby", "hsetnx", "hdel", "pexpire", "persist", "zadd", "zrem", "zremrangebyrank", "pexpiretime", "pexpireat",
+	"evalsha", "set", "hset", "hincrby", "hsetnx", "hdel", "pexpire", "persist", "zadd", "zrem", "zremrangebyrank", "pexpireat",
 }
 
 const moreWork = "it counts, with more work, and less is known of it"
 
 // lesserCommands are those of the basic rights without which checks and charges go on, by what is so
-// then; migrations need hsetnx.
+// then.
 var lesserCommands = map[string]string{
 	"evalsha_ro": moreWork, "mget": moreWork, "hlen": moreWork, "hsetnx": moreWork, "persist": moreWork, "ping": moreWork,
 	"pttl":    "penalties fail",

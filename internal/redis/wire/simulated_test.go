@@ -322,17 +322,6 @@ func otherScripts(now time.Time, do func(args ...string) (any, error)) (replies 
 	}
 	note := func(texts ...string) { replies = append(replies, texts...) }
 
-	expiry := now.Add(time.Hour).UnixMilli()
-	note(send("hset", "bucket", "c", 7, "r", expiry), send("pexpireat", "bucket", expiry))
-	for _, key := range []any{"bucket", "none"} {
-		dumped := call(luascripts.Dump, []any{key}, "hash")
-		note(dumped[:8])
-		for range 2 {
-			note(call(luascripts.Restore, []any{"restored", "mark"}, wire.AppendPacked(nil, expiry, 1, 0), "hash", dumped[8:]))
-		}
-	}
-	note(send("hgetall", "restored"), send("pexpiretime", "restored"), send("pexpiretime", "mark"))
-
 	override := func(op string, args ...any) string {
 		return call(luascripts.Override, []any{"overrides", "log"}, append([]any{op}, args...)...)
 	}
