@@ -5,20 +5,15 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
 	"github.com/sony/gobreaker/v2"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
-	"github.com/shardlimit/caddy-shardlimit/luascripts"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // resharding has shards of which one is added or removed.

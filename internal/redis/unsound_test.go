@@ -12,7 +12,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
