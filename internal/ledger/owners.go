@@ -213,7 +213,7 @@ func opensByRequest(limit *store.Limit) bool {
 // endWith makes windows that are opened end with the one of a state.
 func endWith(asks []*store.Ask, st *store.State) {
 	for _, a := range asks {
-		if opensByRequest(a.Request.Limit) && a.Ends == 0 {
+		if opensByRequest(a.Request.Limit) {
 			a.Ends = algorithm.Known{Content: st.Content}.Opened(a.Request.Limit, st.Now)
 		}
 	}
@@ -226,9 +226,8 @@ func (l *Ledger) opened(r *store.Request) int64 {
 	return b.Opened(r, &m)
 }
 
-// open reads what is not known to be open, and makes what is closed open with the end of what is open: a
-// window as long, and of what drains at that arrival time. Otherwise a client that never pauses would have a burst
-// more once it has moved.
+// open reads what is not known to be open, and makes what is closed open with the end of what is open. What
+// drains gets that arrival time: otherwise a client that never pauses would have a burst more once it has moved.
 func (p *parts) open(ctx context.Context) {
 	var closed []*store.Ask
 	for _, of := range p.of {
@@ -248,7 +247,7 @@ func (p *parts) open(ctx context.Context) {
 		reads[i] = a.Request
 		reads[i].Primary = true
 	}
-	states := store.Answers(ctx, p.Peek, reads)
+	states := store.Answers(ctx, p.Ledger.Peek, reads)
 	for len(closed) > 0 {
 		n := 1
 		for n < len(closed) && closed[n].ClientKey == closed[0].ClientKey && closed[n].Request.Limit == closed[0].Request.Limit && closed[n].Shard > closed[n-1].Shard {

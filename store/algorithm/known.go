@@ -36,9 +36,8 @@ func (k Known) Opened(limit *store.Limit, now int64) int64 {
 	case t.Windowed() && k.IsOpen(limit, now):
 		return k.WindowEnd()
 	case t.Drains():
-		k.Content[t.copies.penalty] = 0
-		if end := k.Expiry(limit); end > now {
-			return end
+		if tat := k.Content[0]; tat > now {
+			return tat
 		}
 	}
 	return 0
