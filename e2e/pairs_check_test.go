@@ -106,10 +106,12 @@ func (p *pairRun) readBucket(books pairBooks, store string, b pairBucket, query 
 	if l := found.Ledger; l != nil && (l.InFlight != 0 || l.Unsent != 0 || l.Reserved != 0) {
 		return fmt.Errorf("of client %.40q in zone %s the ledger has %+v", b.name, b.zone, *l)
 	}
-	held, ok, err := found.primary()
-	if err == nil && !ok && found.Previous != nil {
-		// The client's next request migrates the bucket.
-		held, _, err = found.Previous.primary()
+	held, _, err := found.primary()
+	if err == nil && found.Previous != nil {
+		// Both owners count what is served while both are asked, and the former one what was before.
+		var former heldBucket
+		former, _, err = found.Previous.primary()
+		held.used, held.penalized = max(held.used, former.used), held.penalized || former.penalized
 	}
 	if found.Local != nil {
 		held.local = found.Local.Used

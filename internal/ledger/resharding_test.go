@@ -320,7 +320,12 @@ func TestReshardingKeepsLimits(t *testing.T) {
 						}
 						over, refused, requests = max(over, h.over), refused+h.refused, requests+h.requests
 					}
-					if t.Logf("%d beyond the limit; %d of %d were refused with room", over, refused, requests); takes && refused*1000 > 40*requests {
+					// What drains keeps for longer what takes at other shards have given back.
+					share := 25
+					if algorithm.Of(limit.Algorithm).Drains() {
+						share = 10
+					}
+					if t.Logf("%d beyond the limit; %d of %d were refused with room", over, refused, requests); takes && refused*share > requests {
 						t.Errorf("%d of %d requests were refused although there was room", refused, requests)
 					}
 				})
