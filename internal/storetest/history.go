@@ -196,6 +196,9 @@ func (m *model) request(op algorithm.Operation) store.Request {
 	if op == algorithm.Penalize {
 		r.Until = m.now() + m.Draw("penalty", 1, micros(time.Hour))
 	}
+	if algorithm.Of(m.Limit.Algorithm).Drains() && m.Draw("opens", 0, 3) == 0 {
+		r.Ends = m.now() + m.Draw("arrival", 0, 2*r.Limit.Window.Microseconds()) - 1
+	}
 	return r
 }
 

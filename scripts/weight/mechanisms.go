@@ -58,7 +58,7 @@ var mechanisms = []struct {
 	{"replicas", "replica"},
 	{"reservations", "reservation"},
 	{"resets", "reset"},
-	{"resharding", "previous, migration, migrate, migrated, handover"},
+	{"resharding", "previous, owners, handover"},
 	{"rollout", "rollout"},
 	{"scripts", "script"},
 	{"secrets in keys", "secret, seal, sealed"},

@@ -1,0 +1,10 @@
+package redisstore
+
+import (
+	"os"
+	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+)
+
+func TestMain(m *testing.M) { os.Exit(redistest.RunTests(m)) }
