@@ -135,7 +135,7 @@ func (s *Shard) ownRows() []option.Row {
 		},
 		{
 			Name: "weight", JSON: []string{"weight", "previous_weights"}, Args: "<now> [was <before>...]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
-			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before, and before each earlier step within the longest window, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
+			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before each step, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
 			Parts: map[string]string{
 				"weight":           "The share of the clients, from 0 to 1000. 0 is for a shard that is being removed, whose `previous_weights` say what it was: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: 1.",
 				"previous_weights": "While shards are added, removed or weighted anew: the weight that this one had before, 0 if it was new, and before each earlier step within the longest window, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: none; the weight is the same.",
