@@ -350,10 +350,14 @@ var features = []feature{
 			}
 		},
 		disturb: func(p *pairRun) []func() {
-			return []func(){func() {
-				p.resharded = true
-				p.load()
-			}}
+			var moves []func()
+			for _, is := range []bool{true, false, true} {
+				moves = append(moves, func() {
+					p.resharded = is
+					p.load()
+				})
+			}
+			return moves
 		},
 	},
 	{

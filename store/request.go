@@ -28,6 +28,8 @@ type Request struct {
 	// Primary makes a Check ask the primary; a replica answers only if the primary
 	// cannot.
 	Primary bool
+	// Shared is set for a Charge that the client's other owners get as well: with its shard it is gone.
+	Shared bool
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
 	// Batch is how many events this process may take at once, to serve other

@@ -24,6 +24,9 @@ var ErrNotExecuted = errors.New("not executed")
 // refuses it for what it is, and not for a state that passes.
 var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)
 
+// ErrGone is an [ErrFinal] of an operation at a shard that the store has no more, which changes nothing that counts.
+var ErrGone = fmt.Errorf("%w: its shard is not in the config any more", ErrFinal)
+
 // ErrUncertain is the error, possibly wrapped, of an operation that spends or
 // gives back and whose outcome is unknown, because the backend was asked and
 // its answer did not arrive, or says that it failed halfway. Such an operation is never repeated.

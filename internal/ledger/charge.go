@@ -163,7 +163,9 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 		l.registry.delivery.Store(n.Delivery)
 	}
 	if n.Lost > 0 {
-		l.lose(&n)
+		if !errors.Is(n.Err, store.ErrGone) {
+			l.lose(&n)
+		}
 		n.Lost = 0
 	}
 	switch {

@@ -16,6 +16,7 @@ package ledger
 import (
 	"cmp"
 	"context"
+	"errors"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -161,7 +162,7 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
 	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && w.opts.OnUndelivered != nil {
+		if st.Err != nil && !errors.Is(st.Err, store.ErrGone) && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.shardOf(reqs[i]), algorithm.Refund, 1, st.Err)
 		}
 		w.endRefund(sent[i], reqs[i], &st)

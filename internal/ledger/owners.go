@@ -459,7 +459,7 @@ func (o *Owners) settle(all *settled, w *Ledger, r *store.Request, hold int64, b
 		if n := slices.Index(now, part.Shard); n < 0 {
 			part.Cost = 0
 		} else {
-			part.Ends = ends[n]
+			part.Ends, part.Shared = ends[n], len(now) > 1
 		}
 		if (part.Cost > 0 || holds > 0) && !slices.Contains(but, part.Shard) {
 			all.add(part, holds)

@@ -15,7 +15,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // TestConnectionsThatAreAllCutLeaveNoServerOut: the pool has one connection more than
@@ -212,7 +211,7 @@ func useAllConnections(t *testing.T, s *Store, plain bool) {
 // reported.
 func TestRefundsThatWaitAreBounded(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
-	lane := s.serversOf(algorithm.Charge, &store.Request{ClientKey: "k"}).Charges
+	lane := s.serversOf(&store.Request{ClientKey: "k"}).Charges
 	mu := hidden[sync.Mutex](lane, "queue", "mu")
 	mu.Lock()
 	*hidden[int](lane, "queue", "limit") = 0

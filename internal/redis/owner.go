@@ -58,8 +58,7 @@ func (s *Store) ownersOf(r *store.Request) (owners []*Member) {
 }
 
 // memberOf returns the member whose bucket a request is about. A shard that is not in the config any
-// more has left its clients to their present owners, but nothing of what they
-// have spent.
+// more has left its clients to their present owners.
 func (s *Store) memberOf(r *store.Request) *Member {
 	if r.Shard != "" {
 		if m := s.all[r.Shard]; m != nil {
@@ -69,25 +68,26 @@ func (s *Store) memberOf(r *store.Request) *Member {
 	return s.owner(r.ClientKey)
 }
 
-// serversOf returns the servers at which an operation on the bucket of a request runs, or nil while none are
-// known.
-func (s *Store) serversOf(op algorithm.Operation, r *store.Request) *wire.Servers {
-	if op == algorithm.Refund && r.Shard != "" && s.all[r.Shard] == nil {
-		return nil
-	}
+// isGone reports whether an operation is about a shard that is not in the config any more, and about no other one.
+func (s *Store) isGone(op algorithm.Operation, r *store.Request) bool {
+	return r.Shard != "" && s.all[r.Shard] == nil && (op == algorithm.Refund || op == algorithm.Charge && r.Shared)
+}
+
+// serversOf returns the servers that hold the bucket of a request, or nil while none are known.
+func (s *Store) serversOf(r *store.Request) *wire.Servers {
 	return s.asker.Keys.Servers(s.memberOf(r).Shard.Shard, r.ClientKey)
 }
 
 // onlyServers returns the servers of n requests if they all have the same.
-func (s *Store) onlyServers(op algorithm.Operation, n int, request func(i int) *store.Request) (only *wire.Servers, ok bool) {
+func (s *Store) onlyServers(n int, request func(i int) *store.Request) (only *wire.Servers, ok bool) {
 	if n == 0 {
 		return nil, false
 	}
 	first := request(0)
-	only = s.serversOf(op, first)
+	only = s.serversOf(first)
 	for i := 1; i < n; i++ {
 		r := request(i)
-		if (r.ClientKey != first.ClientKey || r.Shard != first.Shard) && s.serversOf(op, r) != only {
+		if (r.ClientKey != first.ClientKey || r.Shard != first.Shard) && s.serversOf(r) != only {
 			return nil, false
 		}
 	}
@@ -146,10 +146,10 @@ func mix(x uint64) uint64 {
 }
 
 // perServers calls f concurrently, once for all of n requests whose buckets the same servers hold, and waits.
-func (s *Store) perServers(op algorithm.Operation, n int, request func(i int) *store.Request, f func(at *wire.Servers, places []int)) {
+func (s *Store) perServers(n int, request func(i int) *store.Request, f func(at *wire.Servers, places []int)) {
 	owned := map[*wire.Servers][]int{}
 	for i := range n {
-		at := s.serversOf(op, request(i))
+		at := s.serversOf(request(i))
 		owned[at] = append(owned[at], i)
 	}
 	var wg sync.WaitGroup

@@ -256,7 +256,7 @@ func TestPeekOpensNothingForTheClock(t *testing.T) {
 	s := newStore(t, shardOf(t, sh), nil)
 	must(t, store.Answers(t.Context(), s.Charge, oneOf("other"))[0].Err)
 	must(t, sh.WaitReplicated(t.Context()))
-	clock := s.serversOf(algorithm.Charge, &store.Request{ClientKey: "k"}).Clock
+	clock := s.serversOf(&store.Request{ClientKey: "k"}).Clock
 	age := func() {
 		mu, start, offset := hidden[sync.Mutex](clock, "mu"), hidden[time.Time](clock, "start"), hidden[int64](clock, "offset")
 		mu.Lock()

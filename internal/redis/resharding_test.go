@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 	"testing"
 	"time"
 
@@ -88,8 +89,8 @@ func TestOwnersOfAMovedClient(t *testing.T) {
 	}
 }
 
-// TestRequestNamesItsShard: its bucket is the one there. That of a shard that is gone is the present owner's, but
-// nothing is given back there.
+// TestRequestNamesItsShard: its bucket is the one there. That of a shard that is gone is the present owner's, which is
+// not charged twice, and gets nothing back that was spent elsewhere.
 func TestRequestNamesItsShard(t *testing.T) {
 	r := newResharding(t)
 	s := r.store(r.members, r.members[:2])
@@ -116,13 +117,25 @@ func TestRequestNamesItsShard(t *testing.T) {
 	was := inspected(t, s, at(owner, 0)).Copies[0].State.Used
 	used(t, "a shard that is gone", store.Answers(t.Context(), s.Charge, []store.Request{at("gone", 1)})[0], was+1)
 	gone := at("gone", 1)
-	gone.Receipt = reqs[slices.Index([]string{"a", "b", "c"}, owner)].Receipt
-	if err := store.Answers(t.Context(), s.Refund, []store.Request{gone})[0].Err; !errors.Is(err, store.ErrNotExecuted) {
-		t.Errorf("a refund to a shard that is gone: %v", err)
+	gone.Shared, gone.Receipt = true, reqs[slices.Index([]string{"a", "b", "c"}, owner)].Receipt
+	some := []store.Request{at("a", 0), gone}
+	for _, st := range [][]store.State{store.Answers(t.Context(), s.Refund, some), store.Answers(t.Context(), s.Charge, some)} {
+		if must(t, st[0].Err); !errors.Is(st[1].Err, store.ErrGone) {
+			t.Errorf("at a shard that is gone: %+v", st[1])
+		}
 	}
-	s.RefundReported(storetest.Posts([]store.Request{gone}), func(_ int, st store.State) { reported <- st })
-	if err := (<-reported).Err; !errors.Is(err, store.ErrNotExecuted) {
-		t.Errorf("a refund to a shard that is gone: %v", err)
+	posted := make([]store.State, len(some))
+	for _, post := range []func([]*store.Request, func(int, store.State)){s.RefundReported, s.ChargeReported} {
+		var all sync.WaitGroup
+		all.Add(len(some))
+		post(storetest.Posts(some), func(i int, st store.State) {
+			posted[i] = st
+			all.Done()
+		})
+		all.Wait()
+		if must(t, posted[0].Err); !errors.Is(posted[1].Err, store.ErrGone) {
+			t.Errorf("at a shard that is gone: %+v", posted[1])
+		}
 	}
 	resets(t, s, at("b", 0))
 	for _, shard := range []string{"a", "b", "c"} {

@@ -184,13 +184,19 @@ func (s *Store) Penalize(ctx context.Context, asks []*store.Ask) {
 // abandoned call has commands of its own.
 func (s *Store) run(ctx context.Context, op algorithm.Operation, asks []*store.Ask, timeout time.Duration) {
 	deadline := time.Now().Add(timeout)
+	if isGone := func(a *store.Ask) bool { return s.isGone(op, &a.Request) }; slices.ContainsFunc(asks, isGone) {
+		for _, a := range asks {
+			a.State = store.State{Err: store.ErrGone}
+		}
+		asks = slices.DeleteFunc(slices.Clone(asks), isGone)
+	}
 	s.awaitServers(ctx, asks, deadline)
 	request := func(i int) *store.Request { return &asks[i].Request }
-	if only, ok := s.onlyServers(op, len(asks), request); ok {
+	if only, ok := s.onlyServers(len(asks), request); ok {
 		s.asker.Run(ctx, op, only, asks, deadline)
 		return
 	}
-	s.perServers(op, len(asks), request, func(at *wire.Servers, places []int) {
+	s.perServers(len(asks), request, func(at *wire.Servers, places []int) {
 		there := make([]*store.Ask, len(places))
 		for n, i := range places {
 			there[n] = asks[i]
@@ -215,12 +221,22 @@ func (s *Store) RefundReported(reqs []*store.Request, report func(i int, st stor
 // detach runs an operation without waiting. report receives the state of each
 // request; if it is nil, OnUndelivered receives the failures.
 func (s *Store) detach(op algorithm.Operation, reqs []*store.Request, report func(i int, st store.State)) {
+	if isGone := func(r *store.Request) bool { return s.isGone(op, r) }; slices.ContainsFunc(reqs, isGone) {
+		for i, r := range reqs {
+			if isGone(r) {
+				s.asker.Report(report, op, r, i, store.State{Err: store.ErrGone})
+			} else {
+				s.detach(op, reqs[i:i+1], func(_ int, st store.State) { s.asker.Report(report, op, r, i, st) })
+			}
+		}
+		return
+	}
 	request := func(i int) *store.Request { return reqs[i] }
-	if only, ok := s.onlyServers(op, len(reqs), request); ok {
+	if only, ok := s.onlyServers(len(reqs), request); ok {
 		s.asker.Post(op, only, ask.Group{Reqs: reqs}, report)
 		return
 	}
-	s.perServers(op, len(reqs), request, func(at *wire.Servers, places []int) {
+	s.perServers(len(reqs), request, func(at *wire.Servers, places []int) {
 		s.asker.Post(op, at, ask.Group{Reqs: reqs, Places: places}, report)
 	})
 }
