@@ -25,7 +25,7 @@ type Request struct {
 	// Ahead is what is waiting to be spent before this request: a Check asks
 	// for as much more. It is 0 for the other operations.
 	Ahead int64
-	// Primary makes a Check ask the primary; a replica answers only if the primary
+	// Primary makes a Check or Peek ask the primary; a replica answers a Check only if the primary
 	// cannot.
 	Primary bool
 	// Shared is set for a Charge that the client's other owners get as well: with its shard it is gone.

@@ -79,45 +79,39 @@ func (p *parts) join() {
 }
 
 // joined returns the answer that stands for those of all owners: the highest count, the longest wait, and
-// the reset of the present owner. It is zero where one was not asked, and none has refused.
+// the reset of the present owner. An error of one stands for all, unless another one has refused. It is zero
+// where one was not asked, and none has refused.
 func joined(of []*store.Ask, owner string) (st store.State) {
-	refused, isWhole := false, true
+	isFirst, isWhole, err := true, true, error(nil)
 	for _, a := range of {
 		switch {
 		case a.Err != nil:
-			if st.Err == nil || errors.Is(a.Err, store.ErrUncertain) {
-				st.Err = a.Err
+			if err == nil || errors.Is(a.Err, store.ErrUncertain) {
+				err = a.Err
 			}
-			continue
-		case !isAnswered(a):
+		case !isAnswered(&a.State):
 			isWhole = false
-			continue
-		case st.Now == 0 || a.Shard == owner:
+		case isFirst:
+			st, isFirst = a.State, false
+		case a.Shard == owner:
 			st = mostOf(a.State, st)
 		default:
 			st = mostOf(st, a.State)
 		}
-		refused = refused || !a.Allowed
 	}
-	switch {
-	case st.Err != nil:
-		return store.State{Err: st.Err}
+	switch refused := !isFirst && !st.Allowed; {
+	case err != nil && (!refused || errors.Is(err, store.ErrUncertain)):
+		return store.State{Err: err}
 	case !refused && !isWhole:
 		return store.State{}
 	}
 	return st
 }
 
-func isAnswered(a *store.Ask) bool { return a.Err != nil || a.State.Now != 0 || a.Allowed }
+func isAnswered(st *store.State) bool { return st.Now != 0 || st.Allowed }
 
 // mostOf returns a state with what another one has more of.
 func mostOf(st, other store.State) store.State {
-	if !isAnswered(&store.Ask{State: other}) {
-		return st
-	}
-	if other.Err != nil {
-		st.Err = other.Err
-	}
 	if !other.Allowed && (st.Allowed || other.RetryAfter > st.RetryAfter) {
 		st.Allowed, st.InFlight, st.RetryAfter = false, other.InFlight, other.RetryAfter
 	}
@@ -229,44 +223,38 @@ func (l *Ledger) opened(r *store.Request) int64 {
 // open reads what is not known to be open, and makes what is closed open with the end of what is open. What
 // drains gets that arrival time: otherwise a client that never pauses would have a burst more once it has moved.
 func (p *parts) open(ctx context.Context) {
-	var closed []*store.Ask
+	var closed [][]*store.Ask
+	var reads []*store.Ask
 	for _, of := range p.of {
 		limit := of[0].Request.Limit
 		if len(of) == 1 || !opensByRequest(limit) && !algorithm.Of(limit.Algorithm).Drains() {
 			continue
 		}
 		if slices.ContainsFunc(of, func(a *store.Ask) bool { return p.opened(&a.Request) == 0 }) {
-			closed = append(closed, of...)
+			closed = append(closed, of)
+			for _, a := range of {
+				read := &store.Ask{Request: a.Request}
+				read.Primary = true
+				reads = append(reads, read)
+			}
 		}
 	}
 	if len(closed) == 0 {
 		return
 	}
-	reads := make([]store.Request, len(closed))
-	for i, a := range closed {
-		reads[i] = a.Request
-		reads[i].Primary = true
-	}
-	states := store.Answers(ctx, p.Ledger.Peek, reads)
-	for len(closed) > 0 {
-		n := 1
-		for n < len(closed) && closed[n].ClientKey == closed[0].ClientKey && closed[n].Request.Limit == closed[0].Request.Limit && closed[n].Shard > closed[n-1].Shard {
-			n++
+	p.Ledger.Peek(ctx, reads)
+	for _, of := range closed {
+		ends := make([]int64, len(of))
+		for i, read := range reads[:len(of)] {
+			ends[i] = algorithm.Known{Content: read.Content}.Opened(read.Request.Limit, read.Now)
 		}
-		end := int64(0)
-		ends := make([]int64, n)
-		for i := range n {
-			if states[i].Err == nil {
-				ends[i] = algorithm.Known{Content: states[i].Content}.Opened(closed[i].Request.Limit, states[i].Now)
-			}
-			end = max(end, ends[i])
-		}
-		for i := range n {
+		end := slices.Max(ends)
+		for i, a := range of {
 			if ends[i] == 0 && end > 0 {
-				closed[i].Ends, closed[i].Primary = end, true
+				a.Ends, a.Primary = end, true
 			}
 		}
-		closed, states = closed[n:], states[n:]
+		reads = reads[len(of):]
 	}
 }
 
@@ -375,11 +363,15 @@ func asksOf(reqs []*store.Request) (asks []*store.Ask) {
 
 // refunded is joined of refunds: what one owner has given back must not be tried again.
 func refunded(of []*store.Ask, owner string) store.State {
-	st := joined(of, owner)
-	if slices.ContainsFunc(of, func(a *store.Ask) bool { return !errors.Is(a.Err, store.ErrNotExecuted) }) && errors.Is(st.Err, store.ErrNotExecuted) {
-		st.Err = fmt.Errorf("%w: refunded in part: %s", store.ErrUncertain, st.Err.Error())
+	failed := slices.IndexFunc(of, func(a *store.Ask) bool { return a.Err != nil })
+	if failed < 0 {
+		return joined(of, owner)
 	}
-	return st
+	err := of[failed].Err
+	if slices.ContainsFunc(of, func(a *store.Ask) bool { return !errors.Is(a.Err, store.ErrNotExecuted) }) && errors.Is(err, store.ErrNotExecuted) {
+		err = fmt.Errorf("%w: refunded in part: %s", store.ErrUncertain, err.Error())
+	}
+	return store.State{Err: err}
 }
 
 // RefundDetached is [Ledger.RefundDetached].

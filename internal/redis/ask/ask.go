@@ -195,12 +195,12 @@ func (a *Asker) refreshClock(at *wire.Servers, start time.Time, asked *store.Ask
 	}
 }
 
-// peek reads from a replica, or from the primary if there is none.
+// peek reads from a replica, or from the primary if there is none or it is asked for.
 func (a *Asker) peek(ctx context.Context, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	start := time.Now()
 	now, _ := a.TimeAt(at, start)
 	replica, primary := a.replica(at), Reading(algorithm.Peek, store.RolePrimary, now)
-	if replica == nil {
+	if replica == nil || wantsPrimary(asks) {
 		a.ask(ctx, at.Checks, asks, deadline, primary)
 		return
 	}
