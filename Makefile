@@ -142,10 +142,10 @@ servers: ## unpack the other servers that the tests run with, into bin/servers: 
 	scripts/servers.sh
 
 # What depends on the server: the stores, replication, Sentinel, Cluster, resharding, rights, TLS and
-# check, and buckets that move between all of them.
+# check, and databases of clusters.
 family: servers ## run the tests that depend on the server with each of SERVERS
 	scripts/install-needed.sh redis-server nutcracker haproxy
-	REDISTEST_FAMILY=$$(printf ':$(CURDIR)/bin/servers/%s' $(SERVERS)) $(TEST) -run 'TestBucketsMoveBetweenProducts' ./internal/redis
+	REDISTEST_FAMILY=$$(printf ':$(CURDIR)/bin/servers/%s' $(SERVERS)) $(TEST) -run 'TestDatabaseOfACluster' ./internal/redis
 	@for server in $(SERVERS); do \
 		echo "With $$server:"; \
 		REDISTEST_SERVER=$(CURDIR)/bin/servers/$$server $(TEST) ./internal/redis/... ./redisstore || exit 1; \
