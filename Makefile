@@ -29,11 +29,13 @@ BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build
 LONGEST            = internal/redis internal/ledger internal/limiter internal/redis/wire
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
-# make test runs with Debian's redis-server. make check runs with the newest of the family what depends on the server.
+# make test runs with Debian's redis-server. make check runs with the newest of the family packages with concurrent
+# code, and of the other tests of whole Caddys those that depend on the server.
 NEWEST             = $(CURDIR)/bin/servers/valkey-server-9.1
 WITH_NEWEST        = REDISTEST_SERVER=$(NEWEST) REDISTEST_FAMILY=$$(command -v redis-server)
-# Of the tests of whole Caddys those that depend on the server, and the pairs of features.
-FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
+# Of the tests of whole Caddys those that depend on the server, and these with the pairs of features.
+DEPENDENT          = Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
+FAMILY             = ^TestPairs$$|$(DEPENDENT)
 # The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a
 # change. The tests of the other files do one thing at a time.
 OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
@@ -85,7 +87,8 @@ race-packages:
 
 unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -skip '^TestPairs$$|'"$$tests" ./e2e
+	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -run '$(DEPENDENT)' -skip "$$tests" ./e2e
+	tests="$(OVERLAPPING)" && $(TEST) -skip '$(FAMILY)|'"$$tests" ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '^TestPairs$$' ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
