@@ -52,10 +52,11 @@ func (z *Zone) CanGiveBack() bool { return !z.needsID }
 // among those that Decisions visits, or -1 where the zone does not limit it.
 func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 	var e *evaluation
-	in := l.storeOf(items[0].Request, items[0].replacer())
+	chosen := choice{limiter: l}
+	chosen.make(items[0].Zone, items[0].Request, items[0].replacer())
 	for n := range items {
 		item := &items[n]
-		asked, isAsked, err := item.Zone.meet(item.Request, item.replacer(), l, in)
+		asked, isAsked, err := item.Zone.meet(item.Request, item.replacer(), &chosen)
 		if err != nil {
 			p.tracker = nil
 			return nil, err

@@ -579,7 +579,9 @@ func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
 }
 
 // isCut reports whether a call was sent and had no reply.
-func isCut(err error) bool { return err != nil && !IsReply(err) && !IsDialError(err) }
+func isCut(err error) bool {
+	return err != nil && !IsReply(err) && !IsDialError(err) && !isUnwritten(err)
+}
 
 func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 	pipe := l.client.Load().Pipeline()
