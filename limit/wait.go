@@ -85,8 +85,8 @@ func (l *Limit) await(ctx context.Context, r *store.Request) (store.State, error
 			continue
 		}
 		until := time.Now().Add(st.RetryAfter)
-		// When a slot becomes free is a guess.
-		isKnown := !algorithm.Of(l.config.Algorithm).Lease
+		// When a slot becomes free, or what is held comes back, is a guess.
+		isKnown := !algorithm.Of(l.config.Algorithm).Lease && !st.InFlight
 		if isKnown && !l.lines.postpone(r.ClientKey, w, until) {
 			return store.State{}, ErrDeadline
 		}

@@ -1,6 +1,9 @@
 package store
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // Request asks about one bucket.
 type Request struct {
@@ -35,6 +38,10 @@ type Request struct {
 	ID string
 	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
+	// Hold, unless it is 0, makes the state of a Check, Peek, Take or Refund say what is held in the bucket. A Take
+	// of [NewHold] that leaves little is held: what it has spent may come back. A Refund of its Receipt, of any
+	// cost, ends that. Leases are not held.
+	Hold uint32
 	// Penalty is how long penalties of the zone last, which bounds what is believed of a
 	// stored one, if it is more than a day; 0 if that is not known.
 	Penalty time.Duration
@@ -50,6 +57,28 @@ type Request struct {
 	// answer shows whether it is so.
 	Until int64
 }
+
+// HearsHeld is the Hold of a request that holds nothing itself.
+const HearsHeld = 1
+
+// batchHold is set in the numbers under which batches are held.
+const batchHold = 1 << 31
+
+// NewHold returns a number under which a Take is held. Two that are equal count once.
+func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(batchHold-HearsHeld-1) }
+
+// MayHold reports whether r is held if it is taken and leaves little.
+func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
+
+// HoldAsBatch makes r, which fetches a batch for others too, be held under another number than its own.
+func (r *Request) HoldAsBatch() {
+	if r.MayHold() {
+		r.Hold |= batchHold
+	}
+}
+
+// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16.
+func (r *Request) LeastUnheld() int64 { return max((r.Capacity()+3)/4, 16) }
 
 // BatchAuto lets the traffic decide how large batches are.
 const BatchAuto = -1
@@ -94,4 +123,12 @@ type Receipt struct {
 	// Position is how much had been spent in the time without pause. Where windows are those of the clock, it
 	// is when the bucket was made, or last was empty: what was taken from an earlier one is not given back.
 	Position int64
+	// Hold is the number under which what was spent is held, or 0.
+	Hold uint32 `json:",omitempty"`
+}
+
+// Unheld returns r without its Hold.
+func (r Receipt) Unheld() Receipt {
+	r.Hold = 0
+	return r
 }

@@ -21,8 +21,11 @@ type State struct {
 	// Replica is set if a replica answered, which may lag behind.
 	Replica bool
 	// InFlight is set if the cost would fit but for requests of this process
-	// that were admitted and are not charged yet.
+	// that were admitted and are not charged yet, or for what is held.
 	InFlight bool
+	// Held is how much of Used may come back, as far as takes that leave little hold it, or 0 if the request has no
+	// Hold. From [MaxMembers] on it may be any more.
+	Held int64
 	// Limit is the request's Capacity, or 0 if that is less.
 	Limit int64
 	// Used is what has been spent and still counts; it can be above Limit. It

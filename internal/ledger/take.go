@@ -93,7 +93,9 @@ func (t *taking) run() {
 		switch what, size := t.claim(i); what {
 		case core.Fetch:
 			fetches, batches = append(fetches, i), append(batches, a.Request)
-			batches[len(batches)-1].Cost = size
+			batch := &batches[len(batches)-1]
+			batch.Cost = size
+			batch.HoldAsBatch()
 		case core.Wait:
 			waiting++
 		case core.Take:

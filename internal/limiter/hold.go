@@ -81,6 +81,17 @@ func (l *Limiter) GiveBack(h *Hold, amount int64) error {
 	return nil
 }
 
+// EndHold makes what is held count for good, without waiting.
+func (l *Limiter) EndHold(h *Hold) {
+	handle, open, err := l.enterFor(h)
+	if err != nil {
+		return
+	}
+	defer handle.Leave()
+	r := h.request(0)
+	open.Refund([]*store.Request{&r})
+}
+
 // ChargeMore charges an amount to the bucket of a hold, whether or not it fits, as charges of requests are:
 // without waiting, and while the shard is away once it is back. The error wraps [store.ErrNotExecuted].
 func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
@@ -104,6 +115,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 func (h *Hold) request(cost int64) store.Request {
 	return store.Request{
 		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt,
+		Hold: store.HearsHeld,
 	}
 }
 

@@ -97,6 +97,9 @@ func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter) (in re
 	if z.needsID {
 		in.req.ID = identity.NewRequestID()
 	}
+	if z.mayGiveBack {
+		in.req.Hold = store.NewHold()
+	}
 	return in, err
 }
 

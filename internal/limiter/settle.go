@@ -512,13 +512,17 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 		spent = 0
 	}
 	if z.alone != localNone {
-		in.local.add(z.localRequest(), localRows[z.alone], finalOf(spent, cost), spent, cost)
+		req, row := z.localRequest(), localRows[z.alone]
+		in.local.endHold(req, row, in.local.add(req, row, finalOf(spent, cost), spent, cost))
 	}
 	if z.isLocal() && f < empties {
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}
 	d := in.store.add(z.ask.Request, z.stored, f, spent, cost)
+	if !z.keepsHold() {
+		in.store.endHold(z.ask.Request, z.stored, d)
+	}
 	if z.isLost() && z.rare != nil {
 		in.store.ends[len(in.store.ends)-1] = z.rare.end
 	}
@@ -556,11 +560,26 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 		back := req.Cost
 		if phase == phaseTaken {
 			back = spent - cost
+		} else if req.MayHold() {
+			req.Receipt.Hold = req.Hold
 		}
 		s.refunds = append(s.refunds, posted(back))
 	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
 	}
 	return d
+}
+
+// endHold ends what a take holds, unless what is due does that anyway.
+func (s *settlement) endHold(req store.Request, phase storePhase, d due) {
+	switch {
+	case d == dueRepeat && req.MayHold():
+		req.Receipt.Hold = req.Hold
+	case phase != phaseTaken, d != dueNothing && d != dueCharge:
+		return
+	}
+	if req.Cost = 0; req.Receipt.Hold != 0 {
+		s.refunds = append(s.refunds, &req)
+	}
 }
 
 // send sends each store what concerns it.

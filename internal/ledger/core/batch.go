@@ -32,6 +32,8 @@ type batch struct {
 	tokens  int64
 	receipt store.Receipt
 	ends    int64
+	// hold is the number under which the store holds the last batch, or 0.
+	hold uint32
 	// lent is what requests have borrowed that wait for the rest of their cost.
 	lent int64
 	// size is that of the last batch, as adapted since; 0 if there was none.
@@ -125,12 +127,15 @@ func (v *batch) wait(w Waiter) bool {
 	return true
 }
 
-// add takes in a batch, and returns the refund of tokens of another period.
+// add takes in a batch, and returns the refund of tokens of another period, or of none if the batch before is held no
+// more.
 func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
-	if v.tokens > 0 && v.receipt != st.Receipt {
+	if v.tokens > 0 && v.receipt != st.Receipt.Unheld() {
 		leftover = v.giveBack()
+	} else if v.hold != 0 {
+		leftover = v.endHold()
 	}
-	v.receipt, v.ends = st.Receipt, st.Receipt.Period
+	v.receipt, v.ends, v.hold = st.Receipt.Unheld(), st.Receipt.Period, st.Receipt.Hold
 	if algorithm.Of(r.Limit.Algorithm).Clocked() {
 		v.ends += r.Limit.Window.Microseconds()
 	}
@@ -154,7 +159,7 @@ func (v *batch) isBelow(r *store.Request) bool {
 // abandon drops the tokens of a bucket that was reset, and returns their number.
 func (v *batch) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
-	v.receipt, v.ends, v.began, v.short = store.Receipt{}, 0, 0, 0
+	v.receipt, v.ends, v.hold, v.began, v.short = store.Receipt{}, 0, 0, 0, 0
 	v.resets++
 	return tokens
 }
@@ -169,7 +174,16 @@ func (v *batch) giveBack() store.Request {
 func (v *batch) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
-	r.Cost, r.Receipt = tokens, v.receipt
+	if r.Cost, r.Receipt = tokens, v.receipt; v.tokens == 0 {
+		r.Receipt.Hold, v.hold = v.hold, 0
+	}
+	return r
+}
+
+// endHold returns a refund of nothing, from which on the last batch is not held.
+func (v *batch) endHold() store.Request {
+	r := v.request
+	r.Cost, r.Receipt, v.hold = 0, store.Receipt{Hold: v.hold}, 0
 	return r
 }
 
@@ -316,6 +330,9 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 	}
 	if isStale {
 		// The batch may predate the reset.
+		if v.hold != 0 {
+			leftover = v.endHold()
+		}
 		m.Counts.TokensExpired += v.abandon()
 	}
 	return do, leftover
@@ -384,9 +401,9 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 		st.Receipt = l.receipt
 		return refund
 	case st.Err == nil && st.Allowed:
-		if st.Receipt != l.receipt {
+		if st.Receipt.Unheld() != l.receipt {
 			// The cost is of two windows or buckets, and cannot be refunded.
-			st.Receipt = store.Receipt{}
+			st.Receipt = store.Receipt{Hold: st.Receipt.Hold}
 		}
 	case v.resets != l.resets:
 		// The tokens are no part of the bucket since its reset.
@@ -406,7 +423,7 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 // Restore puts a refund back into the batch, and reports whether it is of it.
 func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 	v := b.batch
-	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt || m.Now+b.clock >= v.ends {
+	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt.Unheld() || m.Now+b.clock >= v.ends {
 		return false
 	}
 	v.tokens += r.Cost
@@ -419,12 +436,17 @@ func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 func (b *Bucket) BatchLimit() *store.Request { return &b.batch.request }
 
 // Surplus gives back tokens beyond the ration, or all that were unused for idle
-// microseconds. What it returns is refunded, if it has a cost.
+// microseconds. What it returns is refunded, if it has a cost or ends what is held.
 func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 	v := b.batch
 	r := &v.request
 	switch ration := batchSize(r, v.size, m.Processes); {
-	case v.tokens == 0 || v.coming > 0:
+	case v.coming > 0:
+		return refund
+	case v.tokens == 0:
+		if v.hold != 0 {
+			refund = v.endHold()
+		}
 		return refund
 	case m.Now-v.used >= idle:
 		refund = v.giveBack()
@@ -436,7 +458,8 @@ func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 		return refund
 	}
 	m.Counts.TokensExpired += refund.Cost
-	return store.Request{}
+	refund.Cost = 0
+	return refund
 }
 
 // LoseTokens drops the tokens, which nobody can give back.

@@ -41,8 +41,13 @@ func (b *Bucket) ensureReturning() *returning {
 	return rare.returning
 }
 
-// RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it.
-func (b *Bucket) RefundSent(m *Moment) {
+// RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it. One without a cost only ends
+// what is held.
+func (b *Bucket) RefundSent(r *store.Request, m *Moment) {
+	if r.Cost == 0 {
+		b.ensureExtra().ending++
+		return
+	}
 	v := b.ensureReturning()
 	v.refunds = append(v.refunds, m.Now)
 	b.disturbed = m.Now
@@ -52,6 +57,11 @@ func (b *Bucket) RefundSent(m *Moment) {
 // over, because answers that lack it may come yet. What is known stays: the primary is asked next.
 func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m *Moment) {
 	rare := b.ensureExtra()
+	b.hearHeld(r, st, sent)
+	if r.Cost == 0 {
+		rare.ending--
+		return
+	}
 	if v := rare.returning; v != nil {
 		if i := slices.Index(v.refunds, sent); i >= 0 {
 			v.refunds = slices.Delete(v.refunds, i, i+1)
@@ -209,7 +219,7 @@ func (b *Bucket) ResetDone(m *Moment) {
 	b.known, b.trusted, b.soleWriter, b.asked = algorithm.Known{}, 0, 0, 0
 	b.disturbed, b.resets, b.uncertain = m.Now, false, false
 	rare := b.ensureExtra()
-	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
+	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown, rare.held = m.Now, 0, 0, 0, nil, heldAnswer{}
 	b.emptied(m)
 	if b.check != nil {
 		b.check.counted = 0

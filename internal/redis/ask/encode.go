@@ -167,7 +167,21 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	call.Clock, call.Reads = op.Clock, op.reads()
 	call.Add(op.Now)
 	l.arguments(call, op, r)
+	if op.Hears(r) {
+		addHold(call, op, r)
+	}
 	call.Ready()
+}
+
+// addHold adds what held.lua reads.
+func addHold(c *wire.ScriptCall, op Op, r *store.Request) {
+	number := r.Hold
+	if op.Operation == algorithm.Refund {
+		number = r.Receipt.Hold
+	}
+	// The script reads the clock anyway.
+	c.MayGuess = false
+	c.Add(int64(number), r.LeastUnheld(), r.Limit.Window.Microseconds())
 }
 
 // words are those of the operations, boxed.
@@ -342,6 +356,9 @@ func (k Keys) Overrides() string { return k.Prefix + ":#overrides" }
 
 // OverrideLog returns the key of the changes of overrides, which is in the slot of these.
 func (k Keys) OverrideLog() string { return k.Prefix + ":#log{" + k.Overrides() + "}" }
+
+// Held returns the key of what takes hold of a bucket, as held.lua has it.
+func Held(bucket string) string { return bucket + " held" }
 
 // Presence returns the key of the processes that use a shard.
 func (k Keys) Presence() string { return k.Prefix + ":#present" }

@@ -79,9 +79,11 @@ func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request, m
 	keys := p.asker.Keys.In(shard.Shard)
 	for _, key := range keys.Like(r.Limit, r.ClientKey) {
 		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
-		del := wire.NewCommand("del", key)
-		del.Reads = false
-		dels = append(dels, del)
+		for _, key := range []string{key, ask.Held(key)} {
+			del := wire.NewCommand("del", key)
+			del.Reads = false
+			dels = append(dels, del)
+		}
 	}
 	if marked {
 		// A server that is full refuses marks, and also migrations.
