@@ -65,6 +65,8 @@ type model struct {
 	// penalty is how long penalties last, or 0 if requests do not say. Zones of other
 	// configs have shorter ones.
 	penalty time.Duration
+	// holds is set if something may come back. Requests of a call have that in common.
+	holds bool
 	// taken is what can be refunded.
 	taken []store.Request
 	ids   int
@@ -78,6 +80,7 @@ type bucketID struct {
 
 func (h *History) newModel(f *fixture, d draws, number int) *model {
 	m := &model{draws: d, History: h, fixture: f, penalty: pick(d, "penalties", 0, time.Hour)}
+	m.holds = !algorithm.Of(h.Limit.Algorithm).Lease && d.Draw("holds", 0, 1) == 1
 	m.restart(fmt.Sprint("history", number))
 	return m
 }
@@ -176,8 +179,8 @@ func (m *model) request(op algorithm.Operation) store.Request {
 	if algorithm.Of(m.Limit.Algorithm).NeedsID {
 		many = 2_000
 	}
-	if !algorithm.Of(m.Limit.Algorithm).Lease {
-		r.Hold = uint32(m.Draw("hold", 0, 9))
+	if m.holds {
+		r.Hold = uint32(m.Draw("hold", store.HearsHeld, 9))
 	}
 	// Few values, so that buckets are used at the same rate again.
 	r.Events = pick(m, "events", 1, 3, 7, 7, 20, 20, 20, 999_983%many, many)
