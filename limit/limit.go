@@ -252,15 +252,11 @@ func (l *Limit) take(ctx context.Context, r *store.Request) (store.State, error)
 	if !errors.Is(err, ErrUncertain) {
 		return st, err
 	}
-	back := *r
-	if r.MayHold() {
-		back.Receipt.Hold = r.Hold
-	}
-	if r.ID == "" {
+	if back := *r; r.ID == "" {
 		store.LateOf(err).Then(func(error) { l.endHold(back) })
 		return st, err
 	}
-	l.store.remote.RefundReported(back, func(st store.State) {
+	l.store.remote.RefundReported(*r, func(st store.State) {
 		if st.Err == nil {
 			l.lines.wake(r.ClientKey)
 		}
@@ -271,7 +267,7 @@ func (l *Limit) take(ctx context.Context, r *store.Request) (store.State, error)
 // endHold makes what r has taken count for good, without waiting.
 func (l *Limit) endHold(r store.Request) {
 	switch r.Cost = 0; {
-	case r.Receipt.Hold == 0:
+	case !r.MayHold():
 	case l.store.remote != nil:
 		l.store.remote.RefundDetached([]*store.Request{&r})
 	default:

@@ -78,6 +78,7 @@ func (l *Limit) reserve(ctx context.Context, key string, n int64, take func(cont
 		return nil, err
 	}
 	request.Receipt = st.Receipt
+	request.NoteHold(&st)
 	r := &Reservation{limit: l, request: request, result: resultOf(&st), deadline: time.Now().Add(l.config.ReserveFor)}
 	r.timer = time.AfterFunc(l.config.ReserveFor, r.expire)
 	return r, nil

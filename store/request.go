@@ -28,6 +28,10 @@ type Request struct {
 	// Primary makes a Check ask the primary; a replica answers only if the primary
 	// cannot.
 	Primary bool
+	// Hold, unless it is 0, makes the state of a Check, Peek, Take or Refund say what is held in the bucket. A Take
+	// under [NewHold] is held if it leaves little: what it has spent may come back. A Refund under the same number,
+	// of any cost, ends that. Leases are not held.
+	Hold uint32
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
 	// Batch is how many events this process may take at once, to serve other
@@ -38,10 +42,6 @@ type Request struct {
 	ID string
 	// Receipt is the State.Receipt of the Take that a Refund undoes.
 	Receipt Receipt
-	// Hold, unless it is 0, makes the state of a Check, Peek, Take or Refund say what is held in the bucket. A Take
-	// of [NewHold] that leaves little is held: what it has spent may come back. A Refund of its Receipt, of any
-	// cost, ends that. Leases are not held.
-	Hold uint32
 	// Penalty is how long penalties of the zone last, which bounds what is believed of a
 	// stored one, if it is more than a day; 0 if that is not known.
 	Penalty time.Duration
@@ -58,7 +58,7 @@ type Request struct {
 	Until int64
 }
 
-// HearsHeld is the Hold of a request that holds nothing itself.
+// HearsHeld is the Hold of a request that holds nothing.
 const HearsHeld = 1
 
 // batchHold is set in the numbers under which batches are held.
@@ -67,8 +67,15 @@ const batchHold = 1 << 31
 // NewHold returns a number under which a Take is held. Two that are equal count once.
 func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(batchHold-HearsHeld-1) }
 
-// MayHold reports whether r is held if it is taken and leaves little.
+// MayHold reports whether r may be held, or ends that as a refund.
 func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
+
+// NoteHold notes whether the take of r, which was answered with st, is held.
+func (r *Request) NoteHold(st *State) {
+	if r.MayHold() && !st.IsHeld {
+		r.Hold = HearsHeld
+	}
+}
 
 // HoldAsBatch makes r, which fetches a batch for others too, be held under another number than its own.
 func (r *Request) HoldAsBatch() {
@@ -123,12 +130,4 @@ type Receipt struct {
 	// Position is how much had been spent in the time without pause. Where windows are those of the clock, it
 	// is when the bucket was made, or last was empty: what was taken from an earlier one is not given back.
 	Position int64
-	// Hold is the number under which what was spent is held, or 0.
-	Hold uint32 `json:",omitempty"`
-}
-
-// Unheld returns r without its Hold.
-func (r Receipt) Unheld() Receipt {
-	r.Hold = 0
-	return r
 }

@@ -23,9 +23,11 @@ type State struct {
 	// InFlight is set if the cost would fit but for requests of this process
 	// that were admitted and are not charged yet, or for what is held.
 	InFlight bool
-	// Held is how much of Used may come back, as far as takes that leave little hold it, or 0 if the request has no
-	// Hold. From [MaxMembers] on it may be any more.
-	Held int64
+	// IsHeld is set if a Take is held.
+	IsHeld bool
+	// Held is how much of Used is held, and may come back: any more from [MaxMembers] on. It is 0 if the request has
+	// no Hold.
+	Held int32
 	// Limit is the request's Capacity, or 0 if that is less.
 	Limit int64
 	// Used is what has been spent and still counts; it can be above Limit. It

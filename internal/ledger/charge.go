@@ -79,7 +79,7 @@ func (l *Ledger) SettleUnknown(reqs []*store.Request, held []int64, ends []*stor
 func (l *Ledger) takeEnded(req []*store.Request, err error) {
 	if req[0].MayHold() && !errors.Is(err, store.ErrNotExecuted) {
 		end := *req[0]
-		end.Cost, end.Receipt = 0, store.Receipt{Hold: end.Hold}
+		end.Cost = 0
 		l.refundOne(end)
 	}
 	switch w := l.writer(); {

@@ -125,7 +125,7 @@ func (l *Ledger) restore(r *store.Request) bool {
 		return false
 	}
 	r.Cost = 0
-	return r.Receipt.Hold == 0
+	return !r.MayHold()
 }
 
 // refund refunds to the store without waiting for it.
@@ -147,7 +147,7 @@ func isLease(r *store.Request) bool { return algorithm.Of(r.Limit.Algorithm).Lea
 
 // refundOne refunds what a request costs, and ends what it holds, if anything.
 func (l *Ledger) refundOne(r store.Request) {
-	if r.Cost > 0 || r.Receipt.Hold != 0 {
+	if r.Cost > 0 || r.MayHold() {
 		l.refund([]*store.Request{&r})
 	}
 }

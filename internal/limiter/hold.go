@@ -26,6 +26,8 @@ type Hold struct {
 	IsTaken bool          `json:"taken,omitempty"`
 	ID      string        `json:"id,omitempty"`
 	Receipt store.Receipt `json:"receipt,omitzero"`
+	// Hold is the number under which the store holds it, or [store.HearsHeld].
+	Hold uint32 `json:"hold,omitempty"`
 }
 
 // Hold returns what the call holds in the zone at that place of its decisions, once it has ended, and
@@ -39,7 +41,7 @@ func (p *Passage) Hold(place int) (h Hold, counts bool) {
 	}
 	return Hold{
 		Store: z.handle.Name, Limit: *req.Limit, ClientKey: []byte(req.ClientKey), Events: req.Events, Burst: req.Burst,
-		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt,
+		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt, Hold: req.Hold,
 	}, true
 }
 
@@ -114,8 +116,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 
 func (h *Hold) request(cost int64) store.Request {
 	return store.Request{
-		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt,
-		Hold: store.HearsHeld,
+		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt, Hold: h.Hold,
 	}
 }
 

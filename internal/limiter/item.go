@@ -154,6 +154,14 @@ func (z *inZone) requestOf(r *http.Request) *http.Request {
 	return r
 }
 
+// mayHold reports whether what the request takes in the zone may come back.
+func (z *inZone) mayHold() bool {
+	if item := z.itemOf(); item != nil {
+		return item.Reserves && !z.isLease
+	}
+	return z.mayGiveBack
+}
+
 // keepsHold reports whether what the zone has taken stays held once the call has settled.
 func (z *inZone) keepsHold() bool {
 	item := z.itemOf()
@@ -194,6 +202,6 @@ func (z *inZone) refuseLook() {
 	st.Allowed, st.RetryAfter = false, max(time.Duration(st.Reset-st.Now)*time.Microsecond, leastWait)
 	least := z.ask.Request
 	least.Cost = 1
-	algorithm.ShowHeld(st, &least, st.Held)
+	algorithm.ShowHeld(st, &least, int64(st.Held))
 	z.answer = hasNoRoom
 }

@@ -454,6 +454,10 @@ func (e *evaluation) undo() {
 			// find the new take. The ledger refunds takes as well that it refuses.
 			z.ask.ID = identity.NewRequestID()
 		}
+		if z.mayHold() {
+			// The same holds for what it is held under.
+			z.ask.Hold = store.NewHold()
+		}
 		var left spend
 		if spent.isLost() {
 			left.stored = phaseLost
@@ -560,8 +564,6 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 		back := req.Cost
 		if phase == phaseTaken {
 			back = spent - cost
-		} else if req.MayHold() {
-			req.Receipt.Hold = req.Hold
 		}
 		s.refunds = append(s.refunds, posted(back))
 	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
@@ -571,13 +573,8 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 
 // endHold ends what a take holds, unless what is due does that anyway.
 func (s *settlement) endHold(req store.Request, phase storePhase, d due) {
-	switch {
-	case d == dueRepeat && req.MayHold():
-		req.Receipt.Hold = req.Hold
-	case phase != phaseTaken, d != dueNothing && d != dueCharge:
-		return
-	}
-	if req.Cost = 0; req.Receipt.Hold != 0 {
+	isOpen := d == dueRepeat || phase == phaseTaken && (d == dueNothing || d == dueCharge)
+	if req.Cost = 0; isOpen && req.MayHold() {
 		s.refunds = append(s.refunds, &req)
 	}
 }

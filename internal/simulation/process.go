@@ -240,7 +240,7 @@ func (p *process) restore(r store.Request) {
 
 // refund gives back to the store what the request costs, and ends what it holds, if anything.
 func (p *process) refund(r store.Request) {
-	if r.Cost == 0 && r.Receipt.Hold == 0 {
+	if r.Cost == 0 && !r.MayHold() {
 		return
 	}
 	m := p.moment()

@@ -80,7 +80,7 @@ type bucketID struct {
 
 func (h *History) newModel(f *fixture, d draws, number int) *model {
 	m := &model{draws: d, History: h, fixture: f, penalty: pick(d, "penalties", 0, time.Hour)}
-	m.holds = !algorithm.Of(h.Limit.Algorithm).Lease && d.Draw("holds", 0, 1) == 1
+	m.holds = !algorithm.Of(h.Limit.Algorithm).Lease && d.Draw("holds", 0, 3) > 0
 	m.restart(fmt.Sprint("history", number))
 	return m
 }

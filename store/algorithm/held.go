@@ -38,7 +38,7 @@ func (h *Held) After(op Operation, r *store.Request, st *store.State) *Held {
 	}
 	switch {
 	case op == Refund:
-		h.end(r.Receipt.Hold)
+		h.end(r.Hold)
 	case op == Take && r.MayHold():
 		// It may have been taken before, by a try that failed.
 		h.end(r.Hold)
@@ -47,7 +47,7 @@ func (h *Held) After(op Operation, r *store.Request, st *store.State) *Held {
 				h = new(Held)
 			}
 			h.takes.put(endOfHold(r, st), holder(r.Hold), spentBy(r))
-			st.Receipt.Hold = r.Hold
+			st.IsHeld = true
 		}
 	}
 	if h != nil {
@@ -58,7 +58,7 @@ func (h *Held) After(op Operation, r *store.Request, st *store.State) *Held {
 }
 
 func (h *Held) end(number uint32) {
-	if h != nil && number != 0 {
+	if h != nil && number > store.HearsHeld {
 		h.takes.remove(holder(number), math.MaxInt64)
 	}
 }
@@ -84,7 +84,7 @@ func endOfHold(r *store.Request, st *store.State) int64 {
 
 // ShowHeld makes st show what is held, and a refusal of r say so that would be none without it.
 func ShowHeld(st *store.State, r *store.Request, held int64) {
-	st.Held = held
+	st.Held = int32(held) //nolint:gosec // at most MostHeld
 	isInTheWay := held >= MostHeld || fitsIn(r, st.Used-held)
 	if held == 0 || st.Allowed || st.Penalty != 0 || st.RetryAfter == store.Never || !isInTheWay {
 		return

@@ -130,18 +130,21 @@ func (v *batch) wait(w Waiter) bool {
 // add takes in a batch, and returns the refund of tokens of another period, or of none if the batch before is held no
 // more.
 func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
-	if v.tokens > 0 && v.receipt != st.Receipt.Unheld() {
+	if v.tokens > 0 && v.receipt != st.Receipt {
 		leftover = v.giveBack()
-	} else if v.hold != 0 {
-		leftover = v.endHold()
+	} else {
+		leftover = v.ending()
 	}
-	v.receipt, v.ends, v.hold = st.Receipt.Unheld(), st.Receipt.Period, st.Receipt.Hold
+	v.receipt, v.ends = st.Receipt, st.Receipt.Period
 	if algorithm.Of(r.Limit.Algorithm).Clocked() {
 		v.ends += r.Limit.Window.Microseconds()
 	}
 	v.tokens += size
 	v.size, v.began, v.used = size, now, now
 	v.request = *r
+	if st.IsHeld {
+		v.hold = r.Hold
+	}
 	return leftover
 }
 
@@ -174,16 +177,18 @@ func (v *batch) giveBack() store.Request {
 func (v *batch) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
-	if r.Cost, r.Receipt = tokens, v.receipt; v.tokens == 0 {
-		r.Receipt.Hold, v.hold = v.hold, 0
+	if r.Cost, r.Receipt, r.Hold = tokens, v.receipt, min(r.Hold, store.HearsHeld); v.tokens == 0 {
+		r.Hold, v.hold = max(r.Hold, v.hold), 0
 	}
 	return r
 }
 
-// endHold returns a refund of nothing, from which on the last batch is not held.
-func (v *batch) endHold() store.Request {
-	r := v.request
-	r.Cost, r.Receipt, v.hold = 0, store.Receipt{Hold: v.hold}, 0
+// ending returns a refund of nothing that ends what the store holds of the last batch, if anything.
+func (v *batch) ending() (r store.Request) {
+	if v.hold != 0 {
+		r = v.request
+		r.Cost, r.Hold, v.hold = 0, v.hold, 0
+	}
 	return r
 }
 
@@ -330,8 +335,8 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 	}
 	if isStale {
 		// The batch may predate the reset.
-		if v.hold != 0 {
-			leftover = v.endHold()
+		if leftover.Cost == 0 {
+			leftover = v.ending()
 		}
 		m.Counts.TokensExpired += v.abandon()
 	}
@@ -401,9 +406,9 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 		st.Receipt = l.receipt
 		return refund
 	case st.Err == nil && st.Allowed:
-		if st.Receipt.Unheld() != l.receipt {
+		if st.Receipt != l.receipt {
 			// The cost is of two windows or buckets, and cannot be refunded.
-			st.Receipt = store.Receipt{Hold: st.Receipt.Hold}
+			st.Receipt = store.Receipt{}
 		}
 	case v.resets != l.resets:
 		// The tokens are no part of the bucket since its reset.
@@ -423,7 +428,7 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 // Restore puts a refund back into the batch, and reports whether it is of it.
 func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 	v := b.batch
-	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt.Unheld() || m.Now+b.clock >= v.ends {
+	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt || m.Now+b.clock >= v.ends {
 		return false
 	}
 	v.tokens += r.Cost
@@ -444,10 +449,7 @@ func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 	case v.coming > 0:
 		return refund
 	case v.tokens == 0:
-		if v.hold != 0 {
-			refund = v.endHold()
-		}
-		return refund
+		return v.ending()
 	case m.Now-v.used >= idle:
 		refund = v.giveBack()
 	case r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration:

@@ -21,7 +21,7 @@ func (b *Bucket) hearHeld(r *store.Request, st *store.State, asked int64) {
 	if r.Hold == 0 || st.Err != nil || st.Replica || !isNews || st.Now < b.extras().held.now || b.predatesReset(asked) {
 		return
 	}
-	b.ensureExtra().held = heldAnswer{st.Held, st.Now, max(asked, b.extra.held.asked)}
+	b.ensureExtra().held = heldAnswer{int64(st.Held), st.Now, max(asked, b.extra.held.asked)}
 }
 
 // heldFrom is what may come back and is in the way of r. Where what is known is more recent than what the store

@@ -106,7 +106,8 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 		return Nothing, refund
 	}
 	refund = *r
-	if refund.Receipt = st.Receipt; b.offset(r.Cost, m) {
+	refund.Receipt = st.Receipt
+	if refund.NoteHold(st); b.offset(r.Cost, m) {
 		// The take stands for a charge.
 		b.noteLanded(r.Cost)
 		refund.Cost = 0

@@ -133,10 +133,8 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 		st.Receipt.Position = born
 	}
 	if st.Err == nil {
-		algorithm.ShowHeld(&st, r, held)
-	}
-	if isHeld {
-		st.Receipt.Hold = r.Hold
+		algorithm.ShowHeld(&st, r, min(held, algorithm.MostHeld))
+		st.IsHeld = isHeld
 	}
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:

@@ -69,8 +69,8 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 		return op.open(key, r)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
-	// Without one, the script runs for the server's own time.
-	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact; {
+	// Without one, the script runs for the server's own time, and only the script knows what is held.
+	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact && !op.Hears(r); {
 	case reads && l.isHash:
 		return wire.NewRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
 	case reads && !l.isSet:
@@ -168,20 +168,11 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	call.Add(op.Now)
 	l.arguments(call, op, r)
 	if op.Hears(r) {
-		addHold(call, op, r)
+		// The script reads the clock anyway.
+		call.MayGuess = false
+		call.Add(int64(r.Hold), r.LeastUnheld(), r.Limit.Window.Microseconds())
 	}
 	call.Ready()
-}
-
-// addHold adds what held.lua reads.
-func addHold(c *wire.ScriptCall, op Op, r *store.Request) {
-	number := r.Hold
-	if op.Operation == algorithm.Refund {
-		number = r.Receipt.Hold
-	}
-	// The script reads the clock anyway.
-	c.MayGuess = false
-	c.Add(int64(number), r.LeastUnheld(), r.Limit.Window.Microseconds())
 }
 
 // words are those of the operations, boxed.

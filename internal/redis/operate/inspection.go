@@ -41,6 +41,8 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 		wg.Go(func() {
 			st := p.asker.AskOne(ctx, l, r, end, ask.Inspecting(role, now))
 			if wire.Says(st.Err, wire.Lacking) {
+				r := r
+				r.Hold = 0
 				st = p.asker.AskOne(ctx, l, r, end, ask.Reading(algorithm.Peek, role, now))
 			}
 			copies[i] = store.Copy{Address: l.Addr, Role: role, State: st, Exists: st.Holds(r.Limit)}
