@@ -181,8 +181,6 @@ type extra struct {
 	// shown is the primary's last answer, if known may have too much that has come back, or nil.
 	shown *answer
 	held  heldAnswer
-	// ending is how many takes are on their way to be held no more.
-	ending int64
 }
 
 // New returns a Bucket of which nothing is known. Until the store says what time it is,
@@ -338,7 +336,7 @@ func (b *Bucket) mayHideThePenalty(asked int64) bool {
 }
 
 func (b *Bucket) isUnused() bool {
-	return b.flight == 0 && b.taking == 0 && b.extras().returning == nil && b.extras().ending == 0 && b.check == nil && (b.batch == nil || b.batch.isEmpty())
+	return b.flight == 0 && b.taking == 0 && b.extras().returning == nil && b.check == nil && (b.batch == nil || b.batch.isEmpty())
 }
 
 // keepUntil sets when the bucket may be forgotten.
@@ -369,7 +367,7 @@ type Gauges struct {
 
 // Gauges returns those of the bucket.
 func (b *Bucket) Gauges() Gauges {
-	g := Gauges{InFlight: b.flight, Owing: b.refunding() + b.extras().ending}
+	g := Gauges{InFlight: b.flight, Owing: b.refunding() + b.ending()}
 	if b.uncertain {
 		g.Uncertain = 1
 	}

@@ -40,7 +40,7 @@ func (b *Bucket) heldFrom(r *store.Request) int64 {
 // mayAskForHeld reports whether the primary is to be asked whether what is held has come back: by one request at a
 // time.
 func (b *Bucket) mayAskForHeld(r *store.Request, m *Moment) bool {
-	return b.taking == 0 && m.Now-b.asked > heldPause && b.heldFrom(r) > 0
+	return b.taking == 0 && m.Now-max(b.asked, b.extras().held.asked) > heldPause && b.heldFrom(r) > 0
 }
 
 // showHeld makes a refusal that this process repeats show what is held.
