@@ -22,7 +22,8 @@
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, events, cost, whole, part, first, second, capacity, lasts = struct.unpack('<dddddddddd', ARGV[2])
+local now, window, events, cost, whole, part, first, second, capacity, lasts
+now, window, events, cost, whole, part, first, second, capacity, lasts, tail = struct.unpack('<dddddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -105,6 +106,7 @@ if op == 'charge' or op == 'take' then
       busy, sum = math.max(busy, now) + 1, most - cost
     end
     sum = sum + cost
+    leaves, took = capacity - math.min(math.ceil(count() * (1 - exactness)), most), cost
   end
 elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.

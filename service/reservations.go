@@ -378,7 +378,17 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 			// Whoever finds it later goes on.
 			s.report(s.settle(ctx, is, next))
 		}
+		s.endHolds(next)
 		return next, nil
+	}
+}
+
+// endHolds makes what a reservation that has ended holds count for good, where nothing is given back.
+func (s *Service) endHolds(r *record) {
+	for i := range r.Holds {
+		if h := &r.Holds[i]; h.IsTaken && h.Hold > store.HearsHeld && r.Owed[i] >= 0 {
+			s.limiter.EndHold(h)
+		}
 	}
 }
 

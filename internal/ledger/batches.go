@@ -54,7 +54,7 @@ func (b *Registry) giveBack(idle int64) bool {
 	l := b.current()
 	var refunds []*store.Request
 	for _, e := range entries {
-		if refund := b.surplusOf(e, l, idle); refund.Cost > 0 {
+		if refund := b.surplusOf(e, l, idle); refund.Cost > 0 || refund.MayHold() {
 			refunds = append(refunds, &refund)
 		}
 	}

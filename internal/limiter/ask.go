@@ -510,6 +510,9 @@ func (z *inZone) noteTake() {
 		z.beginTake()
 	}
 	z.ask.Request.Receipt = z.ask.State.Receipt
+	if !z.isUncertain() {
+		z.ask.NoteHold(&z.ask.State)
+	}
 	z.mirror()
 	if z.isLease {
 		z.boundAborted()

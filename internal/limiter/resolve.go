@@ -122,6 +122,9 @@ func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int
 	if z.needsID {
 		req.ID = identity.NewRequestID()
 	}
+	if z.mayGiveBack {
+		req.Hold = store.NewHold()
+	}
 	return asked, err
 }
 

@@ -32,6 +32,8 @@ type batch struct {
 	tokens  int64
 	receipt store.Receipt
 	ends    int64
+	// hold is the number under which the store holds the last batch, or 0.
+	hold uint32
 	// lent is what requests have borrowed that wait for the rest of their cost.
 	lent int64
 	// size is that of the last batch, as adapted since; 0 if there was none.
@@ -125,10 +127,13 @@ func (v *batch) wait(w Waiter) bool {
 	return true
 }
 
-// add takes in a batch, and returns the refund of tokens of another period.
+// add takes in a batch, and returns the refund of tokens of another period, or of none if the batch before is held no
+// more.
 func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
 	if v.tokens > 0 && v.receipt != st.Receipt {
 		leftover = v.giveBack()
+	} else {
+		leftover = v.ending()
 	}
 	v.receipt, v.ends = st.Receipt, st.Receipt.Period
 	if algorithm.Of(r.Limit.Algorithm).Clocked() {
@@ -137,6 +142,9 @@ func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftove
 	v.tokens += size
 	v.size, v.began, v.used = size, now, now
 	v.request = *r
+	if st.IsHeld {
+		v.hold = r.Hold
+	}
 	return leftover
 }
 
@@ -154,7 +162,7 @@ func (v *batch) isBelow(r *store.Request) bool {
 // abandon drops the tokens of a bucket that was reset, and returns their number.
 func (v *batch) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
-	v.receipt, v.ends, v.began, v.short = store.Receipt{}, 0, 0, 0
+	v.receipt, v.ends, v.hold, v.began, v.short = store.Receipt{}, 0, 0, 0, 0
 	v.resets++
 	return tokens
 }
@@ -169,7 +177,18 @@ func (v *batch) giveBack() store.Request {
 func (v *batch) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
-	r.Cost, r.Receipt = tokens, v.receipt
+	if r.Cost, r.Receipt, r.Hold = tokens, v.receipt, min(r.Hold, store.HearsHeld); v.tokens == 0 {
+		r.Hold, v.hold = max(r.Hold, v.hold), 0
+	}
+	return r
+}
+
+// ending returns a refund of nothing that ends what the store holds of the last batch, if anything.
+func (v *batch) ending() (r store.Request) {
+	if v.hold != 0 {
+		r = v.request
+		r.Cost, r.Hold, v.hold = 0, v.hold, 0
+	}
 	return r
 }
 
@@ -316,6 +335,9 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 	}
 	if isStale {
 		// The batch may predate the reset.
+		if leftover.Cost == 0 {
+			leftover = v.ending()
+		}
 		m.Counts.TokensExpired += v.abandon()
 	}
 	return do, leftover
@@ -419,13 +441,15 @@ func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 func (b *Bucket) BatchLimit() *store.Request { return &b.batch.request }
 
 // Surplus gives back tokens beyond the ration, or all that were unused for idle
-// microseconds. What it returns is refunded, if it has a cost.
+// microseconds. What it returns is refunded, if it has a cost or ends what is held.
 func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 	v := b.batch
 	r := &v.request
 	switch ration := batchSize(r, v.size, m.Processes); {
-	case v.tokens == 0 || v.coming > 0:
+	case v.coming > 0:
 		return refund
+	case v.tokens == 0:
+		return v.ending()
 	case m.Now-v.used >= idle:
 		refund = v.giveBack()
 	case r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration:
@@ -436,7 +460,8 @@ func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 		return refund
 	}
 	m.Counts.TokensExpired += refund.Cost
-	return store.Request{}
+	refund.Cost = 0
+	return refund
 }
 
 // LoseTokens drops the tokens, which nobody can give back.

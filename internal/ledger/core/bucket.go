@@ -180,6 +180,7 @@ type extra struct {
 	returning *returning
 	// shown is the primary's last answer, if known may have too much that has come back, or nil.
 	shown *answer
+	held  heldAnswer
 }
 
 // New returns a Bucket of which nothing is known. Until the store says what time it is,
@@ -358,7 +359,7 @@ type Gauges struct {
 	Unsent int64
 	// Uncertain is 1 if a charge has an unknown outcome.
 	Uncertain int64
-	// Owing is what has to be delivered: 1 if charges are pending, and each refund in flight.
+	// Owing is what has to be delivered: 1 if charges are pending, and each refund, or end of what is held, in flight.
 	Owing int64
 	// Tokens is what is left of events that were taken in advance.
 	Tokens int64
@@ -366,7 +367,7 @@ type Gauges struct {
 
 // Gauges returns those of the bucket.
 func (b *Bucket) Gauges() Gauges {
-	g := Gauges{InFlight: b.flight, Owing: b.refunding()}
+	g := Gauges{InFlight: b.flight, Owing: b.refunding() + b.ending()}
 	if b.uncertain {
 		g.Uncertain = 1
 	}
@@ -707,6 +708,9 @@ func (b *Bucket) noteRefusal(r *store.Request, st *store.State) {
 	c := store.Content{confirmedUsed: b.known.Content[confirmedUsed]}
 	if !algorithm.Of(r.Limit.Algorithm).Lease && !st.Allowed && st.RetryAfter != store.Never {
 		c[refusalUntil], c[refusalCost] = st.Now+st.RetryAfter.Microseconds(), r.Need()
+		if st.InFlight {
+			c[refusalUntil] = st.ResetOtherwise
+		}
 		c[refusalCapacity], c[refusalUsed], c[refusalReset] = r.Capacity(), st.Used, st.Reset
 	}
 	b.known.Content = c

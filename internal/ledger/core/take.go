@@ -11,18 +11,19 @@ import (
 // AskTake decides about a request to take. Do is Take if the store decides, or Nothing if
 // the request is refused without a call, with its state set. Once trust has run out one
 // request is let through to ask, and asks is set; meanwhile others are refused if the last
-// answer is not old.
+// answer is not old. Where something is held that may come back, requests are let through more often.
 func (b *Bucket) AskTake(r *store.Request, st *store.State, m *Moment) (do Do, asks bool) {
 	var refusal store.State
 	switch rest, isServed := b.Rest(r, m); {
 	case isServed || !b.refuses(&rest, &refusal, m):
 		return Take, false
-	case b.isDue(m):
+	case b.isDue(m), b.mayAskForHeld(r, m):
 		b.asked = m.Now
 		return Take, true
 	case m.Now-b.trusted > 2*m.Trust:
 		return Take, false
 	}
+	b.showHeld(r, &refusal)
 	b.hideTokens(r, &refusal, m)
 	*st = refusal
 	m.Counts.LocalRefusals++
@@ -62,6 +63,7 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 		return Nothing, refund
 	}
 	b.hearTake(r, st, asked, m)
+	b.hearHeld(r, st, asked)
 	switch {
 	case !st.Allowed:
 		return Nothing, refund
@@ -87,8 +89,8 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 }
 
 // JudgeTake decides about a take that the store has allowed. If there is no room beside what this process
-// has admitted and the store did not know of, the take is refused, and refund is its refund, if it needs
-// one. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
+// has admitted and the store did not know of, the take is refused, and refund is its refund, if it gives
+// something back or ends what is held. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
 func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWait bool, m *Moment) (do Do, refund store.Request) {
 	if r.Cost == 0 {
 		return b.showUnheard(r, st, mayWait), refund
@@ -103,12 +105,12 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 	case j == fits:
 		return Nothing, refund
 	}
-	if b.offset(r.Cost, m) {
+	refund = *r
+	refund.Receipt = st.Receipt
+	if refund.NoteHold(st); b.offset(r.Cost, m) {
 		// The take stands for a charge.
 		b.noteLanded(r.Cost)
-	} else {
-		refund = *r
-		refund.Receipt = st.Receipt
+		refund.Cost = 0
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 	b.refuseOvertaken(r, st, others)
@@ -170,7 +172,7 @@ func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do
 // hearTake takes in what the answer to a take says of the bucket.
 func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Moment) {
 	counted := b.known.Content[confirmedUsed]
-	overlaps := b.overlapsTakes(asked) || b.isSent() || mayLack(asked, b.written)
+	overlaps := b.overlapsTakes(asked) || b.isSent() || b.refunding() > 0 || mayLack(asked, b.written)
 	b.hear(r, st, asked, m)
 	if b.batch != nil {
 		b.batch.heard = m.Now

@@ -69,8 +69,8 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 		return op.open(key, r)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
-	// Without one, the script runs for the server's own time.
-	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact; {
+	// Without one, the script runs for the server's own time, and only the script knows what is held.
+	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact && !op.Hears(r); {
 	case reads && l.isHash:
 		return wire.NewRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
 	case reads && !l.isSet:
@@ -167,6 +167,11 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	call.Clock, call.Reads = op.Clock, op.reads()
 	call.Add(op.Now)
 	l.arguments(call, op, r)
+	if op.Hears(r) {
+		// The script reads the clock anyway.
+		call.MayGuess = false
+		call.Add(int64(r.Hold), r.LeastUnheld(), r.Limit.Window.Microseconds())
+	}
 	call.Ready()
 }
 
@@ -342,6 +347,9 @@ func (k Keys) Overrides() string { return k.Prefix + ":#overrides" }
 
 // OverrideLog returns the key of the changes of overrides, which is in the slot of these.
 func (k Keys) OverrideLog() string { return k.Prefix + ":#log{" + k.Overrides() + "}" }
+
+// Held returns the key of what takes hold of a bucket, as held.lua has it.
+func Held(bucket string) string { return bucket + " held" }
 
 // Presence returns the key of the processes that use a shard.
 func (k Keys) Presence() string { return k.Prefix + ":#present" }

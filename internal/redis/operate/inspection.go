@@ -41,6 +41,8 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 		wg.Go(func() {
 			st := p.asker.AskOne(ctx, l, r, end, ask.Inspecting(role, now))
 			if wire.Says(st.Err, wire.Lacking) {
+				r := r
+				r.Hold = 0
 				st = p.asker.AskOne(ctx, l, r, end, ask.Reading(algorithm.Peek, role, now))
 			}
 			copies[i] = store.Copy{Address: l.Addr, Role: role, State: st, Exists: st.Holds(r.Limit)}
@@ -79,9 +81,11 @@ func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request, m
 	keys := p.asker.Keys.In(shard.Shard)
 	for _, key := range keys.Like(r.Limit, r.ClientKey) {
 		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
-		del := wire.NewCommand("del", key)
-		del.Reads = false
-		dels = append(dels, del)
+		for _, key := range []string{key, ask.Held(key)} {
+			del := wire.NewCommand("del", key)
+			del.Reads = false
+			dels = append(dels, del)
+		}
 	}
 	if marked {
 		// A server that is full refuses marks, and also migrations.

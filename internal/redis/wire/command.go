@@ -132,10 +132,10 @@ type (
 	ScriptCall struct {
 		Command
 		id          string
-		intsRoom    [10]int64
-		packedRoom  [80]byte
+		intsRoom    [13]int64
+		packedRoom  [104]byte
 		argsRoom    [7]any
-		numbersRoom [9]int64
+		numbersRoom [11]int64
 	}
 )
 
