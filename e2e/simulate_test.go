@@ -8,6 +8,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"net/http"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -70,6 +71,10 @@ func TestSimulatePredicts(t *testing.T) {
 		for algorithm, mode := range ways {
 			zone := algorithm + "." + mode
 			for used := range int64(events + 2) {
+				eventually(t, "what requests held is settled", func() error {
+					isHeld := func(key string) bool { return strings.HasSuffix(key, " held") }
+					return want("there being a set", slices.ContainsFunc(slices.Collect(maps.Keys(dumpOf(t, servers))), isHeld), false)
+				})
 				before := dumpOf(t, servers)
 				s := simulate(c, "/"+zone, "X-Key: alice")
 				must(t, zone+", Redis", want("unchanged", maps.Equal(before, dumpOf(t, servers)), true))

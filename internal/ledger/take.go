@@ -17,8 +17,27 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 	}
 	t := taking{call: call{ledger: l, ctx: ctx, asks: asks}}
 	t.marks = t.roomMarks[:0]
+	t.awaitEnds()
 	if !t.refuseKnown() {
 		t.run()
+	}
+}
+
+// awaitEnds waits where a refusal depends on what is about to be held no more.
+func (t *taking) awaitEnds() {
+	var places []int
+	for i := range t.asks {
+		r := &t.asks[i].Request
+		m := t.ledger.moment()
+		if e := t.ledger.find(r, &m); e != nil {
+			if e.AwaitsEnd(r, &m) {
+				places = append(places, i)
+			}
+			e.stripe.mu.Unlock()
+		}
+	}
+	if len(places) > 0 {
+		t.awaitReturns(places, t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
 	}
 }
 

@@ -88,7 +88,8 @@ func (b *Bucket) Refuse(r *store.Request, st *store.State, m *Moment) bool {
 }
 
 func (b *Bucket) refuseFresh(r *store.Request, st *store.State, m *Moment) bool {
-	if b.standing(m) != fresh || b.mayAskForHeld(r, m) || !b.refuses(r, st, m) {
+	isOpen := r.Hold != 0 && b.ending() > 0 || b.mayAskForHeld(r, m)
+	if b.standing(m) != fresh || isOpen || !b.refuses(r, st, m) {
 		return false
 	}
 	b.showHeld(r, st)

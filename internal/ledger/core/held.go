@@ -43,6 +43,12 @@ func (b *Bucket) mayAskForHeld(r *store.Request, m *Moment) bool {
 	return b.taking == 0 && m.Now-max(b.asked, b.extras().held.asked) > heldPause && b.heldFrom(r) > 0
 }
 
+// AwaitsEnd reports whether a take, which is known to be refused, waits until this process's takes that have settled are
+// held no more.
+func (b *Bucket) AwaitsEnd(r *store.Request, m *Moment) bool {
+	return r.Hold != 0 && b.ending() > 0 && b.IsFull(r, m)
+}
+
 // showHeld makes a refusal that this process repeats show what is held.
 func (b *Bucket) showHeld(r *store.Request, st *store.State) {
 	if !st.InFlight {
