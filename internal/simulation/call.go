@@ -269,6 +269,10 @@ func (c *call) exchange(r store.Request, then func(st store.State)) {
 		m := c.moment()
 		if errors.Is(st.Err, store.ErrUncertain) {
 			c.doubted(r)
+			end := r
+			end.Cost = 0
+			// The take has ended by then.
+			c.after(longestService, func() { c.refund(end) })
 		}
 		do, refund := e.TakeAnswered(&r, &st, asked, mark, &m)
 		c.told(&m)

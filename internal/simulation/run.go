@@ -499,8 +499,6 @@ func (s *Run) settle(v *visit, i int, free bool) {
 		if held > 0 {
 			p.settleUnknown(spends, held)
 		}
-		// The take has ended by then.
-		s.after(longestService, func() { p.refund(end) })
 	case isTaken:
 		c.served += r.Cost
 		p.refund(end)
@@ -550,6 +548,8 @@ func (s *Run) ran(op algorithm.Operation, r *store.Request, st *store.State) {
 		s.land(c, 0)
 	case opRefund:
 		c.counted -= r.Cost
+		// Until now it counted.
+		c.truth = append(c.truth, moment{s.now, st.Used + r.Cost + c.unlanded})
 		s.land(c, 0)
 	}
 	if held := s.held(c); !held.InFlight {
