@@ -172,7 +172,7 @@ func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do
 // hearTake takes in what the answer to a take says of the bucket.
 func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Moment) {
 	counted := b.known.Content[confirmedUsed]
-	overlaps := b.overlapsTakes(asked) || b.isSent() || mayLack(asked, b.written)
+	overlaps := b.overlapsTakes(asked) || b.isSent() || b.refunding() > 0 || mayLack(asked, b.written)
 	b.hear(r, st, asked, m)
 	if b.batch != nil {
 		b.batch.heard = m.Now
