@@ -158,7 +158,7 @@ type Zone struct {
 	// each store, by default 1000. Requests that would wait longer are refused
 	// immediately. If too many wait, the newest request of the address or key with
 	// most is refused. A client that leaves is noticed, unless its request
-	// (HTTP/1) has an unread body over 4 KiB. Write `charge before` with it.
+	// (HTTP/1) has an unread body over 4 KiB.
 	// Default: 0, none is held. In a Caddyfile: `max_wait <duration> [<n>]`.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 
