@@ -124,9 +124,9 @@ type Zone struct {
 
 	// With `charge before`: how many events this Caddy takes from the store at
 	// once, to serve requests without another call: a number up to `events`,
-	// `auto`, which follows the traffic, or `off`. Other Caddys cannot use what
-	// one has taken: they may refuse a client while that one still holds events,
-	// with `auto` at most 10 percent of `events` together. Default: `off`.
+	// `auto`, which follows the traffic, or `off`. Others cannot use these, and
+	// may refuse a client meanwhile, with `auto` at most 10 percent of `events`.
+	// Default: `off`.
 	Batch Batch `json:"batch,omitempty"`
 
 	// The response statuses that cost something: codes like `401` and classes like

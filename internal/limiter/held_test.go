@@ -12,22 +12,22 @@ import (
 // told to come again soon, and earns no penalty.
 func TestRefusedWhileSomethingIsHeld(t *testing.T) {
 	for name, c := range map[string]struct {
-		zone    Zone
+		zone    *Zone
 		status  int
 		penalty bool
 		room    bool
 	}{
-		"charged":                {Zone{ChargeBefore: true}, http.StatusOK, true, false},
-		"free":                   {Zone{ChargeBefore: true}, http.StatusNotModified, true, true},
-		"forgiving":              {Zone{ChargeBefore: true}, http.StatusNoContent, true, true},
-		"charged, no penalty":    {Zone{ChargeBefore: true}, http.StatusOK, false, false},
-		"in a log":               {Zone{ChargeBefore: true, Algorithm: store.SlidingLog}, http.StatusOK, false, false},
-		"in a sliding window":    {Zone{ChargeBefore: true, Algorithm: store.SlidingWindow}, http.StatusNotModified, true, true},
-		"with gcra":              {Zone{ChargeBefore: true, Algorithm: store.GCRA}, http.StatusNotModified, true, true},
-		"charged after":          {Zone{}, http.StatusOK, true, false},
-		"free, charged after":    {Zone{}, http.StatusNotModified, true, true},
-		"settled at the end":     {Zone{ChargeBefore: true, SettleAtEnd: true}, http.StatusOK, true, false},
-		"free, known at the end": {Zone{ChargeBefore: true, SettleAtEnd: true}, http.StatusNotModified, true, true},
+		"charged":                {&Zone{ChargeBefore: true}, http.StatusOK, true, false},
+		"free":                   {&Zone{ChargeBefore: true}, http.StatusNotModified, true, true},
+		"forgiving":              {&Zone{ChargeBefore: true}, http.StatusNoContent, true, true},
+		"charged, no penalty":    {&Zone{ChargeBefore: true}, http.StatusOK, false, false},
+		"in a log":               {&Zone{ChargeBefore: true, Algorithm: store.SlidingLog}, http.StatusOK, false, false},
+		"in a sliding window":    {&Zone{ChargeBefore: true, Algorithm: store.SlidingWindow}, http.StatusNotModified, true, true},
+		"with gcra":              {&Zone{ChargeBefore: true, Algorithm: store.GCRA}, http.StatusNotModified, true, true},
+		"charged after":          {&Zone{}, http.StatusOK, true, false},
+		"free, charged after":    {&Zone{}, http.StatusNotModified, true, true},
+		"settled at the end":     {&Zone{ChargeBefore: true, SettleAtEnd: true}, http.StatusOK, true, false},
+		"free, known at the end": {&Zone{ChargeBefore: true, SettleAtEnd: true}, http.StatusNotModified, true, true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := c.zone
@@ -36,7 +36,7 @@ func TestRefusedWhileSomethingIsHeld(t *testing.T) {
 			if c.penalty {
 				z.Penalty = 10 * time.Minute
 			}
-			m := newSite(t, &z)
+			m := newSite(t, z)
 			z.Events.Number = 1
 			ok := func(w http.ResponseWriter, _ *http.Request) error {
 				w.WriteHeader(http.StatusOK)
@@ -71,16 +71,16 @@ func TestOnlyWhatMayComeBackIsHeld(t *testing.T) {
 	var free StatusSet
 	free.Add(http.StatusNotModified)
 	for name, c := range map[string]struct {
-		zone Zone
+		zone *Zone
 		want bool
 	}{
-		"charge after":      {Zone{Free: free}, false},
-		"nothing is free":   {Zone{ChargeBefore: true}, false},
-		"free":              {Zone{ChargeBefore: true, Free: free}, true},
-		"forgiving":         {Zone{ChargeBefore: true, Forgives: free}, true},
-		"batches":           {Zone{ChargeBefore: true, Batch: store.BatchAuto}, true},
-		"cost of responses": {Zone{ChargeBefore: true, Cost: Quantity{Text: "{http.response.header.X-Cost}"}}, true},
-		"slots":             {Zone{Free: free, Algorithm: store.Concurrency}, false},
+		"charge after":      {&Zone{Free: free}, false},
+		"nothing is free":   {&Zone{ChargeBefore: true}, false},
+		"free":              {&Zone{ChargeBefore: true, Free: free}, true},
+		"forgiving":         {&Zone{ChargeBefore: true, Forgives: free}, true},
+		"batches":           {&Zone{ChargeBefore: true, Batch: store.BatchAuto}, true},
+		"cost of responses": {&Zone{ChargeBefore: true, Cost: Quantity{Text: "{http.response.header.X-Cost}"}}, true},
+		"slots":             {&Zone{Free: free, Algorithm: store.Concurrency}, false},
 	} {
 		if c.zone.prepare(); c.zone.mayGiveBack != c.want {
 			t.Errorf("%s: what is taken may come back: %v, want %v", name, c.zone.mayGiveBack, c.want)
