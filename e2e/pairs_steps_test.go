@@ -325,7 +325,7 @@ func (p *pairRun) holdForTheDead() {
 		must(p.t, "keys", err)
 		for _, key := range keys {
 			until := time.Now().Add(time.Minute).UnixMicro()
-			must(p.t, "hold", client.ZAdd(p.t.Context(), strings.TrimSuffix(key, " held")+" held", goredis.Z{Score: float64(until), Member: "4294967295"}).Err())
+			must(p.t, "hold", client.ZAdd(p.t.Context(), strings.TrimSuffix(key, " held")+" held", goredis.Z{Score: float64(until), Member: "4294967295:1"}).Err())
 		}
 	}
 }

@@ -30,16 +30,13 @@ var Override = read("override")
 var Record = read("record")
 
 // script makes files, which handle one bucket, a function, and appends what follows it, and end, which runs
-// them.
+// both.
 func script(end string, names []string) (text string) {
 	for _, name := range names {
 		text += read(name)
 	}
-	return read("head") + function("run(KEYS, ARGV)", text) + function("members(KEYS)", read("members")+"return count, put, drop, trim\n") +
-		read("held") + read("guard") + read(end)
+	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("held") + read("guard") + read(end)
 }
-
-func function(name, text string) string { return "local function " + name + "\n" + text + "\nend\n" }
 
 func read(name string) string {
 	text, err := files.ReadFile(name + ".lua")

@@ -373,12 +373,15 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 		case errors.Is(err, store.ErrChanged):
 			continue
 		case err != nil:
+			// It may have been written, and what is done names nothing that is held.
+			s.endHolds(next)
 			return nil, s.failure(idPrefix+id, err)
 		case next.Phase == owing:
 			// Whoever finds it later goes on.
 			s.report(s.settle(ctx, is, next))
+		default:
+			s.endHolds(next)
 		}
-		s.endHolds(next)
 		return next, nil
 	}
 }
@@ -387,7 +390,10 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 func (s *Service) endHolds(r *record) {
 	for i := range r.Holds {
 		if h := &r.Holds[i]; h.IsTaken && h.Hold > store.HearsHeld && r.Owed[i] >= 0 {
-			s.limiter.EndHold(h)
+			s.report(s.guarded(func() error {
+				s.limiter.EndHold(h)
+				return nil
+			}))
 		}
 	}
 }
@@ -431,6 +437,7 @@ func (s *Service) settle(ctx context.Context, at store.Record, r *record) error 
 	if err != nil {
 		return unlessChanged(err)
 	}
+	s.endHolds(&mine)
 	mine.Owed, err = s.carryOut(mine.Owed, mine.Holds)
 	mine.Phase = done
 	left := mine.kept()

@@ -26,7 +26,7 @@ type State struct {
 	// IsHeld is set if a Take is held.
 	IsHeld bool
 	// Held is how much of Used is held, and may come back: any more from [MaxMembers] on. It is 0 if the request has
-	// no Hold.
+	// no Hold, or is a Take that leaves enough not to be held.
 	Held int32
 	// Limit is the request's Capacity, or 0 if that is less.
 	Limit int64

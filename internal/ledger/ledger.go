@@ -161,7 +161,7 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
 	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && reqs[i].Cost > 0 && w.opts.OnUndelivered != nil {
+		if st.Err != nil && w.opts.OnUndelivered != nil {
 			w.opts.OnUndelivered(w.Owner(reqs[i].ClientKey), algorithm.Refund, 1, st.Err)
 		}
 		w.endRefund(sent[i], reqs[i], &st)

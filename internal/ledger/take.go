@@ -28,6 +28,9 @@ func (t *taking) awaitEnds() {
 	var places []int
 	for i := range t.asks {
 		r := &t.asks[i].Request
+		if r.Hold == 0 {
+			continue
+		}
 		m := t.ledger.moment()
 		if e := t.ledger.find(r, &m); e != nil {
 			if e.AwaitsEnd(r, &m) {
@@ -37,7 +40,8 @@ func (t *taking) awaitEnds() {
 		}
 	}
 	if len(places) > 0 {
-		t.awaitReturns(places, t.ledger.registry.clock().Add(t.ledger.opts.Timeout))
+		t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+		t.awaitReturns(places, t.until)
 	}
 }
 
@@ -58,6 +62,8 @@ type taking struct {
 	call
 	// moves is set if a charge is in flight to another owner of some bucket.
 	moves bool
+	// until is when it waits no longer for what comes back, once it had to.
+	until time.Time
 	// marks are those of the takes in flight.
 	marks     []int64
 	roomMarks [2]int64
@@ -99,8 +105,11 @@ func (t *taking) run() {
 	for i := range all {
 		all[i] = i
 	}
-	began, until := t.ledger.registry.now(), t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
-	t.awaitReturns(all, until)
+	began := t.ledger.registry.now()
+	if t.until.IsZero() {
+		t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	}
+	t.awaitReturns(all, t.until)
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -123,7 +132,7 @@ func (t *taking) run() {
 	}
 	again := t.take(own, fetches, batches)
 	t.take(t.await(waiting, again), nil, nil)
-	t.reclaim(began, until)
+	t.reclaim(began)
 }
 
 // claim serves a request from its batch, or says what it has to do.
@@ -333,10 +342,10 @@ func (t *taking) waitNot(waiting []int) (waited int) {
 }
 
 // reclaim tries refused requests again: a batch may have overtaken them, or refunds have arrived since.
-func (t *taking) reclaim(began int64, until time.Time) {
+func (t *taking) reclaim(began int64) {
 	var again []int
 	waiting, places := 0, core.Reclaimable(t.asks)
-	t.awaitReturns(places, until)
+	t.awaitReturns(places, t.until)
 	for _, i := range places {
 		switch t.reclaimOne(i, began) {
 		case core.Wait:

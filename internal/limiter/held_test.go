@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"net/http"
+	"slices"
 	"testing"
 	"time"
 
@@ -85,5 +86,33 @@ func TestOnlyWhatMayComeBackIsHeld(t *testing.T) {
 		if c.zone.prepare(); c.zone.mayGiveBack != c.want {
 			t.Errorf("%s: what is taken may come back: %v, want %v", name, c.zone.mayGiveBack, c.want)
 		}
+	}
+}
+
+// TestLostTakeInASharedBucket is not charged late there, but ends what it holds.
+func TestLostTakeInASharedBucket(t *testing.T) {
+	for of, want := range map[bucket][]int64{ownBucket: {1}, overflowBucket: {1, 0}} {
+		req := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, Events: 10, Cost: 1, Hold: store.NewHold()}
+		z := &inZone{ask: store.Ask{Request: req}, bucket: of, spend: spend{stored: phaseLost}, rare: &rareZone{end: new(store.Late)}}
+		var all settlements
+		all.add(z, costsMore, 0, 1)
+		var got []int64
+		for i, r := range all.store.unknown {
+			got = append(got, r.Cost)
+			if isLast := i == len(want)-1; isLast != (all.store.ends[i] == z.rare.end) || r.Hold != req.Hold || all.store.heldUnknown[i] != 0 {
+				t.Errorf("bucket %d: %d of %d is %+v, with the end %v", of, i, len(want), *r, all.store.ends[i])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("bucket %d: what may have been taken is %v, want %v", of, got, want)
+		}
+	}
+}
+
+// TestWhatHoldsNothingIsNotCopied, as most requests hold nothing when they settle.
+func TestWhatHoldsNothingIsNotCopied(t *testing.T) {
+	s, req := new(settlement), store.Request{Cost: 1, Hold: store.HearsHeld}
+	if n := testing.AllocsPerRun(100, func() { s.endHold(req, phaseTaken, dueNothing) }); n > 0 || len(s.refunds) > 0 {
+		t.Errorf("it makes %v allocations and %d refunds", n, len(s.refunds))
 	}
 }

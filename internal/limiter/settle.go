@@ -525,6 +525,12 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 		s.store.endHold(z.ask.Request, z.stored, d)
 	}
 	if z.isLost() && z.rare != nil {
+		if z.bucket != ownBucket {
+			// Where others count, what was not taken is not charged late: only what it holds ends.
+			end := z.ask.Request
+			end.Cost = 0
+			s.store.unknown, s.store.heldUnknown, s.store.ends = append(s.store.unknown, &end), append(s.store.heldUnknown, 0), append(s.store.ends, nil)
+		}
 		s.store.ends[len(s.store.ends)-1] = z.rare.end
 	}
 	return d
@@ -571,8 +577,11 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 // endHold ends what a take holds, unless what is due does that anyway.
 func (s *settlement) endHold(req store.Request, phase storePhase, d due) {
 	isOpen := d == dueRepeat || phase == phaseTaken && (d == dueNothing || d == dueCharge)
-	if req.Cost = 0; isOpen && req.MayHold() {
-		s.refunds = append(s.refunds, &req)
+	if isOpen && req.MayHold() {
+		// Most end nothing, and need no copy.
+		end := req
+		end.Cost = 0
+		s.refunds = append(s.refunds, &end)
 	}
 }
 

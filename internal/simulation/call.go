@@ -252,6 +252,7 @@ func (c *call) fetch(place int, size int64, done, again func()) {
 			e.period = st.Reset
 		}
 		c.refund(leftover)
+		c.reapLater()
 		if do == core.Take {
 			again()
 			return

@@ -266,13 +266,13 @@ func (p *process) reap() {
 		if !ok {
 			continue
 		}
-		if e.Gauges().Tokens > 0 {
+		if e.Gauges().Reserves {
 			m := p.moment()
 			refund := e.Surplus(core.IdleBatch, &m)
 			p.told(&m)
 			p.refund(refund)
 		}
-		if e.Gauges().Tokens > 0 {
+		if e.Gauges().Reserves {
 			p.reapLater()
 		}
 	}

@@ -240,6 +240,16 @@ func testHeldEnds(f *fixture) {
 		if s := f.take(other); s.Held != 1 {
 			f.Errorf("%s: take a window later: %+v", name, s)
 		}
+		// Of a long window, for ten minutes, in case that nobody ends it.
+		long := *r.Limit
+		long.Window, r.Limit = 10_000*time.Hour, &long
+		for i, span := range []time.Duration{0, 10*time.Minute - time.Millisecond, time.Millisecond} {
+			f.clock.Advance(span)
+			r.ID, r.Hold = fmt.Sprintf("long%04d", i), uint32(10+i)
+			if s := f.take(r); !s.IsHeld || int(s.Held) != min(i+1, 2) {
+				f.Errorf("%s: take %d in a long window: %+v", name, i, s)
+			}
+		}
 	}
 }
 

@@ -2,23 +2,34 @@ package algorithm
 
 import (
 	"math"
-	"strconv"
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // Held is what takes hold of one bucket until they settle, beside its content. The script held.lua does the same.
-type Held struct{ takes members }
+type Held struct{ takes []hold }
 
-// mostHolds is how many takes hold something of a bucket at most; those beyond are not held.
-const mostHolds = 1000
+// hold is what a take holds until an instant.
+type hold struct {
+	number     uint32
+	cost, last int64
+}
 
-// MostHeld stands for anything that may come back: sums stop there.
-const MostHeld = store.MaxMembers
+const (
+	// mostHolds is how many takes hold something of a bucket at most; those beyond are not held.
+	mostHolds = 100
+	// MostHeld stands for anything that may come back: sums stop there.
+	MostHeld = store.MaxMembers
+	// HeldRetry is the time to wait for what is held: when it comes back is unknown.
+	HeldRetry = time.Second
+	// mostHeldFor is how long something is held at most, so that what nobody ends does not last.
+	mostHeldFor = 10 * time.Minute
+)
 
-// HeldRetry is the time to wait for what is held: when it comes back is unknown.
-const HeldRetry = time.Second
+// HeldFor returns how long takes of a limit are held at most.
+func HeldFor(limit *store.Limit) time.Duration { return min(limit.Window, mostHeldFor) }
 
 // Hears reports whether the answer to op says what is held.
 func (op Operation) Hears(r *store.Request) bool {
@@ -30,40 +41,48 @@ func (op Operation) Hears(r *store.Request) bool {
 	return false
 }
 
+// LeavesEnough reports whether st, which answers a take of r, leaves so much that the take is not held, and is not told
+// what is.
+func LeavesEnough(r *store.Request, st *store.State) bool {
+	return st.Allowed && r.Cost > 0 && leaves(r, st) >= r.LeastUnheld()
+}
+
 // After takes in op on the bucket of r, which has answered st, and makes st show what is held. It returns h, or what
-// begins to hold something if h is nil.
+// begins to hold something if h is nil, or nil if it holds nothing any more.
 func (h *Held) After(op Operation, r *store.Request, st *store.State) *Held {
-	if !op.Hears(r) {
+	if !op.Hears(r) || op == Take && LeavesEnough(r, st) {
 		return h
 	}
-	switch {
-	case op == Refund:
-		h.end(r.Hold)
-	case op == Take && r.MayHold():
-		// It may have been taken before, by a try that failed.
-		h.end(r.Hold)
-		if st.Allowed && r.Cost > 0 && leaves(r, st) < r.LeastUnheld() && (h == nil || len(h.takes) < mostHolds) {
-			if h == nil {
-				h = new(Held)
-			}
-			h.takes.put(endOfHold(r, st), holder(r.Hold), spentBy(r))
-			st.IsHeld = true
+	writes, holds := op == Take || op == Refund, op == Take && st.Allowed && r.Cost > 0 && r.MayHold()
+	if h == nil {
+		if !holds {
+			return nil
 		}
+		h = new(Held)
 	}
-	if h != nil {
-		h.takes.believe(st.Now, r.Limit.Window)
-		ShowHeld(st, r, min(h.takes.after(st.Now).since(0), MostHeld))
+	latest := st.Now + (HeldFor(r.Limit) + Grace).Microseconds()
+	live := slices.DeleteFunc(slices.Clone(h.takes), func(t hold) bool {
+		// An earlier try may have taken it, and failed.
+		isOwn := writes && t.number == r.Hold
+		return isOwn || t.last <= st.Now || t.last > latest
+	})
+	if st.IsHeld = holds && len(live) < mostHolds; st.IsHeld {
+		live = append(live, hold{r.Hold, spentBy(r), endOfHold(r, st)})
 	}
+	sum := int64(0)
+	for _, t := range live {
+		sum += t.cost
+	}
+	ShowHeld(st, r, min(sum, MostHeld))
+	switch {
+	case !writes:
+		return h
+	case len(live) == 0:
+		return nil
+	}
+	h.takes = live
 	return h
 }
-
-func (h *Held) end(number uint32) {
-	if h != nil && number > store.HearsHeld {
-		h.takes.remove(holder(number), math.MaxInt64)
-	}
-}
-
-func holder(number uint32) string { return strconv.FormatUint(uint64(number), 10) }
 
 // leaves is what an allowed take has left of its capacity, as its script has it.
 func leaves(r *store.Request, st *store.State) int64 {
@@ -73,22 +92,24 @@ func leaves(r *store.Request, st *store.State) int64 {
 	return r.Capacity() - st.Used
 }
 
-// endOfHold is when what an allowed take has spent counts no more.
+// endOfHold is when an allowed take is held no more, whatever becomes of it.
 func endOfHold(r *store.Request, st *store.State) int64 {
-	end := st.Now + r.Limit.Window.Microseconds()
+	end := st.Now + HeldFor(r.Limit).Microseconds()
 	if Of(r.Limit.Algorithm).Windowed() {
 		return min(end, st.Reset)
 	}
 	return end
 }
 
-// ShowHeld makes st show what is held, and a refusal of r say so that would be none without it.
-func ShowHeld(st *store.State, r *store.Request, held int64) {
+// ShowHeld makes st show what is held, and a refusal of r say so that would be none without it. It reports whether it is
+// such a refusal.
+func ShowHeld(st *store.State, r *store.Request, held int64) bool {
 	st.Held = int32(held) //nolint:gosec // at most MostHeld
 	isInTheWay := held >= MostHeld || fitsIn(r, st.Used-held)
 	if held == 0 || st.Allowed || st.Penalty != 0 || st.RetryAfter == store.Never || !isInTheWay {
-		return
+		return false
 	}
 	st.ResetOtherwise = st.Now + st.RetryAfter.Microseconds()
 	st.InFlight, st.RetryAfter = true, min(st.RetryAfter, HeldRetry)
+	return true
 }

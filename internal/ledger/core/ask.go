@@ -88,11 +88,14 @@ func (b *Bucket) Refuse(r *store.Request, st *store.State, m *Moment) bool {
 }
 
 func (b *Bucket) refuseFresh(r *store.Request, st *store.State, m *Moment) bool {
-	isOpen := r.Hold != 0 && b.ending() > 0 || b.mayAskForHeld(r, m)
-	if b.standing(m) != fresh || isOpen || !b.refuses(r, st, m) {
+	var refusal store.State
+	if b.standing(m) != fresh || !b.refuses(r, &refusal, m) {
 		return false
 	}
-	b.showHeld(r, st)
+	if b.showHeld(r, &refusal) && (b.ending() > 0 || b.mayAskForHeld(m)) {
+		return false
+	}
+	*st = refusal
 	m.Counts.LocalRefusals++
 	return true
 }

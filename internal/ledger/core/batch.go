@@ -59,7 +59,7 @@ type batch struct {
 	capacity, events int64
 }
 
-func (v *batch) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
+func (v *batch) isEmpty() bool { return v.tokens == 0 && v.hold == 0 && v.coming == 0 && v.lent == 0 }
 
 // batchSize returns the size of the next batch, given the last one (0: none yet) and the
 // number of processes that share the limit. Nothing is taken in
@@ -298,8 +298,8 @@ func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 }
 
 // Fetched takes in the outcome of a fetch of w, and serves it and those that wait. Do is Take
-// if w has to take its cost from the store, or else Nothing. leftover is a refund, if it has a
-// cost.
+// if w has to take its cost from the store, or else Nothing. leftover is refunded, if it has a
+// cost or ends what is held.
 func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *Moment) (do Do, leftover store.Request) {
 	v := b.batch
 	isStale := v.fetched != v.resets
@@ -333,11 +333,11 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 			do = Take
 		}
 	}
+	// A batch that is stale may predate the reset.
+	if isSpent := v.tokens == 0 || isStale; isSpent && leftover.Cost == 0 && !leftover.MayHold() {
+		leftover = v.ending()
+	}
 	if isStale {
-		// The batch may predate the reset.
-		if leftover.Cost == 0 {
-			leftover = v.ending()
-		}
 		m.Counts.TokensExpired += v.abandon()
 	}
 	return do, leftover
@@ -466,7 +466,11 @@ func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 
 // LoseTokens drops the tokens, which nobody can give back.
 func (b *Bucket) LoseTokens(m *Moment) {
-	if v := b.batch; v.tokens > 0 && v.coming == 0 {
+	v := b.batch
+	if v.coming > 0 {
+		return
+	}
+	if v.hold = 0; v.tokens > 0 {
 		m.Counts.TokensExpired += v.tokens
 		v.waste()
 	}

@@ -141,6 +141,8 @@ type Bucket struct {
 	usedUp bool
 	// uncertain is set if a charge has an unknown outcome, until the primary is asked.
 	uncertain bool
+	// unheld is set if an answer as recent as what is known has said that nothing is held.
+	unheld bool
 	// check is the coalesced check in flight, or nil.
 	check *check
 	// pending are the charges that the store has not confirmed, or nil.
@@ -363,6 +365,8 @@ type Gauges struct {
 	Owing int64
 	// Tokens is what is left of events that were taken in advance.
 	Tokens int64
+	// Reserves is set if there are tokens, or the store holds those that there were.
+	Reserves bool
 }
 
 // Gauges returns those of the bucket.
@@ -378,7 +382,7 @@ func (b *Bucket) Gauges() Gauges {
 		}
 	}
 	if b.batch != nil {
-		g.Tokens = b.batch.tokens
+		g.Tokens, g.Reserves = b.batch.tokens, b.batch.tokens > 0 || b.batch.hold != 0
 	}
 	return g
 }
@@ -469,7 +473,7 @@ func (b *Bucket) overlapsTakes(asked int64) bool {
 
 // confirm replaces what is known by the primary's answer.
 func (b *Bucket) confirm(answer algorithm.Known, asked int64) {
-	b.known, b.trusted, b.usedUp, b.uncertain = answer, asked, false, false
+	b.known, b.trusted, b.usedUp, b.uncertain, b.unheld = answer, asked, false, false, false
 	if b.extra != nil {
 		b.extra.loose = 0
 	}

@@ -65,8 +65,8 @@ func (b *Bucket) RefundSent(r *store.Request, m *Moment) {
 // RefundArrived takes in the answer to a refund that was sent then, and remembers for a while that it is
 // over, because answers that lack it may come yet. What is known stays: the primary is asked next.
 func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m *Moment) {
-	rare := b.ensureExtra()
 	b.hearHeld(r, st, sent)
+	rare := b.ensureExtra()
 	if v := rare.returning; v != nil {
 		those := &v.refunds
 		if r.Cost == 0 {
@@ -78,6 +78,9 @@ func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m 
 		b.wake(m)
 	}
 	if r.Cost == 0 {
+		if *rare == (extra{}) {
+			b.extra = nil
+		}
 		return
 	}
 	rare.refunded = m.Now
@@ -157,10 +160,14 @@ func isAfter(sent []int64, at int64) bool { return len(sent) == 0 || sent[0] > a
 
 // AwaitReturn reports whether a take waits for what this process has sent back to the bucket, so that a client that
 // sends one request after the other is not refused because of what its last one gives back. It does not if
-// there is room as far as is known. Its turn comes once all has arrived that was sent before it.
+// there is room as far as is known, nor for the ends of what is held unless AwaitsEnd says so. Its turn comes once all
+// has arrived that was sent before it.
 func (b *Bucket) AwaitReturn(w Waiter, m *Moment) bool {
 	v := b.extras().returning
 	if v == nil || b.silent || w.Request.Cost > w.Request.Capacity() || b.hasRoom(w.Request, m) {
+		return false
+	}
+	if len(v.refunds) == 0 && v.resets == 0 && !b.AwaitsEnd(w.Request, m) {
 		return false
 	}
 	v.waiters = append(v.waiters, returnWaiter{w, m.Now})
@@ -232,7 +239,7 @@ func (b *Bucket) emptied(m *Moment) {
 // its tokens. Requests ask the primary for a while, because replicas may be stale.
 func (b *Bucket) ResetDone(m *Moment) {
 	b.known, b.trusted, b.soleWriter, b.asked = algorithm.Known{}, 0, 0, 0
-	b.disturbed, b.resets, b.uncertain = m.Now, false, false
+	b.disturbed, b.resets, b.uncertain, b.unheld = m.Now, false, false, false
 	rare := b.ensureExtra()
 	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown, rare.held = m.Now, 0, 0, 0, nil, heldAnswer{}
 	b.emptied(m)

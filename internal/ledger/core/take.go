@@ -11,19 +11,18 @@ import (
 // AskTake decides about a request to take. Do is Take if the store decides, or Nothing if
 // the request is refused without a call, with its state set. Once trust has run out one
 // request is let through to ask, and asks is set; meanwhile others are refused if the last
-// answer is not old. Where something is held that may come back, requests are let through more often.
+// answer is not old. Where only what is held is in the way, requests are let through more often.
 func (b *Bucket) AskTake(r *store.Request, st *store.State, m *Moment) (do Do, asks bool) {
 	var refusal store.State
 	switch rest, isServed := b.Rest(r, m); {
 	case isServed || !b.refuses(&rest, &refusal, m):
 		return Take, false
-	case b.isDue(m), b.mayAskForHeld(r, m):
+	case b.showHeld(&rest, &refusal) && b.mayAskForHeld(m), b.isDue(m):
 		b.asked = m.Now
 		return Take, true
 	case m.Now-b.trusted > 2*m.Trust:
 		return Take, false
 	}
-	b.showHeld(r, &refusal)
 	b.hideTokens(r, &refusal, m)
 	*st = refusal
 	m.Counts.LocalRefusals++
@@ -41,8 +40,9 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight, and sets its Ends. TakeAnswered gets the mark.
+// TakeSent notes that a take is in flight, and sets its Ends, and its Hold if much is left. TakeAnswered gets the mark.
 func (b *Bucket) TakeSent(r *store.Request, m *Moment) (mark int64) {
+	b.holdIfLittle(r, m)
 	b.taking += r.Cost
 	r.Ends = b.opens(r, m)
 	return b.extras().landed
@@ -63,7 +63,9 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 		return Nothing, refund
 	}
 	b.hearTake(r, st, asked, m)
-	b.hearHeld(r, st, asked)
+	if r.Hold != 0 && !algorithm.LeavesEnough(r, st) {
+		b.hearHeld(r, st, asked)
+	}
 	switch {
 	case !st.Allowed:
 		return Nothing, refund

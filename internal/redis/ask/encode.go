@@ -164,13 +164,16 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	}
 	// Some proxies hide EVALSHA_RO, which replicas alone need.
 	call.Begin(l.script, word, op.ReadOnly && op.Role == store.RoleReplica, key)
-	call.Clock, call.Reads = op.Clock, op.reads()
+	// What only ends a hold may run twice.
+	call.Clock, call.Reads = op.Clock, op.reads() || op.Operation == algorithm.Refund && r.Cost == 0
 	call.Add(op.Now)
 	l.arguments(call, op, r)
 	if op.Hears(r) {
-		// The script reads the clock anyway.
-		call.MayGuess = false
-		call.Add(int64(r.Hold), r.LeastUnheld(), r.Limit.Window.Microseconds())
+		least := r.LeastUnheld()
+		if op.Operation == algorithm.Refund {
+			least = r.Cost
+		}
+		call.Add(int64(r.Hold), least, algorithm.HeldFor(r.Limit).Microseconds())
 	}
 	call.Ready()
 }

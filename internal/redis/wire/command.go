@@ -68,7 +68,7 @@ type Command struct {
 	Outcome error
 	// Place is that of its request in the caller's slice.
 	Place int
-	// Reads is set if it may run twice, because it neither spends nor gives back.
+	// Reads is set if it may run twice, because it neither spends nor gives back anything.
 	Reads bool
 	// MayGuess is set if the script may do without reading the clock.
 	MayGuess bool
