@@ -33,7 +33,7 @@ SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey
 # packages with concurrent code, the pairs, and of the other tests of whole Caddys those that depend on the server.
 NEWEST             = $(or $(REDISTEST_SERVER),$(CURDIR)/bin/servers/valkey-server-9.1)
 WITH_NEWEST        = REDISTEST_SERVER=$(NEWEST) REDISTEST_FAMILY=$$(command -v redis-server)
-# Of the tests of whole Caddys those that depend on the server, and these with the pairs of features.
+# DEPENDENT are tests of whole Caddys that depend on the server; FAMILY adds the pairs of features.
 DEPENDENT          = Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
 FAMILY             = ^TestPairs$$|$(DEPENDENT)
 # The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a

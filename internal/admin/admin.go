@@ -144,8 +144,8 @@ func (z zoneInStore) limitNow() func(r *store.Request) bool {
 }
 
 // zonesInStores returns the zones of the config by name: one for each store in which
-// handlers count zones of that name, of a handler whose own store it is if there is one, and whose
-// rollout moves its clients.
+// handlers count zones of that name. It prefers handlers with that store of their own, and
+// among them one with a rollout that moves the zone's clients.
 func zonesInStores(running runningConfig) map[string][]zoneInStore {
 	zones := map[string][]zoneInStore{}
 	for _, best := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {

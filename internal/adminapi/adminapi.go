@@ -174,7 +174,7 @@ type ZoneShare struct {
 type Rollout struct {
 	Store   string  `json:"store"`
 	Percent float64 `json:"percent"`
-	// By is the zone whose clients are moved, if that is another one.
+	// By names the zone that decides which requests move, or is empty if this zone does.
 	By string `json:"by,omitempty"`
 }
 

@@ -78,8 +78,8 @@ func newPairLimiter(t *testing.T, modules [maxStores]stores.Module, percent floa
 	return h, handles
 }
 
-// TestRequestCountsInOneStore, that of the client of the first zone, also where this one does not match, and each call
-// in that of its first descriptor; the log says whose limits are split.
+// TestRequestCountsInOneStore: the client of the first zone decides, even if that zone does not match; in a service the
+// first descriptor of a call does. The log names the zones with other clients.
 func TestRequestCountsInOneStore(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	var modules [maxStores]stores.Module

@@ -96,8 +96,8 @@ func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter, isLi
 	return key, nil
 }
 
-// keyOf returns what clientKey would but for errors, which template it is of, and whether that applies. repeated names
-// the placeholder that has several values, if one has.
+// keyOf returns the client key of a request, the template that made it, and whether that template applies. If a
+// placeholder of it has several values, repeated is its name.
 func (z *Zone) keyOf(r *http.Request, repl *caddy.Replacer) (key string, template int, applies bool, repeated string) {
 	var scratch [128]byte
 	for i := range z.templates {

@@ -76,7 +76,7 @@ func New(c Config) *Limiter {
 	return l
 }
 
-// reportOtherClients logs whose limits a rollout splits, because it moves a request by the client of one zone.
+// reportOtherClients logs the zones whose clients a rollout gives a limit in each store.
 func (l *Limiter) reportOtherClients() {
 	const problem = " have a limit in each store while the rollout's percentage is between 0 and 100"
 	switch {

@@ -65,8 +65,8 @@ func (c *choice) make(by *Zone, r *http.Request, repl *caddy.Replacer) {
 	}
 }
 
-// Moves reports whether a rollout moves requests by the clients of the zone: it is the handler's first one, or the
-// service's that a call asks first.
+// Moves reports whether a rollout moves requests by the client of the zone: the handler's first one, or any zone of a
+// service.
 func (l *Limiter) Moves(by *Zone) bool {
 	return l.Rollout != nil && (l.IsService || l.Zones[0] == by)
 }

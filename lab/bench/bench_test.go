@@ -47,7 +47,7 @@ func TestResultCountsTheVerdicts(t *testing.T) {
 	}
 }
 
-// TestRun measures what no other package does.
+// TestRun takes the measurements of this package.
 func TestRun(t *testing.T) {
 	o, err := ownAllocations(t.Context(), 1)
 	if err != nil || o.allocations[0] <= 0 || o.bytes[0] <= 0 {
@@ -58,7 +58,7 @@ func TestRun(t *testing.T) {
 	}
 }
 
-// TestPlacesAreFilled: each place of the document is that of a section, which the tests of what measures it check too.
+// TestPlacesAreFilled: each place of the document is that of a section. The packages that measure test the reverse.
 func TestPlacesAreFilled(t *testing.T) {
 	var code strings.Builder
 	files, err := filepath.Glob("*/*.go")

@@ -282,8 +282,8 @@ func Reclaimable(asks []*store.Ask) (places []int) {
 }
 
 // Reclaim serves a request that the store has refused from a batch that was
-// fetched since, or returns what it has to do: Wait; Take, also if a refund has arrived since the call began, which
-// the refusal may lack; or Nothing.
+// fetched since. If it cannot, it returns Wait, Nothing, or Take, also if a refund that the refusal may lack has arrived
+// since the call began.
 func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 	r, st := w.Request, w.State
 	v, tokens := b.batch, b.tokens(r, m)
