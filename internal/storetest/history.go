@@ -205,7 +205,7 @@ func (m *model) request(op algorithm.Operation) store.Request {
 		r.Until = m.now() + m.Draw("penalty", 1, micros(time.Hour))
 	}
 	if algorithm.Of(m.Limit.Algorithm).Drains() && m.Draw("opens", 0, 3) == 0 {
-		r.Ends = m.now() + m.Draw("arrival", 0, 2*r.Limit.Window.Microseconds()) - 1
+		r.Ends = m.now() + m.Draw("arrival", 0, r.Limit.Window.Microseconds()) - 1
 	}
 	return r
 }
