@@ -29,49 +29,48 @@ func (id ID) Hash(seed maphash.Seed) uint64 {
 	return maphash.String(seed, id.Key) + uint64(id.Limit)*0x9e3779b97f4a7c15
 }
 
-// Names numbers the names of shards, of which there are few. The empty name is 0.
-type Names struct {
-	mu    sync.Mutex
-	names atomic.Pointer[[]string]
+// Shards numbers shards by their names, of which there are few. The empty name is 0.
+type Shards struct {
+	mu     sync.Mutex
+	places atomic.Pointer[[]*store.Place]
 }
 
-// Number returns the number of a name.
-func (n *Names) Number(name string) uint32 {
+// Number returns the number of a shard.
+func (s *Shards) Number(name string) uint32 {
 	if name == "" {
 		return 0
 	}
 	for {
-		known := n.names.Load()
+		known := s.places.Load()
 		if known == nil {
-			known = new([]string)
+			known = new([]*store.Place)
 		}
-		if i := slices.Index(*known, name); i >= 0 {
+		if i := placeOf(*known, name); i >= 0 {
 			return uint32(i) + 1 //nolint:gosec // few
 		}
-		n.add(name)
+		s.add(name)
 	}
 }
 
-func (n *Names) add(name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var known []string
-	if p := n.names.Load(); p != nil {
+func placeOf(known []*store.Place, name string) int {
+	return slices.IndexFunc(known, func(p *store.Place) bool { return p.Shard == name })
+}
+
+func (s *Shards) add(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var known []*store.Place
+	if p := s.places.Load(); p != nil {
 		known = *p
 	}
-	if !slices.Contains(known, name) {
-		next := append(slices.Clone(known), name)
-		n.names.Store(&next)
+	if placeOf(known, name) < 0 {
+		next := append(slices.Clone(known), &store.Place{Shard: name})
+		s.places.Store(&next)
 	}
 }
 
-// Name returns the name of that number.
-func (n *Names) Name(number uint32) string {
-	if number == 0 {
-		return ""
-	}
-	return (*n.names.Load())[number-1]
-}
+// Place returns the shard of that number, which is not 0.
+func (s *Shards) Place(number uint32) *store.Place { return (*s.places.Load())[number-1] }
 
 // Limits numbers limits from 0 on, so that a bucket need not carry its limit. The
 // zero value is empty. Numbers last: limits come from configs, so there are few.

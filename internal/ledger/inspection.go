@@ -56,10 +56,10 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 // isShadowed reports whether another owner's bucket stands for that of an entry, whose stripe is locked: the
 // present owner's or, without one, the first by name.
 func (l *Ledger) isShadowed(e *entry) bool {
-	own := l.registry.shards.Name(e.id.Shard)
-	if own == "" {
+	if e.id.Shard == 0 {
 		return false
 	}
+	own := l.registry.shards.Place(e.id.Shard).Shard
 	owners, owner := l.Owners(e.id.Key), l.Owner(e.id.Key)
 	isOwner := slices.Contains(owners, own)
 	return own != owner && slices.ContainsFunc(owners, func(name string) bool {

@@ -48,10 +48,10 @@ func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 	pass(time.Duration(1+there) * time.Millisecond)
 	s.mu.Lock()
 	for _, a := range asks {
-		b := s.buckets[a.Shard]
+		b := s.buckets[a.Shard()]
 		if b == nil {
 			b = algorithm.New(a.Request.Limit)
-			s.buckets[a.Shard] = b
+			s.buckets[a.Shard()] = b
 		}
 		a.State = op.Run(b, &a.Request, time.Now().UnixMicro())
 	}
@@ -77,7 +77,7 @@ func (s *sharded) Peek(_ context.Context, asks []*store.Ask)     { s.run(algorit
 func (s *sharded) Reset(_ context.Context, r store.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.buckets, r.Shard)
+	delete(s.buckets, r.Shard())
 	return nil
 }
 
