@@ -132,8 +132,8 @@ type (
 	ScriptCall struct {
 		Command
 		id          string
-		intsRoom    [13]int64
-		packedRoom  [104]byte
+		intsRoom    [14]int64
+		packedRoom  [112]byte
 		argsRoom    [7]any
 		numbersRoom [11]int64
 	}
