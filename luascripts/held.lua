@@ -24,23 +24,20 @@ if tail and #ARGV[2] >= tail then
         time = time or redis.call('TIME')
         now = time[1] * 1000000 + time[2]
       end
-      local kept, sum, last = {}, 0, now
-      local function keep(n, amount, till)
-        kept[#kept + 1], sum, last = struct.pack('<ddd', n, amount, till), sum + amount, math.max(last, till)
-      end
+      local text, sum, last = '', 0, now
       for i = 1, #all, 24 do
         local n, amount, till = struct.unpack('<ddd', all, i)
         -- An earlier try may have taken it, and failed.
         local isOwn = writes and n == number
-        if sound(n, amount, till) and not isOwn and till > now and till <= now + longest + grace then
-          keep(n, amount, till)
+        if not isOwn and till > now and till <= now + longest + grace and sound(n, amount, till) then
+          text, sum, last = text .. string.sub(all, i, i + 23), sum + amount, math.max(last, till)
         end
       end
-      holds = holds and #kept < most
+      holds = holds and #text < 24 * most
       if holds then
-        keep(number, math.min(cost, 100000), math.min(ends, now + longest))
+        local amount, till = math.min(cost, 100000), math.min(ends, now + longest)
+        text, sum, last = text .. struct.pack('<ddd', number, amount, till), sum + amount, math.max(last, till)
       end
-      local text = table.concat(kept)
       if writes and text == '' then
         redis.call('PEXPIRE', key, 0)
       elseif writes and text ~= all then

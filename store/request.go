@@ -72,7 +72,7 @@ func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
 
 // NoteHold notes whether the take of r, which was answered with st, is held. Its refund ends nothing otherwise.
 func (r *Request) NoteHold(st *State) {
-	if !st.IsHeld {
+	if r.MayHold() && !st.IsHeld {
 		r.Hold = 0
 	}
 }
