@@ -319,6 +319,7 @@ func (p *parts) taken(i int, a *store.Ask) (back []*store.Request) {
 			a.At = &store.Place{Shard: part.At.Shard, More: a.At, Receipt: part.State.Receipt}
 		case !isUncertain || a.ID == "":
 			part.Request.Receipt = part.State.Receipt
+			part.NoteHold(&part.State)
 			back = append(back, &part.Request)
 		}
 	}

@@ -27,7 +27,7 @@ type Hold struct {
 	ID      string        `json:"id,omitempty"`
 	Receipt store.Receipt `json:"receipt,omitzero"`
 	At      *store.Place  `json:"at,omitempty"`
-	// Hold is the number under which the store holds it, or [store.HearsHeld].
+	// Hold is the number under which the store holds it, or 0.
 	Hold uint32 `json:"hold,omitempty"`
 }
 
