@@ -40,33 +40,29 @@ func (s *Shards) Number(name string) uint32 {
 	if name == "" {
 		return 0
 	}
-	for {
-		known := s.places.Load()
-		if known == nil {
-			known = new([]*store.Place)
-		}
-		if i := placeOf(*known, name); i >= 0 {
-			return uint32(i) + 1 //nolint:gosec // few
-		}
-		s.add(name)
+	if n := s.find(name); n > 0 {
+		return n
 	}
-}
-
-func placeOf(known []*store.Place, name string) int {
-	return slices.IndexFunc(known, func(p *store.Place) bool { return p.Shard == name })
-}
-
-func (s *Shards) add(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	var known []*store.Place
-	if p := s.places.Load(); p != nil {
-		known = *p
+	if n := s.find(name); n > 0 {
+		return n
 	}
-	if placeOf(known, name) < 0 {
-		next := append(slices.Clone(known), &store.Place{Shard: name})
-		s.places.Store(&next)
+	next := []*store.Place{{Shard: name}}
+	if known := s.places.Load(); known != nil {
+		next = append(slices.Clone(*known), next...)
 	}
+	s.places.Store(&next)
+	return uint32(len(next)) //nolint:gosec // few
+}
+
+// find returns the number of a shard, or 0 if it has none yet.
+func (s *Shards) find(name string) uint32 {
+	known := s.places.Load()
+	if known == nil {
+		return 0
+	}
+	return uint32(slices.IndexFunc(*known, func(p *store.Place) bool { return p.Shard == name }) + 1) //nolint:gosec // few
 }
 
 // Place returns the shard of that number, which is not 0.

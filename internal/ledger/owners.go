@@ -171,27 +171,7 @@ func (o *Owners) Admit(ctx context.Context, asks []*store.Ask) {
 	p := o.partsOf(asks)
 	if !o.Ledger.RefuseKnown(p.all()) {
 		p.open(ctx)
-		// Where all windows are closed, the first opens, and the others get its end.
-		first, others := p.of, make([][]*store.Ask, len(asks))
-		for i, of := range p.of {
-			if opensByRequest(of[0].Request.Limit) && len(of) > 1 && of[0].Ends == 0 && o.opened(&of[0].Request) == 0 {
-				first = slices.Clone(first)
-				first[i], others[i] = of[:1], of[1:]
-			}
-		}
-		o.Ledger.Admit(ctx, slices.Concat(first...))
-		for i, rest := range others {
-			if len(rest) == 0 {
-				continue
-			}
-			if others[i] = nil; p.of[i][0].Allowed {
-				others[i] = rest
-				endWith(rest, &p.of[i][0].State)
-			}
-		}
-		if rest := slices.Concat(others...); len(rest) > 0 {
-			o.Ledger.Admit(ctx, rest)
-		}
+		o.Ledger.Admit(ctx, p.all())
 	}
 	p.join()
 	var reqs []*store.Request
@@ -212,15 +192,6 @@ func opensByRequest(limit *store.Limit) bool {
 	return algorithm.Of(limit.Algorithm).Windowed() && !limit.Align && limit.Calendar.Unit == ""
 }
 
-// endWith makes windows that are opened end with the one of a state.
-func endWith(asks []*store.Ask, st *store.State) {
-	for _, a := range asks {
-		if opensByRequest(a.Request.Limit) {
-			a.Ends = algorithm.Known{Content: st.Content}.Opened(a.Request.Limit, st.Now)
-		}
-	}
-}
-
 // opened returns the end of the bucket as far as it is known: see [algorithm.Known.Opened].
 func (l *Ledger) opened(r *store.Request) int64 {
 	m := l.moment()
@@ -228,8 +199,9 @@ func (l *Ledger) opened(r *store.Request) int64 {
 	return b.Opened(r, &m)
 }
 
-// open reads what is not known to be open, and makes what is closed open with the end of what is open. What
-// drains gets that arrival time: otherwise a client that never pauses would have a burst more once it has moved.
+// open reads what is not known to be open, and makes what is closed open with the end of what is open or, if all
+// are closed, with the same. What drains gets that arrival time: otherwise a client that never pauses would have a
+// burst more once it has moved.
 func (p *parts) open(ctx context.Context) {
 	var closed [][]*store.Ask
 	var reads []*store.Ask
@@ -252,14 +224,17 @@ func (p *parts) open(ctx context.Context) {
 	}
 	p.Ledger.Peek(ctx, reads)
 	for _, of := range closed {
-		ends := make([]int64, len(of))
+		limit, now, ends := of[0].Request.Limit, int64(0), make([]int64, len(of))
 		for i, read := range reads[:len(of)] {
-			ends[i] = algorithm.Known{Content: read.Content}.Opened(read.Request.Limit, read.Now)
+			ends[i], now = algorithm.Known{Content: read.Content}.Opened(limit, read.Now), max(now, read.Now)
 		}
 		end := slices.Max(ends)
+		if end == 0 && now > 0 && opensByRequest(limit) {
+			end = now + limit.Window.Microseconds()
+		}
 		for i, a := range of {
-			if ends[i] == 0 && end > 0 {
-				a.Ends, a.Primary = end, true
+			if ends[i] == 0 {
+				a.Ends = end
 			}
 		}
 		reads = reads[len(of):]
@@ -286,9 +261,6 @@ func (o *Owners) Take(ctx context.Context, asks []*store.Ask) {
 		var turn []*store.Ask
 		for _, of := range p.of {
 			if n < len(of) && (n == 0 || of[n-1].Err == nil && of[n-1].Allowed) {
-				if n > 0 {
-					endWith(of[n:n+1], &of[n-1].State)
-				}
 				turn = append(turn, of[n])
 			}
 		}
