@@ -54,8 +54,8 @@ type Request struct {
 	// arrived when its request settled. A Check or Take that opens a window opens it until then. It is an
 	// instant by the store's clock, in microseconds since 1970 or, less than 0, minus the time that is left; 0 is
 	// as if the request had just settled. The store believes no later instant than a charge of now would have, and counts no charge
-	// that is over. Under [GCRA] it is the arrival time that a Charge or Take gives an empty bucket. It does not
-	// matter under [Concurrency].
+	// that is over. Under [GCRA] it is the arrival time that a Charge or Take gives an empty bucket, no later than that
+	// of a full one. It does not matter under [Concurrency].
 	Ends int64
 	// Until is the instant at which a penalty ends. For a Check or Charge under
 	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0

@@ -116,10 +116,14 @@ func isAnswered(st *store.State) bool { return st.Now != 0 || st.Allowed }
 
 // mostOf returns a state with what another one has more of.
 func mostOf(st, other store.State) store.State {
+	// Each has a clock of its own.
+	if by := st.Now - other.Now; other.Penalty > 0 {
+		other.Penalty += by
+	}
 	switch {
 	case !other.Allowed && (st.Allowed || other.RetryAfter > st.RetryAfter):
 		st.Allowed, st.InFlight, st.Held = false, other.InFlight, other.Held
-		st.RetryAfter, st.ResetOtherwise = other.RetryAfter, other.ResetOtherwise
+		st.RetryAfter, st.ResetOtherwise = other.RetryAfter, other.ResetOtherwise+st.Now-other.Now
 	case st.Allowed && other.Used > st.Used:
 		st.Held = other.Held
 	}
@@ -192,16 +196,28 @@ func opensByRequest(limit *store.Limit) bool {
 	return algorithm.Of(limit.Algorithm).Windowed() && !limit.Align && limit.Calendar.Unit == ""
 }
 
-// opened returns the end of the bucket as far as it is known: see [algorithm.Known.Opened].
-func (l *Ledger) opened(r *store.Request) int64 {
+// left returns how long the bucket is open as far as is known: see [openFor].
+func (l *Ledger) left(r *store.Request) int64 {
 	m := l.moment()
 	b := l.copyOf(r, &m)
-	return b.Opened(r, &m)
+	return openFor(r.Limit, b.Left(r, &m))
+}
+
+// closing is for how long before its end a window is taken for closed: it may be once a call arrives, which would
+// open one there whose end the others do not have.
+const closing = 100 * time.Millisecond
+
+// openFor returns how long a bucket is taken for open, of which [algorithm.Known.Left] is so much.
+func openFor(limit *store.Limit, left int64) int64 {
+	if opensByRequest(limit) && left <= min(closing, limit.Window/16).Microseconds() {
+		return 0
+	}
+	return left
 }
 
 // open reads what is not known to be open, and makes what is closed open with the end of what is open or, if all
 // are closed, with the same. What drains gets that arrival time: otherwise a client that never pauses would have a
-// burst more once it has moved.
+// burst more once it has moved. The shards' clocks may differ, so the time that is left says when.
 func (p *parts) open(ctx context.Context) {
 	var closed [][]*store.Ask
 	var reads []*store.Ask
@@ -210,7 +226,7 @@ func (p *parts) open(ctx context.Context) {
 		if len(of) == 1 || !opensByRequest(limit) && !algorithm.Of(limit.Algorithm).Drains() {
 			continue
 		}
-		if slices.ContainsFunc(of, func(a *store.Ask) bool { return p.opened(&a.Request) == 0 }) {
+		if slices.ContainsFunc(of, func(a *store.Ask) bool { return p.left(&a.Request) == 0 }) {
 			closed = append(closed, of)
 			for _, a := range of {
 				read := &store.Ask{Request: a.Request}
@@ -224,17 +240,17 @@ func (p *parts) open(ctx context.Context) {
 	}
 	p.Ledger.Peek(ctx, reads)
 	for _, of := range closed {
-		limit, now, ends := of[0].Request.Limit, int64(0), make([]int64, len(of))
+		limit, left := of[0].Request.Limit, make([]int64, len(of))
 		for i, read := range reads[:len(of)] {
-			ends[i], now = algorithm.Known{Content: read.Content}.Opened(limit, read.Now), max(now, read.Now)
+			left[i] = openFor(limit, algorithm.Known{Content: read.Content}.Left(limit, read.Now))
 		}
-		end := slices.Max(ends)
-		if end == 0 && now > 0 && opensByRequest(limit) {
-			end = now + limit.Window.Microseconds()
+		most := slices.Max(left)
+		if most == 0 && opensByRequest(limit) {
+			most = limit.Window.Microseconds()
 		}
 		for i, a := range of {
-			if ends[i] == 0 {
-				a.Ends = end
+			if left[i] == 0 {
+				a.Ends = -most
 			}
 		}
 		reads = reads[len(of):]
@@ -443,14 +459,12 @@ func (l *Ledger) ends(r *store.Request, shards []string) []int64 {
 	}
 	most := int64(0)
 	for n, part := range l.at(r, shards) {
-		ends[n] = l.opened(part)
+		ends[n] = l.left(part)
 		most = max(most, ends[n])
 	}
-	for n := range ends {
-		if ends[n] == 0 {
-			ends[n] = most
-		} else {
-			ends[n] = 0
+	for n, left := range ends {
+		if ends[n] = 0; left == 0 {
+			ends[n] = -most
 		}
 	}
 	return ends

@@ -33,6 +33,13 @@ type servers struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	buckets map[string]algorithm.Bucket
+	// skew is by how much each shard's clock is ahead of that of the shard before it: whole minutes.
+	skew time.Duration
+}
+
+// now is the time by the clock of a shard.
+func (s *servers) now(shard string) int64 {
+	return time.Now().Add(s.skew * time.Duration(shard[0]-'b')).UnixMicro()
 }
 
 // sharded is a store of these shards. The first letter of owners is the client's owner, the others were.
@@ -53,7 +60,7 @@ func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 			b = algorithm.New(a.Request.Limit)
 			s.buckets[a.Shard()] = b
 		}
-		a.State = op.Run(b, &a.Request, time.Now().UnixMicro())
+		a.State = op.Run(b, &a.Request, s.now(a.Shard()))
 	}
 	s.mu.Unlock()
 	pass(time.Duration(1+back) * time.Millisecond)
@@ -158,6 +165,8 @@ type history struct {
 func (h *history) run(c reshardingCase, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 7))
 	h.servers = &servers{rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}}
+	// No, or ten minutes ahead or behind.
+	h.skew = time.Duration(int(seed+1)%3-1) * 10 * time.Minute //nolint:gosec // few
 	h.reference, h.resets = algorithm.New(&h.limit), map[int64]bool{}
 	processes := 1
 	if h.takes {
@@ -269,9 +278,10 @@ func (h *history) judge(r *store.Request, st *store.State) store.Receipt {
 	defer h.mu.Unlock()
 	h.underWay--
 	now := time.Now().UnixMicro()
-	seen := *r
+	seen, reset := *r, int64(0)
 	if opensByRequest(&h.limit) {
-		seen.Ends = st.Reset
+		reset = st.Reset - (time.Duration(st.Now-now) * time.Microsecond).Round(time.Minute).Microseconds()
+		seen.Ends = reset
 	}
 	before := algorithm.Peek.Run(h.reference, &seen, now)
 	if !st.Allowed {
@@ -286,11 +296,11 @@ func (h *history) judge(r *store.Request, st *store.State) store.Receipt {
 		for end := range h.resets {
 			if end <= now {
 				delete(h.resets, end)
-			} else if by := end - st.Reset; h.takes && max(by, -by) > atOnce.Microseconds() {
-				h.wobble = fmt.Sprintf("a window ends at %d and at %d", end, st.Reset)
+			} else if by := end - reset; h.takes && max(by, -by) > atOnce.Microseconds() {
+				h.wobble = fmt.Sprintf("a window ends at %d and at %d", end, reset)
 			}
 		}
-		h.resets[st.Reset] = true
+		h.resets[reset] = true
 	}
 	charged := seen
 	algorithm.Charge.Run(h.reference, &charged, now)

@@ -466,10 +466,8 @@ func (b *Bucket) endsAt(limit *store.Limit, at int64, m *Moment) int64 {
 	return m.Now - at
 }
 
-// Opened returns when the bucket is empty again, as far as is known: see [algorithm.Known.Opened].
-func (b *Bucket) Opened(r *store.Request, m *Moment) int64 {
-	return b.known.Opened(r.Limit, m.Now+b.clock)
-}
+// Left returns how long the bucket is open, as far as is known: see [algorithm.Known.Left].
+func (b *Bucket) Left(r *store.Request, m *Moment) int64 { return b.known.Left(r.Limit, m.Now+b.clock) }
 
 // opens returns the end, as [store.Request.Ends] has it, of the window in which pending charges count, or that which the
 // request has for it: what asks first opens no other one.
