@@ -63,7 +63,17 @@ type mergedCharge struct {
 	sent     [1]*store.Request
 	requests int64
 	expires  int64
-	age      age
+	// opens is when what drains is empty at the other owners, which had it when the charge was noted; or 0.
+	opens int64
+	age   age
+}
+
+// opensUntil returns the opens of a charge that was noted then.
+func opensUntil(r *store.Request, noted int64) int64 {
+	if r.Ends >= 0 {
+		return 0
+	}
+	return noted - r.Ends
 }
 
 // Next is what has to be done with the charges of a bucket.
@@ -143,6 +153,14 @@ func (b *Bucket) Settle(req []*store.Request, hold int64, m *Moment) (n Next) {
 func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	r := req[0]
 	expires := b.expiryOf(r, m)
+	switch {
+	case r.Ends >= 0:
+	case algorithm.Of(r.Limit.Algorithm).Windowed():
+		expires = min(expires, m.Now-r.Ends)
+	default:
+		// It drains behind what others have.
+		expires -= r.Ends
+	}
 	b.keepUntil(r, m)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		b.ensureExtra().charged = m.Now
@@ -171,9 +189,9 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	b.addWaiting(r, 1, expires, m)
 	// The newer request has the limit that holds now.
 	merged := &b.pending.waiting.req
-	cost, events := merged.Cost, merged.Events
+	cost, events, shared := merged.Cost, merged.Events, merged.Shared
 	*merged = *r
-	merged.Cost, merged.Events = cost, events
+	merged.Cost, merged.Events, merged.Shared = cost, events, shared
 	if b.pending.phase == held && (!mayHold || b.soleWriter == 0) {
 		b.sendNext(&n, m)
 	}
@@ -241,13 +259,14 @@ func (b *Bucket) addWaiting(r *store.Request, requests, expires int64, m *Moment
 		w.merge(r, requests, expires)
 		return
 	}
-	b.pending.waiting = &mergedCharge{req: *r, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
+	b.pending.waiting = &mergedCharge{req: *r, requests: requests, expires: expires, opens: opensUntil(r, m.Now), age: b.newAge(r, b.known, m.Now)}
 }
 
 func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 	own := &w.req
 	own.Events = algorithm.MergedEvents(own, r)
 	own.Cost += min(r.Cost, store.MaxInteger-own.Cost)
+	own.Shared = own.Shared && r.Shared
 	w.requests += requests
 	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
 	case algorithm.AtWindowEnd:
@@ -410,9 +429,10 @@ func (b *Bucket) waitFirst(r *store.Request, requests int64, m *Moment) {
 	age := *p.age
 	w := p.waiting
 	if w == nil {
-		p.waiting = &mergedCharge{req: *r, requests: requests, expires: p.expires, age: age}
+		p.waiting = &mergedCharge{req: *r, requests: requests, expires: p.expires, opens: opensUntil(r, p.at), age: age}
 		return
 	}
+	w.opens = opensUntil(r, p.at)
 	later := w.req
 	later.Cost = w.left(m.Now)
 	age.least = min(age.least, w.age.least)
@@ -447,7 +467,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 	if r.Until = b.openUntil(r, m); r.Until != 0 {
 		r.Ends = r.Until
 	} else {
-		r.Ends = b.endsAt(r.Limit, p.expires, m)
+		r.Ends = cmp.Or(b.endsAt(r.Limit, p.expires, m), min(m.Now-w.opens, 0))
 	}
 	w.sent[0] = r
 	n.Do, n.Charge = Send, w.sent[:]
