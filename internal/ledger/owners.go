@@ -73,7 +73,43 @@ func (l *Ledger) at(r *store.Request, shards []string) (all []*store.Request) {
 	return all
 }
 
-func (p *parts) all() []*store.Ask { return slices.Concat(p.of...) }
+// asked returns what is asked of all owners: nothing about an ask of which one has failed.
+func (p *parts) asked() (all []*store.Ask) {
+	for _, of := range p.of {
+		if !hasFailed(of) {
+			all = append(all, of...)
+		}
+	}
+	return all
+}
+
+func hasFailed(of []*store.Ask) bool {
+	return slices.ContainsFunc(of, func(a *store.Ask) bool { return a.Err != nil })
+}
+
+// turn returns what is asked of the nth owners.
+func (p *parts) turn(n int) (turn []*store.Ask) {
+	for _, of := range p.of {
+		if n < len(of) && !hasFailed(of) {
+			turn = append(turn, of[n])
+		}
+	}
+	return turn
+}
+
+// refuse lets one owner after the other refuse what they are known to, from the nth on, and reports whether one does.
+// That counts once; the others say how long to wait.
+func (p *parts) refuse(n int, question func([]*store.Ask) bool) (refused bool) {
+	for turn := p.turn(n); len(turn) > 0; turn = p.turn(n) {
+		if refused {
+			p.Ledger.ForeseeKnown(turn)
+		} else {
+			refused = question(turn)
+		}
+		n++
+	}
+	return refused
+}
 
 // join sets the states of the asks.
 func (p *parts) join() {
@@ -153,7 +189,7 @@ func (o *Owners) known(asks []*store.Ask, question func([]*store.Ask) bool) (ref
 		return question(asks)
 	}
 	p := o.partsOf(asks)
-	refused = question(p.all())
+	refused = p.refuse(0, question)
 	p.join()
 	return refused
 }
@@ -173,9 +209,9 @@ func (o *Owners) Admit(ctx context.Context, asks []*store.Ask) {
 		return
 	}
 	p := o.partsOf(asks)
-	if !o.Ledger.RefuseKnown(p.all()) {
-		p.open(ctx)
-		o.Ledger.Admit(ctx, p.all())
+	if !p.refuse(0, o.Ledger.RefuseKnown) {
+		p.open(ctx, opensByRequest)
+		o.Ledger.Admit(ctx, p.asked())
 	}
 	p.join()
 	var reqs []*store.Request
@@ -194,6 +230,11 @@ func (o *Owners) Admit(ctx context.Context, asks []*store.Ask) {
 // opensByRequest reports whether a request decides when a window of the limit ends.
 func opensByRequest(limit *store.Limit) bool {
 	return algorithm.Of(limit.Algorithm).Windowed() && !limit.Align && limit.Calendar.Unit == ""
+}
+
+// opensAlike reports whether a charge or a take opens a bucket of the limit as it is open elsewhere.
+func opensAlike(limit *store.Limit) bool {
+	return opensByRequest(limit) || algorithm.Of(limit.Algorithm).Drains()
 }
 
 // left returns how long the bucket is open as far as is known: see [openFor].
@@ -215,15 +256,14 @@ func openFor(limit *store.Limit, left int64) int64 {
 	return left
 }
 
-// open reads what is not known to be open, and makes what is closed open with the end of what is open or, if all
-// are closed, with the same. What drains gets that arrival time: otherwise a client that never pauses would have a
-// burst more once it has moved. The shards' clocks may differ, so the time that is left says when.
-func (p *parts) open(ctx context.Context) {
+// open reads what is not known to be open, of the limits that an operation opens, and makes what is closed open with the
+// end of what is open or, if all are closed, with the same. No more is asked about what cannot be read. What drains gets that arrival time: otherwise a client that never pauses would have a
+// burst more once it has moved. The shards' clocks may differ: what is left at one is added to the time of the other.
+func (p *parts) open(ctx context.Context, opens func(*store.Limit) bool) {
 	var closed [][]*store.Ask
 	var reads []*store.Ask
 	for _, of := range p.of {
-		limit := of[0].Request.Limit
-		if len(of) == 1 || !opensByRequest(limit) && !algorithm.Of(limit.Algorithm).Drains() {
+		if len(of) == 1 || !opens(of[0].Request.Limit) {
 			continue
 		}
 		if slices.ContainsFunc(of, func(a *store.Ask) bool { return p.left(&a.Request) == 0 }) {
@@ -242,6 +282,9 @@ func (p *parts) open(ctx context.Context) {
 	for _, of := range closed {
 		limit, left := of[0].Request.Limit, make([]int64, len(of))
 		for i, read := range reads[:len(of)] {
+			if read.Err != nil {
+				of[i].State = store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, read.Err)}
+			}
 			left[i] = openFor(limit, algorithm.Known{Content: read.Content}.Left(limit, read.Now))
 		}
 		most := slices.Max(left)
@@ -250,7 +293,7 @@ func (p *parts) open(ctx context.Context) {
 		}
 		for i, a := range of {
 			if left[i] == 0 {
-				a.Ends = -most
+				a.Ends = reads[i].Now + most
 			}
 		}
 		reads = reads[len(of):]
@@ -264,26 +307,18 @@ func (o *Owners) Take(ctx context.Context, asks []*store.Ask) {
 		return
 	}
 	p := o.partsOf(asks)
-	var later []*store.Ask
-	for _, of := range p.of {
-		later = append(later, of[1:]...)
-	}
-	if o.Ledger.RefuseKnown(later) {
+	if p.refuse(1, o.Ledger.RefuseKnown) {
 		p.join()
 		return
 	}
-	p.open(ctx)
-	for n := 0; ; n++ {
-		var turn []*store.Ask
-		for _, of := range p.of {
-			if n < len(of) && (n == 0 || of[n-1].Err == nil && of[n-1].Allowed) {
-				turn = append(turn, of[n])
-			}
-		}
-		if len(turn) == 0 {
+	p.open(ctx, opensAlike)
+	turn := p.turn(0)
+	for n := 1; len(turn) > 0; n++ {
+		o.Ledger.Take(ctx, turn)
+		if slices.ContainsFunc(turn, func(a *store.Ask) bool { return a.Err == nil && !a.Allowed }) {
 			break
 		}
-		o.Ledger.Take(ctx, turn)
+		turn = p.turn(n)
 	}
 	p.join()
 	var back []*store.Request
@@ -331,15 +366,6 @@ func (o *Owners) refunds(r *store.Request) (all []*store.Request) {
 	return all
 }
 
-// Refund is [Ledger.Refund].
-func (o *Owners) Refund(ctx context.Context, asks []*store.Ask) {
-	for _, a := range asks {
-		of := asksOf(o.refunds(&a.Request))
-		o.Ledger.Refund(ctx, of)
-		a.State = refunded(of, o.Ledger.Owner(a.ClientKey))
-	}
-}
-
 func asksOf(reqs []*store.Request) (asks []*store.Ask) {
 	for _, r := range reqs {
 		asks = append(asks, &store.Ask{Request: *r})
@@ -347,8 +373,10 @@ func asksOf(reqs []*store.Request) (asks []*store.Ask) {
 	return asks
 }
 
-// refunded is joined of refunds: what one owner has given back must not be tried again.
+// refunded is joined of refunds: what one owner has given back must not be tried again, and one that is gone has
+// nothing to give back.
 func refunded(of []*store.Ask, owner string) store.State {
+	of = slices.DeleteFunc(of, func(a *store.Ask) bool { return errors.Is(a.Err, store.ErrGone) })
 	failed := slices.IndexFunc(of, func(a *store.Ask) bool { return a.Err != nil })
 	if failed < 0 {
 		return joined(of, owner)
@@ -362,11 +390,14 @@ func refunded(of []*store.Ask, owner string) store.State {
 
 // RefundDetached is [Ledger.RefundDetached].
 func (o *Owners) RefundDetached(reqs []*store.Request) {
-	all := make([]*store.Request, 0, len(reqs))
-	for _, r := range reqs {
-		all = append(all, o.refunds(r)...)
+	if isSpread := func(r *store.Request) bool { return r.At == nil || r.At.More != nil }; slices.ContainsFunc(reqs, isSpread) {
+		var all []*store.Request
+		for _, r := range reqs {
+			all = append(all, o.refunds(r)...)
+		}
+		reqs = all
 	}
-	o.Ledger.RefundDetached(all)
+	o.Ledger.RefundDetached(reqs)
 }
 
 // RefundReported is [Ledger.RefundReported].
@@ -454,7 +485,7 @@ func union(a, b []string) []string {
 // ends returns with which end a charge opens the bucket at each shard: 0 where it is open, or none is.
 func (l *Ledger) ends(r *store.Request, shards []string) []int64 {
 	ends := make([]int64, len(shards))
-	if len(shards) == 1 || !opensByRequest(r.Limit) && !algorithm.Of(r.Limit.Algorithm).Drains() {
+	if len(shards) == 1 || !opensAlike(r.Limit) {
 		return ends
 	}
 	most := int64(0)
@@ -514,18 +545,10 @@ func (*Owners) spread(l *Ledger, reqs []*store.Request) (all []*store.Request) {
 	return all
 }
 
-// Check implements [store.Store].
-func (o *Owners) Check(ctx context.Context, asks []*store.Ask) { o.each(ctx, asks, o.Ledger.Check) }
-
-// Charge implements [store.Store].
+// Charge is [Ledger.Charge].
 func (o *Owners) Charge(ctx context.Context, asks []*store.Ask) { o.each(ctx, asks, o.Ledger.Charge) }
 
-// Penalize implements [store.Store].
-func (o *Owners) Penalize(ctx context.Context, asks []*store.Ask) {
-	o.each(ctx, asks, o.Ledger.Penalize)
-}
-
-// Peek implements [store.Store].
+// Peek is [Ledger.Peek].
 func (o *Owners) Peek(ctx context.Context, asks []*store.Ask) { o.each(ctx, asks, o.Ledger.Peek) }
 
 func (o *Owners) each(ctx context.Context, asks []*store.Ask, op func(context.Context, []*store.Ask)) {
@@ -534,11 +557,11 @@ func (o *Owners) each(ctx context.Context, asks []*store.Ask, op func(context.Co
 		return
 	}
 	p := o.partsOf(asks)
-	op(ctx, p.all())
+	op(ctx, p.asked())
 	p.join()
 }
 
-// Reset implements [store.Store].
+// Reset is [Ledger.Reset].
 func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
 	for _, part := range o.at(&r, o.writer().Owners(r.ClientKey)) {
 		err = errors.Join(err, o.Ledger.Reset(ctx, *part))
@@ -557,7 +580,14 @@ func (o *Owners) oneByOne(r *store.Request, ask func(r *store.Request) store.Sta
 
 // CheckAhead is [Ledger.CheckAhead].
 func (o *Owners) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
-	return o.oneByOne(&r, func(r *store.Request) store.State { return o.Ledger.CheckAhead(ctx, *r, maxWait) })
+	a := &store.Ask{Request: r}
+	p := o.partsOf([]*store.Ask{a})
+	p.open(ctx, opensByRequest)
+	for _, part := range p.asked() {
+		part.State = o.Ledger.CheckAhead(ctx, part.Request, maxWait)
+	}
+	p.join()
+	return a.State
 }
 
 // Foresee is [Ledger.Foresee].

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
@@ -68,19 +69,29 @@ func isSound(r store.Receipt) bool {
 }
 
 // GiveBack gives back a part of what is held, and waits for that. The error wraps [store.ErrNotExecuted]
-// if nothing was given back.
+// if it has to be tried again. Shards at which that is done are in h no more.
 func (l *Limiter) GiveBack(h *Hold, amount int64) error {
 	handle, open, err := l.enterFor(h)
 	if err != nil {
 		return err
 	}
 	defer handle.Leave()
-	refunded := make(chan error, 1)
-	open.Accounts.RefundReported(h.request(amount), func(st store.State) { refunded <- st.Err })
-	if remote, is := open.Base.(store.Remote); is {
-		remote.Hurry(string(h.ClientKey))
+	var left *store.Place
+	for _, part := range h.parts(amount) {
+		refunded := make(chan error, 1)
+		open.Accounts.RefundReported(part, func(st store.State) { refunded <- st.Err })
+		if remote, is := open.Base.(store.Remote); is {
+			remote.Hurry(string(h.ClientKey))
+		}
+		failed := <-refunded
+		if err = errors.Join(err, failed); errors.Is(failed, store.ErrNotExecuted) && part.At != nil {
+			left = &store.Place{Shard: part.At.Shard, More: left, Receipt: part.Receipt}
+		}
 	}
-	if err := <-refunded; err != nil {
+	if left != nil {
+		h.At, h.Receipt = left, left.Receipt
+	}
+	if err != nil {
 		return err
 	}
 	if z := l.zoneOf(h); z != nil {
@@ -125,6 +136,20 @@ func (h *Hold) request(cost int64) store.Request {
 	return store.Request{
 		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt, At: h.At, Hold: h.Hold,
 	}
+}
+
+// parts returns the requests that give back a part of what is held, one for each shard.
+func (h *Hold) parts(amount int64) (parts []store.Request) {
+	r := h.request(amount)
+	if r.At == nil || r.At.More == nil {
+		return []store.Request{r}
+	}
+	for p := r.At; p != nil; p = p.More {
+		part := r
+		part.At, part.Receipt = &store.Place{Shard: p.Shard}, p.Receipt
+		parts = append(parts, part)
+	}
+	return parts
 }
 
 // enterFor enters the store of a hold.

@@ -44,9 +44,11 @@ type Opened struct {
 // [ledger.Owners], or a [ledger.Local] for a store that answers at once. A Ledger documents the
 // methods.
 type Accounts interface {
-	store.Store
-
 	Admit(ctx context.Context, asks []*store.Ask)
+	Take(ctx context.Context, asks []*store.Ask)
+	Charge(ctx context.Context, asks []*store.Ask)
+	Peek(ctx context.Context, asks []*store.Ask)
+	Reset(ctx context.Context, r store.Request) error
 	RefuseKnown(asks []*store.Ask) bool
 	ForeseeKnown(asks []*store.Ask) bool
 	IsFull(r *store.Request) bool
