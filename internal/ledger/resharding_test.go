@@ -33,6 +33,7 @@ type servers struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	buckets map[string]algorithm.Bucket
+	held    map[string]*algorithm.Held
 	// skew is by how much each shard's clock is ahead of that of the shard before it: whole minutes.
 	skew time.Duration
 	// silent is a shard that does not answer.
@@ -46,7 +47,9 @@ const silence = time.Second
 func nameOf(r *store.Request) string { return r.Shard() + "/" + r.Limit.Zone }
 
 func newServers(seed uint64) *servers {
-	return &servers{rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}, silent: "none"}
+	return &servers{
+		rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}, held: map[string]*algorithm.Held{}, silent: "none",
+	}
 }
 
 // now is the time by the clock of a shard.
@@ -80,6 +83,7 @@ func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 			s.buckets[nameOf(&a.Request)] = b
 		}
 		a.State = op.Run(b, &a.Request, s.now(a.Shard()))
+		s.held[nameOf(&a.Request)] = s.held[nameOf(&a.Request)].After(op, &a.Request, &a.State)
 	}
 	s.mu.Unlock()
 	pass(time.Duration(1+back) * time.Millisecond)
@@ -178,6 +182,8 @@ type history struct {
 	// resets are the ends of windows that were told.
 	resets map[int64]bool
 	wobble string
+	// stayHeld are the shards where something is held in the end.
+	stayHeld []string
 }
 
 // run simulates the history with a seed.
@@ -242,6 +248,9 @@ func (h *history) run(c reshardingCase, seed uint64) {
 		o := current[rng.IntN(processes)]
 		mu.Unlock()
 		r := store.Request{Limit: &h.limit, ClientKey: "k", Events: reshardingLimit, Cost: cost, ID: fmt.Sprint(tick)}
+		if h.takes && !algorithm.Of(h.limit.Algorithm).Lease {
+			r.Hold = uint32(store.HearsHeld + 1 + tick) //nolint:gosec // few
+		}
 		all.Go(func() { h.request(o, r, isFree, lasts) })
 	}
 	all.Wait()
@@ -249,6 +258,11 @@ func (h *history) run(c reshardingCase, seed uint64) {
 	for _, o := range current {
 		o.Stop()
 		o.Leave()
+	}
+	for shard, held := range h.held {
+		if held != nil {
+			h.stayHeld = append(h.stayHeld, shard)
+		}
 	}
 }
 
@@ -273,6 +287,7 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 	}
 	settled := a.Request
 	settled.Receipt = a.State.Receipt
+	settled.NoteHold(&a.State)
 	switch {
 	case !h.takes && isFree:
 		settled.Cost = 0
@@ -280,6 +295,9 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 	case !h.takes:
 		o.Settle([]*store.Request{&settled}, nil)
 	case isFree || isLease:
+		o.RefundDetached([]*store.Request{&settled})
+	case settled.MayHold():
+		settled.Cost = 0
 		o.RefundDetached([]*store.Request{&settled})
 	}
 	if isFree || isLease {
@@ -348,6 +366,9 @@ func TestReshardingKeepsLimits(t *testing.T) {
 						}
 						if h.over > most || h.wobble != "" {
 							t.Errorf("history %d: %d beyond the limit, want at most %d; %s", seed, h.over, most, h.wobble)
+						}
+						if h.stayHeld != nil {
+							t.Errorf("history %d: something stays held at %v", seed, h.stayHeld)
 						}
 						over, room = max(over, h.over), max(room, h.room)
 						refused, requests = refused+h.refused, requests+h.requests
