@@ -2,6 +2,8 @@ package ledger
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
@@ -23,7 +25,7 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 	}
 }
 
-// awaitEnds waits where a refusal depends on what is about to be held no more.
+// awaitEnds waits where a refusal depends on what is about to be held no more, unless another bucket refuses anyway.
 func (t *taking) awaitEnds() {
 	var places []int
 	for i := range t.asks {
@@ -39,10 +41,16 @@ func (t *taking) awaitEnds() {
 			e.stripe.mu.Unlock()
 		}
 	}
-	if len(places) > 0 {
-		t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
-		t.awaitReturns(places, t.until)
+	if len(places) == 0 {
+		return
 	}
+	for i := range t.asks {
+		if !slices.Contains(places, i) && t.ledger.IsFull(&t.asks[i].Request) {
+			return
+		}
+	}
+	t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	t.awaitReturns(places, t.until)
 }
 
 // IsFull reports whether the bucket of a request to take is known to refuse it, however old
@@ -121,9 +129,7 @@ func (t *taking) run() {
 		switch what, size := t.claim(i); what {
 		case core.Fetch:
 			fetches, batches = append(fetches, i), append(batches, a.Request)
-			batch := &batches[len(batches)-1]
-			batch.Cost = size
-			batch.HoldAsBatch()
+			batches[len(batches)-1].FetchBatch(size)
 		case core.Wait:
 			waiting++
 		case core.Take:
@@ -284,6 +290,11 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 	do, leftover := e.Fetched(t.waiter(place), batch, st, &m)
 	e.release(&m)
 	t.ledger.refundOne(leftover)
+	if errors.Is(st.Err, store.ErrUncertain) {
+		end := *batch
+		end.Cost = 0
+		store.LateOf(st.Err).Then(func(err error) { t.ledger.takeEnded([]*store.Request{&end}, err) })
+	}
 	return do
 }
 

@@ -78,10 +78,15 @@ func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request, m
 	}
 	// One command for each key: while a slot moves, its keys can be on either node.
 	var marks, dels []*wire.Command
-	keys := p.asker.Keys.In(shard.Shard)
+	keys, lease := p.asker.Keys.In(shard.Shard), store.Limit{Zone: r.Limit.Zone, Algorithm: store.Concurrency, Window: r.Limit.Window}
+	slots := keys.Key(&lease, r.ClientKey)
 	for _, key := range keys.Like(r.Limit, r.ClientKey) {
 		marks = append(marks, wire.NewCommand("set", keys.Mark(key), "", "px", resetMark.Milliseconds()))
-		for _, key := range []string{key, ask.Held(key)} {
+		doomed := []string{ask.Held(key), key} // a take of the new bucket keeps its hold
+		if key == slots {
+			doomed = doomed[1:]
+		}
+		for _, key := range doomed {
 			del := wire.NewCommand("del", key)
 			del.Reads = false
 			dels = append(dels, del)
