@@ -83,7 +83,7 @@ func (r *Request) FetchBatch(size int64) {
 	r.Cost = size
 }
 
-// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16.
+// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16 if that is more.
 func (r *Request) LeastUnheld() int64 { return max((r.Capacity()+3)/4, 16) }
 
 // BatchAuto lets the traffic decide how large batches are.
