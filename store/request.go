@@ -68,10 +68,10 @@ func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(math.MaxUint32-Hears
 // MayHold reports whether r may be held, or ends that as a refund.
 func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
 
-// NoteHold notes whether the take of r, which was answered with st, is held.
+// NoteHold notes whether the take of r, which was answered with st, is held. Its refund ends nothing otherwise.
 func (r *Request) NoteHold(st *State) {
 	if r.MayHold() && !st.IsHeld {
-		r.Hold = HearsHeld
+		r.Hold = 0
 	}
 }
 

@@ -26,7 +26,7 @@ type Hold struct {
 	IsTaken bool          `json:"taken,omitempty"`
 	ID      string        `json:"id,omitempty"`
 	Receipt store.Receipt `json:"receipt,omitzero"`
-	// Hold is the number under which the store holds it, or [store.HearsHeld].
+	// Hold is the number under which the store holds it, or 0.
 	Hold uint32 `json:"hold,omitempty"`
 }
 
