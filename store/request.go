@@ -1,6 +1,7 @@
 package store
 
 import (
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -67,11 +68,8 @@ type Request struct {
 // HearsHeld is the Hold of a request that holds nothing.
 const HearsHeld = 1
 
-// batchHold is set in the numbers under which batches are held.
-const batchHold = 1 << 31
-
 // NewHold returns a number under which a Take is held. Two that are equal count once.
-func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(batchHold-HearsHeld-1) }
+func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(math.MaxUint32-HearsHeld) }
 
 // MayHold reports whether r may be held, or ends that as a refund.
 func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
@@ -83,14 +81,15 @@ func (r *Request) NoteHold(st *State) {
 	}
 }
 
-// HoldAsBatch makes r, which fetches a batch for others too, be held under another number than its own.
-func (r *Request) HoldAsBatch() {
-	if r.MayHold() {
-		r.Hold |= batchHold
+// FetchBatch makes r take size events. If these are also for others, they are held under another number than r's.
+func (r *Request) FetchBatch(size int64) {
+	if r.Hold != 0 && size > r.Cost {
+		r.Hold = NewHold()
 	}
+	r.Cost = size
 }
 
-// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16.
+// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16 if that is more.
 func (r *Request) LeastUnheld() int64 { return max((r.Capacity()+3)/4, 16) }
 
 // BatchAuto lets the traffic decide how large batches are.

@@ -122,9 +122,7 @@ func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int
 	if z.needsID {
 		req.ID = identity.NewRequestID()
 	}
-	if z.mayGiveBack {
-		req.Hold = store.NewHold()
-	}
+	req.Hold = z.newHold(nil)
 	return asked, err
 }
 

@@ -38,7 +38,7 @@ type NewcomerConfig interface {
 type newcomers struct {
 	store  string
 	most   int
-	base   store.Store
+	base   Accounts
 	logger *zap.Logger
 	// known are the clients that have been let in.
 	known   *knownClients
@@ -48,7 +48,7 @@ type newcomers struct {
 }
 
 // newNewcomers returns nil if the module wants no bound.
-func (h *Handle) newNewcomers(s store.Store) *newcomers {
+func (h *Handle) newNewcomers(s Accounts) *newcomers {
 	m, ok := h.Module.(NewcomerConfig)
 	if !ok || m.NewBuckets() == 0 {
 		return nil

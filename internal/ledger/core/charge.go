@@ -20,8 +20,8 @@ type chargePhase uint8
 const (
 	// sent: one is in flight, and later ones wait for its outcome.
 	sent chargePhase = iota
-	// held: they wait for the next tick.
-	held
+	// delayed: they wait for the next tick.
+	delayed
 	// queued: they wait for their shard.
 	queued
 )
@@ -78,7 +78,7 @@ func opensUntil(r *store.Request, noted int64) int64 {
 
 // Next is what has to be done with the charges of a bucket.
 type Next struct {
-	// Do is Nothing, Send, Hold or Retry.
+	// Do is Nothing, Send, Delay or Retry.
 	Do Do
 	// Charge is what is to be sent: one request.
 	Charge []*store.Request
@@ -165,12 +165,12 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		b.ensureExtra().charged = m.Now
 	}
-	mayHold := b.mayHold(r, m)
+	mayDelay := b.mayDelay(r, m)
 	switch {
-	case b.pending == nil && mayHold:
-		b.pending = &pending{phase: held, at: m.Now, base: b.known}
+	case b.pending == nil && mayDelay:
+		b.pending = &pending{phase: delayed, at: m.Now, base: b.known}
 		b.addWaiting(r, 1, expires, m)
-		return Next{Do: Hold}
+		return Next{Do: Delay}
 	case b.pending == nil:
 		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
 		r.Until = b.openUntil(r, m)
@@ -192,7 +192,7 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	cost, events, shared := merged.Cost, merged.Events, merged.Shared
 	*merged = *r
 	merged.Cost, merged.Events, merged.Shared = cost, events, shared
-	if b.pending.phase == held && (!mayHold || b.soleWriter == 0) {
+	if b.pending.phase == delayed && (!mayDelay || b.soleWriter == 0) {
 		b.sendNext(&n, m)
 	}
 	return n
@@ -221,9 +221,9 @@ func (b *Bucket) expiryOf(r *store.Request, m *Moment) int64 {
 	return b.known.ChargeExpiry(r, cost, m.Now+b.clock) - b.clock
 }
 
-// mayHold reports whether the charge of a request may wait for the next tick: that makes
+// mayDelay reports whether the charge of a request may wait for the next tick: that makes
 // pipelines longer, and the charges of one bucket become one.
-func (b *Bucket) mayHold(r *store.Request, m *Moment) bool {
+func (b *Bucket) mayDelay(r *store.Request, m *Moment) bool {
 	switch {
 	case m.Delay == 0, b.standing(m) < old, b.uncertain, b.extras().loose > 0:
 		return false
@@ -323,9 +323,9 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		}
 		return n
 	}
-	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req, m) {
-		p.phase, p.at, p.base = held, m.Now, b.known
-		n.Do = Hold
+	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayDelay(&next.req, m) {
+		p.phase, p.at, p.base = delayed, m.Now, b.known
+		n.Do = Delay
 		return n
 	}
 	b.sendNext(&n, m)
@@ -514,7 +514,7 @@ func (b *Bucket) chargedUntil(r *store.Request, m *Moment) int64 {
 	return b.endsAt(r.Limit, end, m)
 }
 
-// Send sends what is held, or waits for its shard. What counts no more is given up. Do is
+// Send sends delayed charges, or waits for its shard. What counts no more is given up. Do is
 // Nothing if neither is the case any more.
 func (b *Bucket) Send(m *Moment) (n Next) {
 	switch p := b.pending; {
@@ -543,8 +543,8 @@ func RetryPause(last time.Duration, executes bool) time.Duration {
 	return min(max(2*last, retryPause), maxRetryPause)
 }
 
-// IsHeld reports whether charges wait for the next tick.
-func (b *Bucket) IsHeld() bool { return b.pending != nil && b.pending.phase == held }
+// IsDelayed reports whether charges wait for the next tick.
+func (b *Bucket) IsDelayed() bool { return b.pending != nil && b.pending.phase == delayed }
 
 // GiveUp gives up the charges that wait.
 func (b *Bucket) GiveUp(err error) (n Next) {
