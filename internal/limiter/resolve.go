@@ -31,7 +31,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		case !isAsked, t != nil && t.counts(asked.zone, &asked.req):
 			continue
 		}
-		if !l.isSimulated {
+		if l.simulation == nil {
 			asked.zone.sampled(asked.req.ClientKey, r)
 		}
 		if e == nil {

@@ -28,12 +28,15 @@ func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State
 		return st
 	}
 	if takes {
-		// The answer to a take counts its cost.
-		st.Used += local.Cost
-		st.Remaining = max(st.Limit-st.Used, 0)
-		st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
+		showTaken(&st, local.Cost)
 	}
 	return higher(asked.State, st)
+}
+
+// showTaken makes the answer to a check that of a take, which counts the cost.
+func showTaken(st *store.State, cost int64) {
+	st.Used, st.Remaining = st.Used+cost, max(st.Limit-st.Used-cost, 0)
+	st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
 }
 
 // leaveLocal undoes what a request has in the local counts.

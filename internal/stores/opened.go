@@ -38,6 +38,8 @@ type Opened struct {
 	forgiving atomic.Int64
 	// newcomers is nil if new buckets are not bounded.
 	newcomers *newcomers
+	// foresees is set if the store changes nothing: see [Opened.Foresight].
+	foresees bool
 }
 
 // Accounts are a store with an account of what its buckets are about to spend: a
@@ -98,8 +100,11 @@ func (h *Handle) newOpened() (*Opened, error) {
 // Overflow returns the requests of clients beyond the module's bound, unless the store says
 // that they are not new.
 func (o *Opened) Overflow(ctx context.Context, asks []*store.Ask, now func() time.Time) []Overflow {
-	if o.newcomers == nil {
+	switch {
+	case o.newcomers == nil:
 		return nil
+	case o.foresees:
+		return o.newcomers.foresee(ctx, asks, now())
 	}
 	return o.newcomers.overflow(ctx, asks, now())
 }
