@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
@@ -133,13 +132,9 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 		// This is an error route of a request that was refused.
 		return next.ServeHTTP(w, r)
 	}
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if t == nil {
-		repl.Map(placeholders(r))
-	}
 	// An outer handler wraps the writer already, and settles for this one too.
 	nested := t != nil && !t.settled
-	t, e, err := l.collect(t, w, r, repl)
+	t, e, err := l.collect(t, w, r)
 	switch {
 	case err != nil:
 		return err

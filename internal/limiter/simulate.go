@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
@@ -50,14 +48,10 @@ func NewSimulation(w http.ResponseWriter) *Simulation {
 
 // Meet asks the zones of a handler, and reports whether the request goes on.
 func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) {
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if s.tracker == nil {
-		repl.Map(placeholders(r))
-	}
 	quiet := *l
 	quiet.simulation = s
 	var e *evaluation
-	s.tracker, e, err = quiet.collect(s.tracker, s.w, r, repl)
+	s.tracker, e, err = quiet.collect(s.tracker, s.w, r)
 	switch {
 	case err != nil:
 		s.Answer.Decision = telemetry.Refused
@@ -70,16 +64,11 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	if e.open != nil {
 		e.open = e.open.Foresight(r.Context())
 	}
-	// The client of a simulated request does not leave.
+	// The client of a simulated request does not leave, so nothing returns an error.
 	r = r.WithContext(context.WithoutCancel(r.Context()))
-	v, err := s.tracker.decide(e, r)
-	if err != nil {
-		return false, err
-	}
+	v, _ := s.tracker.decide(e, r)
 	goesOn = s.tell(v)
-	if err := e.askTheRest(r); err != nil {
-		return false, err
-	}
+	e.askTheRest(r)
 	e.takeBack()
 	for _, z := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, z.predicted())
@@ -130,19 +119,16 @@ func (s *Simulation) tell(v verdict) (goesOn bool) {
 }
 
 // askTheRest sets the states of zones that have not been asked, and that the request would not ask.
-func (e *evaluation) askTheRest(r *http.Request) error {
+func (e *evaluation) askTheRest(r *http.Request) {
 	if e.refusesOutright() {
 		e.countOverflow(r)
-		if _, err := e.answerUnknown(r); err != nil {
-			return err
-		}
+		_, _ = e.answerUnknown(r)
 	}
 	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
-	err := e.askEach(r, rest)()
+	_ = e.askEach(r, rest)()
 	for _, z := range rest {
 		z.estimateWait()
 	}
-	return err
 }
 
 // predicted returns the answer of the zone.

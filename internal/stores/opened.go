@@ -100,13 +100,10 @@ func (h *Handle) newOpened() (*Opened, error) {
 // Overflow returns the requests of clients beyond the module's bound, unless the store says
 // that they are not new.
 func (o *Opened) Overflow(ctx context.Context, asks []*store.Ask, now func() time.Time) []Overflow {
-	switch {
-	case o.newcomers == nil:
+	if o.newcomers == nil {
 		return nil
-	case o.foresees:
-		return o.newcomers.foresee(ctx, asks, now())
 	}
-	return o.newcomers.overflow(ctx, asks, now())
+	return o.newcomers.overflow(ctx, asks, now(), o.foresees)
 }
 
 // RefuseKnown sets the states of requests that are refused without a call, and reports whether
