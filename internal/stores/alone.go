@@ -3,6 +3,7 @@ package stores
 import (
 	"context"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -28,15 +29,9 @@ func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State
 		return st
 	}
 	if takes {
-		showTaken(&st, local.Cost)
+		ledger.ShowTaken(&st, local.Cost)
 	}
 	return higher(asked.State, st)
-}
-
-// showTaken makes the answer to a check that of a take, which counts the cost.
-func showTaken(st *store.State, cost int64) {
-	st.Used, st.Remaining = st.Used+cost, max(st.Limit-st.Used-cost, 0)
-	st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
 }
 
 // leaveLocal undoes what a request has in the local counts.

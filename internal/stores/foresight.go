@@ -32,9 +32,7 @@ func (f foresight) foresee(asks []*store.Ask, takes bool) {
 		return
 	}
 	for _, a := range asks {
-		if a.State = f.Foresee(a.Request, takes, f.peek); takes && a.Allowed {
-			showTaken(&a.State, a.Cost)
-		}
+		a.State = f.Foresee(a.Request, takes, f.peek)
 	}
 }
 
