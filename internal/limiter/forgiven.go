@@ -1,60 +1,39 @@
 package limiter
 
-import (
-	"slices"
-	"sync"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/identity"
-	"github.com/shardlimit/caddy-shardlimit/store"
-)
+import "sync"
 
 // runningTakes has the buckets of a zone that forgives from which requests have taken that
-// still run. A response that empties a bucket makes their takes void. A bucket is in it for
+// still run. A response that has emptied a bucket makes the takes before it void. A bucket is in it for
 // as long as such a request runs, so that none is forgotten that decides a charge.
 type runningTakes struct {
 	mu      sync.Mutex
-	limits  identity.Limits
-	buckets map[identity.ID]*takenBucket
+	buckets map[bucketID]*takenBucket
 }
 
-// takenBucket counts how often a bucket was being emptied.
-type takenBucket struct {
-	users   int
-	emptied int
-	// done is the latest of these times that has emptied it; times that fail leave no trace.
-	done int
-	// underWay are the times that are not over. They are at most as many as resets of the store run
-	// at a time, 256 or 2 KB, because further ones fail at once; however many requests run, and
-	// however long, and whatever fails meanwhile.
-	underWay []int
-}
+// takenBucket numbers the responses that empty a bucket; emptied is the latest that has done so.
+type takenBucket struct{ users, begun, emptied int }
 
-// take is one request's take from a bucket that had been emptied so often.
+// take is one request's take from a bucket, which so many responses had begun to empty.
 type take struct {
-	id      identity.ID
-	bucket  *takenBucket
-	emptied int
-}
-
-func (t *runningTakes) idOf(r *store.Request) identity.ID {
-	return identity.ID{Limit: t.limits.Number(r.Limit), Key: r.ClientKey}
+	id     bucketID
+	bucket *takenBucket
+	begun  int
 }
 
 // begin notes a take. The caller ends it.
-func (t *runningTakes) begin(r *store.Request) take {
-	id := t.idOf(r)
+func (t *runningTakes) begin(id bucketID) take {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buckets[id]
 	if b == nil {
 		b = new(takenBucket)
 		if t.buckets == nil {
-			t.buckets = map[identity.ID]*takenBucket{}
+			t.buckets = map[bucketID]*takenBucket{}
 		}
 		t.buckets[id] = b
 	}
 	b.users++
-	return take{id, b, b.emptied}
+	return take{id, b, b.begun}
 }
 
 func (t *runningTakes) end(k take) {
@@ -65,33 +44,28 @@ func (t *runningTakes) end(k take) {
 	}
 }
 
-// isVoid reports whether the bucket was emptied since the take.
+// isVoid reports whether a response that came after the take has emptied the bucket.
 func (t *runningTakes) isVoid(k take) bool {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := k.bucket
-	return b.done > k.emptied || slices.ContainsFunc(b.underWay, func(time int) bool { return time > k.emptied })
+	return k.bucket.emptied > k.begun
 }
 
-// empty notes that the bucket of r is being emptied. The caller calls the function that it returns
-// once that is over.
-func (t *runningTakes) empty(r *store.Request) (end func(err error)) {
+// empty notes that a response begins to empty a bucket. The caller calls the function that it returns
+// once that is done.
+func (t *runningTakes) empty(id bucketID) (emptied func()) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.buckets[t.idOf(r)]
+	b := t.buckets[id]
 	if b == nil {
-		return func(error) {}
+		return func() {}
 	}
-	b.emptied++
-	time := b.emptied
-	b.underWay = append(b.underWay, time)
-	return func(err error) {
+	b.begun++
+	n := b.begun
+	return func() {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		b.underWay = slices.DeleteFunc(b.underWay, func(other int) bool { return other == time })
-		if err == nil {
-			b.done = max(b.done, time)
-		}
+		b.emptied = max(b.emptied, n)
 	}
 }
 
@@ -102,9 +76,7 @@ func (z *inZone) beginTake() {
 		// The request has waited since.
 		running.end(*taken)
 	}
-	req := z.ask.Request
-	req.ClientKey = z.decidedBy()
-	*taken = running.begin(&req)
+	*taken = running.begin(bucketID{limit: z.limit, clientKey: z.decidedBy()})
 }
 
 func (e *evaluation) endTakes() {

@@ -424,10 +424,10 @@ func (e emptying) forgive() {
 
 // empty empties the bucket of a request that has spent something in it.
 func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
-	end := z.running.empty(&req)
+	emptied := z.running.empty(bucketID{limit: z.limit, clientKey: req.ClientKey})
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
-		end(err)
 		if err == nil {
+			emptied()
 			z.Counts.Forgiven.Inc()
 			z.room.wake(req.ClientKey)
 		} else {

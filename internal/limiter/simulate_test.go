@@ -144,3 +144,23 @@ func TestSimulationAsksAllBeforeItWaits(t *testing.T) {
 		})
 	}
 }
+
+// TestSimulationForeseesTheLine: requests that wait go before the simulated one.
+func TestSimulationForeseesTheLine(t *testing.T) {
+	inBubbles(t, func(t *testing.T, algorithm store.Algorithm, before bool) {
+		zone := &Zone{Name: "a", Key: []string{"static"}, Events: Quantity{Number: 1}, Window: 5 * time.Second, MaxWait: time.Minute, Algorithm: algorithm, ChargeBefore: before}
+		s := newQueueSite(t, []*Zone{zone})
+		synctest.Test(t, func(t *testing.T) {
+			mustAll(t, "the first", []*sent{s.send(t.Context(), "x")}, http.StatusOK, 0)
+			s.sendMany(t, "x", 2)
+			foreseen := NewSimulation(httptest.NewRecorder())
+			goesOn, err := foreseen.Meet(s.limiters[0], caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), httptest.NewRecorder(), nil))
+			redistest.Must(t, err)
+			last := s.send(t.Context(), "x")
+			time.Sleep(time.Minute)
+			if waited := last.got().waited.Seconds(); !goesOn || foreseen.Answer.Wait < 10 || foreseen.Answer.Wait > waited {
+				t.Errorf("foreseen %+v, served %+v", foreseen.Answer, last.got())
+			}
+		})
+	})
+}

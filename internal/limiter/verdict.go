@@ -91,7 +91,7 @@ func (e *evaluation) conclude() {
 			continue
 		}
 		z.estimateWait()
-		if z.showPenalty() && !e.limiter.isSimulated {
+		if z.showPenalty() {
 			z.penalize()
 		}
 	}

@@ -38,6 +38,8 @@ type Opened struct {
 	forgiving atomic.Int64
 	// newcomers is nil if new buckets are not bounded.
 	newcomers *newcomers
+	// foresees is set if the store changes nothing: see [Opened.Foresight].
+	foresees bool
 }
 
 // Accounts are a store with an account of what its buckets are about to spend: a
@@ -103,7 +105,7 @@ func (o *Opened) Overflow(ctx context.Context, asks []*store.Ask, now func() tim
 	if o.newcomers == nil {
 		return nil
 	}
-	return o.newcomers.overflow(ctx, asks, now())
+	return o.newcomers.overflow(ctx, asks, now(), o.foresees)
 }
 
 // RefuseKnown sets the states of requests that are refused without a call, and reports whether
