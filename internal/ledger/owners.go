@@ -256,9 +256,10 @@ func openFor(limit *store.Limit, left int64) int64 {
 	return left
 }
 
-// open reads what is not known to be open, of the limits that an operation opens, and makes what is closed open with the
-// end of what is open or, if all are closed, with the same. No more is asked about what cannot be read. What drains gets that arrival time: otherwise a client that never pauses would have a
-// burst more once it has moved. The shards' clocks may differ: what is left at one is added to the time of the other.
+// open reads what is not known to be open, of the limits that an operation opens, and makes what is closed open with
+// the end of what is open or, if all are closed, with the same. What drains gets that arrival time: otherwise a client
+// that never pauses would have a burst more once it has moved. The shards' clocks may differ: what is left at one is
+// added to the time of the other. No more is asked about what cannot be read.
 func (p *parts) open(ctx context.Context, opens func(*store.Limit) bool) {
 	var closed [][]*store.Ask
 	var reads []*store.Ask

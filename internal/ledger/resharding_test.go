@@ -497,3 +497,33 @@ func TestMovedClientIsShownOnce(t *testing.T) {
 		}
 	})
 }
+
+// TestClocksOfOwnersMayDiffer: a bucket opens for as long as the other owner's, whatever their clocks say.
+func TestClocksOfOwnersMayDiffer(t *testing.T) {
+	for _, kind := range []store.Algorithm{store.FixedWindow, store.GCRA} {
+		for _, skew := range []time.Duration{-10 * time.Minute, 0, 10 * time.Minute} {
+			for _, takes := range []bool{true, false} {
+				twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
+					s.skew = skew
+					r := clientOf("zone", 100)
+					r.Limit.Algorithm, r.Cost = kind, 20
+					s.at("a", algorithm.Charge, r)
+					pass(2 * time.Second)
+					asks := store.Asks([]store.Request{r})
+					if takes {
+						o.Take(t.Context(), asks)
+					} else if o.Admit(t.Context(), asks); asks[0].Allowed {
+						o.Settle([]*store.Request{&asks[0].Request}, nil)
+					}
+					pass(time.Second)
+					r.Cost = 1
+					was, now := s.at("a", algorithm.Peek, r), s.at("b", algorithm.Peek, r)
+					left := func(st store.State) int64 { return algorithm.Known{Content: st.Content}.Left(r.Limit, st.Now) }
+					if by := time.Duration(left(now)-left(was)) * time.Microsecond; by.Abs() > 2*atOnce || !asks[0].Allowed {
+						t.Errorf("%s, clocks %v apart, takes %v: the bucket of the new owner ends %v later; %+v", kind, skew, takes, by, asks[0].State)
+					}
+				})
+			}
+		}
+	}
+}
