@@ -264,9 +264,8 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) store.State
 		t := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
 		t.awaitReturns([]int{0}, until)
 	}
-	for again := 0; ; again++ {
+	for again := 0; ; {
 		m := l.moment()
-		m.Processes = l.membership.count.Load()
 		var read *store.Ask
 		reads := func(r store.Request) store.State {
 			if read == nil || read.Cost != r.Cost {
@@ -282,11 +281,12 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) store.State
 		b = l.copyOf(&r, &m)
 		isOld := b.MayLack(&r, m.Now)
 		st, awaits := decide(&b, r, m, reads)
-		if !isOld && !awaits || again == maxForesights || !l.registry.clock().Before(until) {
+		switch {
+		case awaits && l.awaitCharge(&r, until):
+		case awaits, !isOld, again == maxForesights:
 			return st
-		}
-		if awaits {
-			l.awaitCharge(&r, until)
+		default:
+			again++
 		}
 	}
 }

@@ -44,8 +44,11 @@ func (t *runningTakes) end(k take) {
 	}
 }
 
-// isVoid reports whether a response that came after the take has emptied the bucket.
+// isVoid reports whether a response that came after the take, if there is one, has emptied the bucket.
 func (t *runningTakes) isVoid(k take) bool {
+	if k.bucket == nil {
+		return false
+	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	return k.bucket.emptied > k.begun
@@ -91,10 +94,15 @@ func (e *evaluation) endTakes() {
 // noteForgiven notes that what the request took has gone with a bucket that
 // was emptied since. A request that is running counts when it ends.
 func (z *inZone) noteForgiven() {
-	if z.Forgives.IsEmpty() || !z.isTaken() || z.rare == nil {
-		return
-	}
-	if k := z.rare.taken; k.bucket != nil && z.running.isVoid(k) {
+	if z.isTaken() && z.running.isVoid(z.taken()) {
 		z.lose()
 	}
+}
+
+// taken returns the take of the request from a zone that forgives, if there is one.
+func (z *inZone) taken() take {
+	if z.rare == nil {
+		return take{}
+	}
+	return z.rare.taken
 }

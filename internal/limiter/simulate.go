@@ -84,7 +84,20 @@ func (s *Simulation) foreseeWait(r *http.Request, began time.Time) {
 	}
 	w := t.newWaiter(began, r)
 	line, waits := t.findLine(w, t.ahead(w), r)
-	if line == nil || !waits {
+	switch {
+	case !waits:
+		return
+	case line != nil && !line.room.hasPlace(w, line.ask.ClientKey, line.MaxWaitQueue):
+		t.turnAway(w, line)
+		return
+	}
+	t.own[len(t.own)-1].askTheRest(r)
+	switch v := t.verdict(anyHandler); {
+	case endsRequest(v.outcome) && !t.mayWait(began):
+		return
+	case refuses(v.outcome):
+		line = v.inZone
+	case line == nil:
 		return
 	}
 	line.estimateWait()

@@ -336,7 +336,7 @@ func (z *inZone) foresee(ctx context.Context, ahead int64, timeout time.Duration
 		if st.RetryAfter == 0 {
 			st.RetryAfter = time.Duration(st.ResetOtherwise-st.Now) * time.Microsecond
 		}
-	case ahead > 0:
+	case ahead > 0 && z.of.limiter.simulation == nil:
 		// Another process may have made room that they do not know of.
 		z.room.wake(req.ClientKey)
 	}

@@ -19,6 +19,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -203,7 +204,7 @@ func (b *Bucket) Copy() Bucket {
 	if r := c.extra; r != nil {
 		r.returning, r.shown = copied(r.returning), copied(r.shown)
 		if v := r.returning; v != nil {
-			v.waiters = nil
+			v.refunds, v.ends, v.waiters = slices.Clone(v.refunds), slices.Clone(v.ends), nil
 		}
 	}
 	return c
