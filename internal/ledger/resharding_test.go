@@ -271,14 +271,14 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 	h.requests++
 	h.underWay++
 	h.mu.Unlock()
-	a := &store.Ask{Request: r}
+	a, began := &store.Ask{Request: r}, time.Now().UnixMicro()
 	isLease := algorithm.Of(h.limit.Algorithm).Lease
 	if h.takes {
 		o.Take(context.Background(), []*store.Ask{a})
 	} else {
 		o.Admit(context.Background(), []*store.Ask{a})
 	}
-	spent := h.judge(&r, &a.State)
+	spent := h.judge(&r, &a.State, began)
 	if !a.Allowed {
 		return
 	}
@@ -309,8 +309,8 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 }
 
 // judge compares an answer with a bucket in which all counts that was admitted, wherever it was counted. Its
-// windows end when the answers have said.
-func (h *history) judge(r *store.Request, st *store.State) store.Receipt {
+// windows end when the answers have said, and its events come when the requests began: owners forget none earlier.
+func (h *history) judge(r *store.Request, st *store.State, began int64) store.Receipt {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.underWay--
@@ -340,7 +340,11 @@ func (h *history) judge(r *store.Request, st *store.State) store.Receipt {
 		h.resets[reset] = true
 	}
 	charged := seen
-	algorithm.Charge.Run(h.reference, &charged, now)
+	if traits := algorithm.Of(h.limit.Algorithm); traits.NeedsID && !traits.Lease {
+		algorithm.Charge.Run(h.reference, &charged, began)
+	} else {
+		algorithm.Charge.Run(h.reference, &charged, now)
+	}
 	return h.reference.View(&seen, now, true).Receipt
 }
 
