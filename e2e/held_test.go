@@ -37,11 +37,11 @@ func TestRefusedForWhatAnotherCaddyHolds(t *testing.T) {
 				}
 				backend.Finish(t, running...)
 				eventually(t, "the other Caddy knows how they have ended", func() error {
-					if a := ask(); ending == "charged" {
+					a := ask()
+					if ending == "charged" {
 						return errors.Join(a.Refuses(zone), want("Retry-After, of more than a minute,", a.RetryAfter > 60, true))
-					} else {
-						return want("status", a.Status, http.StatusOK)
 					}
+					return want("status", a.Status, http.StatusOK)
 				})
 			})
 		}

@@ -25,7 +25,7 @@ func NewOwners(l *Ledger) *Owners { return &Owners{l} }
 
 // isOne sets the shard of a request whose client has one owner, and reports whether that is so.
 func (o *Owners) isOne(r *store.Request) bool {
-	owners := o.Ledger.Owners(r.ClientKey)
+	owners := o.Owners(r.ClientKey)
 	if len(owners) > 1 {
 		return false
 	}
@@ -52,7 +52,7 @@ type parts struct {
 func (o *Owners) partsOf(asks []*store.Ask) *parts {
 	p := &parts{o, asks, make([][]*store.Ask, len(asks))}
 	for i, a := range asks {
-		for _, r := range o.at(&a.Request, o.Ledger.Owners(a.ClientKey)) {
+		for _, r := range o.at(&a.Request, o.Owners(a.ClientKey)) {
 			p.of[i] = append(p.of[i], &store.Ask{Request: *r})
 		}
 	}
@@ -114,7 +114,7 @@ func (p *parts) refuse(n int, question func([]*store.Ask) bool) (refused bool) {
 // join sets the states of the asks.
 func (p *parts) join() {
 	for i, a := range p.asks {
-		a.State = joined(p.of[i], p.Ledger.Owner(a.ClientKey))
+		a.State = joined(p.of[i], p.Owner(a.ClientKey))
 	}
 }
 
@@ -199,7 +199,7 @@ func (o *Owners) IsFull(r *store.Request) bool {
 	if o.isOne(r) {
 		return o.Ledger.IsFull(r)
 	}
-	return slices.ContainsFunc(o.at(r, o.Ledger.Owners(r.ClientKey)), o.Ledger.IsFull)
+	return slices.ContainsFunc(o.at(r, o.Owners(r.ClientKey)), o.Ledger.IsFull)
 }
 
 // Admit is [Ledger.Admit]. What is admitted by one owner only is not held.
@@ -355,7 +355,7 @@ func (p *parts) taken(i int, a *store.Ask) (back []*store.Request) {
 func (o *Owners) refunds(r *store.Request) (all []*store.Request) {
 	switch {
 	case r.At == nil:
-		return o.at(r, o.Ledger.Owners(r.ClientKey))
+		return o.at(r, o.Owners(r.ClientKey))
 	case r.At.More == nil:
 		return []*store.Request{r}
 	}
@@ -412,7 +412,7 @@ func (o *Owners) RefundReported(r store.Request, report func(st store.State)) {
 			defer mu.Unlock()
 			a.State = st
 			if left--; left == 0 {
-				report(refunded(of, o.Ledger.Owner(r.ClientKey)))
+				report(refunded(of, o.Owner(r.ClientKey)))
 			}
 		})
 	}
@@ -459,7 +459,7 @@ func (o *Owners) Settle(reqs []*store.Request, held []int64) {
 
 // settle adds the parts of a request, but for those at some shards.
 func (o *Owners) settle(all *settled, w *Ledger, r *store.Request, hold int64, but []string) {
-	own, now := o.Ledger.Owners(r.ClientKey), w.Owners(r.ClientKey)
+	own, now := o.Owners(r.ClientKey), w.Owners(r.ClientKey)
 	ends := w.ends(r, now)
 	for _, part := range o.at(r, union(own, now)) {
 		holds := int64(0)
@@ -509,7 +509,7 @@ func (o *Owners) SettleUnknown(reqs []*store.Request, held []int64, ends []*stor
 	var unknown, others settled
 	var late []*store.Late
 	for i, r := range reqs {
-		own := o.Ledger.Owners(r.ClientKey)
+		own := o.Owners(r.ClientKey)
 		if r.ID == "" && slices.Contains(own, r.Shard()) {
 			own = []string{r.At.Shard}
 		}
@@ -572,11 +572,11 @@ func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
 
 // oneByOne returns the answer to a request, about which each owner is asked.
 func (o *Owners) oneByOne(r *store.Request, ask func(r *store.Request) store.State) store.State {
-	of := asksOf(o.at(r, o.Ledger.Owners(r.ClientKey)))
+	of := asksOf(o.at(r, o.Owners(r.ClientKey)))
 	for _, a := range of {
 		a.State = ask(&a.Request)
 	}
-	return joined(of, o.Ledger.Owner(r.ClientKey))
+	return joined(of, o.Owner(r.ClientKey))
 }
 
 // CheckAhead is [Ledger.CheckAhead].
@@ -621,7 +621,7 @@ func (o *Owners) ForeseeAlone(r *store.Request) store.State {
 
 // Account is [Ledger.Account]: of what each owner has, the highest.
 func (o *Owners) Account(r *store.Request) (most *store.Account) {
-	for _, part := range o.at(r, o.Ledger.Owners(r.ClientKey)) {
+	for _, part := range o.at(r, o.Owners(r.ClientKey)) {
 		a := o.Ledger.Account(part)
 		if a == nil || most == nil {
 			if a != nil {
@@ -638,7 +638,7 @@ func (o *Owners) Account(r *store.Request) (most *store.Account) {
 
 // Recall is [Ledger.Recall].
 func (o *Owners) Recall(r *store.Request) bool {
-	return slices.ContainsFunc(o.at(r, o.Ledger.Owners(r.ClientKey)), func(part *store.Request) bool {
+	return slices.ContainsFunc(o.at(r, o.Owners(r.ClientKey)), func(part *store.Request) bool {
 		if !o.Ledger.Recall(part) {
 			return false
 		}
