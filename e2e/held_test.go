@@ -46,8 +46,5 @@ func TestRefusedForWhatAnotherCaddyHolds(t *testing.T) {
 			})
 		}
 	}
-	eventually(t, "nothing is held", func() error {
-		keys, err := servers[0].Primary.Client().Keys(t.Context(), "* held").Result()
-		return errors.Join(err, want("sets", len(keys), 0))
-	})
+	awaitNothingHeld(t, servers)
 }

@@ -1,39 +1,60 @@
 package limiter
 
-import "sync"
+import (
+	"slices"
+	"sync"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
 
 // runningTakes has the buckets of a zone that forgives from which requests have taken that
-// still run. A response that has emptied a bucket makes the takes before it void. A bucket is in it for
+// still run. A response that empties a bucket makes their takes void. A bucket is in it for
 // as long as such a request runs, so that none is forgotten that decides a charge.
 type runningTakes struct {
 	mu      sync.Mutex
-	buckets map[bucketID]*takenBucket
+	limits  identity.Limits
+	buckets map[identity.ID]*takenBucket
 }
 
-// takenBucket numbers the responses that empty a bucket; emptied is the latest that has done so.
-type takenBucket struct{ users, begun, emptied int }
+// takenBucket counts how often a bucket was being emptied.
+type takenBucket struct {
+	users   int
+	emptied int
+	// done is the latest of these times that has emptied it; times that fail leave no trace.
+	done int
+	// underWay are the times that are not over. They are at most as many as resets of the store run
+	// at a time, 256 or 2 KB, because further ones fail at once; however many requests run, and
+	// however long, and whatever fails meanwhile.
+	underWay []int
+}
 
-// take is one request's take from a bucket, which so many responses had begun to empty.
+// take is one request's take from a bucket that had been emptied so often.
 type take struct {
-	id     bucketID
-	bucket *takenBucket
-	begun  int
+	id      identity.ID
+	bucket  *takenBucket
+	emptied int
+}
+
+func (t *runningTakes) idOf(r *store.Request) identity.ID {
+	return identity.ID{Limit: t.limits.Number(r.Limit), Key: r.ClientKey}
 }
 
 // begin notes a take. The caller ends it.
-func (t *runningTakes) begin(id bucketID) take {
+func (t *runningTakes) begin(r *store.Request) take {
+	id := t.idOf(r)
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	b := t.buckets[id]
 	if b == nil {
 		b = new(takenBucket)
 		if t.buckets == nil {
-			t.buckets = map[bucketID]*takenBucket{}
+			t.buckets = map[identity.ID]*takenBucket{}
 		}
 		t.buckets[id] = b
 	}
 	b.users++
-	return take{id, b, b.begun}
+	return take{id, b, b.emptied}
 }
 
 func (t *runningTakes) end(k take) {
@@ -44,31 +65,33 @@ func (t *runningTakes) end(k take) {
 	}
 }
 
-// isVoid reports whether a response that came after the take, if there is one, has emptied the bucket.
+// isVoid reports whether the bucket was emptied since the take.
 func (t *runningTakes) isVoid(k take) bool {
-	if k.bucket == nil {
-		return false
-	}
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return k.bucket.emptied > k.begun
+	b := k.bucket
+	return b.done > k.emptied || slices.ContainsFunc(b.underWay, func(time int) bool { return time > k.emptied })
 }
 
-// empty notes that a response begins to empty a bucket. The caller calls the function that it returns
-// once that is done.
-func (t *runningTakes) empty(id bucketID) (emptied func()) {
+// empty notes that the bucket of r is being emptied. The caller calls the function that it returns
+// once that is over.
+func (t *runningTakes) empty(r *store.Request) (end func(err error)) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	b := t.buckets[id]
+	b := t.buckets[t.idOf(r)]
 	if b == nil {
-		return func() {}
+		return func(error) {}
 	}
-	b.begun++
-	n := b.begun
-	return func() {
+	b.emptied++
+	time := b.emptied
+	b.underWay = append(b.underWay, time)
+	return func(err error) {
 		t.mu.Lock()
 		defer t.mu.Unlock()
-		b.emptied = max(b.emptied, n)
+		b.underWay = slices.DeleteFunc(b.underWay, func(other int) bool { return other == time })
+		if err == nil {
+			b.done = max(b.done, time)
+		}
 	}
 }
 
@@ -79,7 +102,9 @@ func (z *inZone) beginTake() {
 		// The request has waited since.
 		running.end(*taken)
 	}
-	*taken = running.begin(bucketID{limit: z.limit, clientKey: z.decidedBy()})
+	req := z.ask.Request
+	req.ClientKey = z.decidedBy()
+	*taken = running.begin(&req)
 }
 
 func (e *evaluation) endTakes() {
@@ -94,15 +119,10 @@ func (e *evaluation) endTakes() {
 // noteForgiven notes that what the request took has gone with a bucket that
 // was emptied since. A request that is running counts when it ends.
 func (z *inZone) noteForgiven() {
-	if z.isTaken() && z.running.isVoid(z.taken()) {
+	if z.Forgives.IsEmpty() || !z.isTaken() || z.rare == nil {
+		return
+	}
+	if k := z.rare.taken; k.bucket != nil && z.running.isVoid(k) {
 		z.lose()
 	}
-}
-
-// taken returns the take of the request from a zone that forgives, if there is one.
-func (z *inZone) taken() take {
-	if z.rare == nil {
-		return take{}
-	}
-	return z.rare.taken
 }

@@ -403,10 +403,10 @@ type emptying struct {
 
 // forgive empties a bucket that a status forgives.
 func (e emptying) forgive() {
-	z, spent, taken, l, req := e.boundZone, e.spend, e.taken(), e.of.limiter, e.ask.Request
+	z, spent, l, req := e.boundZone, e.spend, e.of.limiter, e.ask.Request
 	e.ask.Cost = 0
 	if e.then == dueEmpty {
-		l.empty(z, req, spent, taken)
+		l.empty(z, req, spent)
 		return
 	}
 	z.handle.RefundReported(req, func(st store.State) {
@@ -415,19 +415,19 @@ func (e emptying) forgive() {
 			if errors.Is(st.Err, store.ErrNotExecuted) {
 				left.take()
 			}
-			l.empty(z, req, left, taken)
+			l.empty(z, req, left)
 			return
 		}
 		z.room.wake(req.ClientKey)
 	})
 }
 
-// empty empties the bucket of a request that has spent something in it, by that take if there is one.
-func (l *Limiter) empty(z *boundZone, req store.Request, spent spend, taken take) {
-	emptied := z.running.empty(bucketID{limit: z.limit, clientKey: req.ClientKey})
+// empty empties the bucket of a request that has spent something in it.
+func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
+	end := z.running.empty(&req)
 	z.handle.Forgive(req, func(open *stores.Opened, err error) {
+		end(err)
 		if err == nil {
-			emptied()
 			z.Counts.Forgiven.Inc()
 			z.room.wake(req.ClientKey)
 		} else {
@@ -435,7 +435,7 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spent spend, taken take
 		}
 		// A take goes with the bucket, and a refund of it could arrive in the next one. A take
 		// without a reply may arrive there as well; its refund, by ID, does no harm.
-		isLeft := err != nil && spent.stored == phaseTaken && !z.running.isVoid(taken) || spent.stored == phaseUncertain || spent.stored == phaseUncertainHeld
+		isLeft := err != nil && spent.stored == phaseTaken || spent.stored == phaseUncertain || spent.stored == phaseUncertainHeld
 		if open != nil && isLeft {
 			open.Refund([]*store.Request{&req})
 		}

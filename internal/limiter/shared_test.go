@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"strconv"
 	"testing"
@@ -139,37 +140,77 @@ var errTest = errors.New("the store is silent")
 // request runs, however many others were emptied, and costs nothing afterwards.
 func TestRunningTakes(t *testing.T) {
 	var running runningTakes
-	of := func(n int) bucketID { return bucketID{clientKey: strconv.Itoa(n)} }
+	limit := store.Limit{Zone: "z", Window: time.Second}
+	of := func(n int) *store.Request { return &store.Request{Limit: &limit, ClientKey: fmt.Sprint(n)} }
 	const others = 3 * maxRecentClients
 	first := running.begin(of(0))
-	running.empty(of(0))()
+	running.empty(of(0))
 	later := running.begin(of(0))
 	all := make([]take, 0, others)
 	for n := 1; n <= others; n++ {
 		all = append(all, running.begin(of(n)))
-		running.empty(of(n))()
+		running.empty(of(n))
 	}
 	if !running.isVoid(first) || running.isVoid(later) {
 		t.Errorf("the take before is void: %t, the one after: %t", running.isVoid(first), running.isVoid(later))
 	}
-	// Whatever other responses do that cannot empty the bucket, what came before the one that does is void.
-	running.empty(of(0))
-	emptied := running.empty(of(0))
-	running.empty(of(0))
-	between := running.begin(of(0))
+	running.empty(of(0))(errTest)
 	if running.isVoid(later) {
 		t.Error("a take is void although the bucket could not be emptied")
 	}
-	emptied()
-	if !running.isVoid(later) || running.isVoid(between) {
-		t.Errorf("the take before is void: %t, the one after: %t", running.isVoid(later), running.isVoid(between))
+	firstFailed, secondFailed := running.empty(of(0)), running.empty(of(0))
+	firstFailed(errTest)
+	secondFailed(errTest)
+	if running.isVoid(later) {
+		t.Error("a take is void although the bucket could not be emptied twice")
 	}
+	last := running.begin(of(0))
+	running.empty(of(0))
+	if !running.isVoid(last) || !running.isVoid(later) {
+		t.Error("a take is not void although the bucket was emptied after that")
+	}
+	running.end(last)
 	// A bucket from which nobody has taken is not remembered.
-	running.empty(of(-1))()
-	for _, k := range append(all, first, later, between) {
+	running.empty(of(-1))(nil)
+	for _, k := range append(all, first, later) {
 		running.end(k)
 	}
 	if n := len(running.buckets); n != 0 {
 		t.Errorf("%d buckets are remembered", n)
+	}
+}
+
+// TestRunningTakesKeepNoHistory: what is kept of a bucket is about what is under way, however often
+// it was emptied, or could not be, while a request of its client runs; in whatever order that ends.
+func TestRunningTakesKeepNoHistory(t *testing.T) {
+	var running runningTakes
+	r := &store.Request{Limit: &store.Limit{Zone: "z", Window: time.Second}, ClientKey: "alice"}
+	longest := running.begin(r)
+	for n := range 1000 {
+		first, second := running.empty(r), running.empty(r)
+		between := running.begin(r)
+		if running.isVoid(between) {
+			t.Fatal("a take is void that came later")
+		}
+		second(errTest)
+		first(errTest)
+		if running.isVoid(longest) || running.isVoid(between) {
+			t.Fatalf("a take is void although the bucket could not be emptied %d times", 2*n)
+		}
+		running.end(between)
+	}
+	if n := len(longest.bucket.underWay); n != 0 {
+		t.Errorf("%d resets are remembered that are over", n)
+	}
+	succeeds, fails := running.empty(r), running.empty(r)
+	between := running.begin(r)
+	succeeds(nil)
+	fails(errTest)
+	after := running.begin(r)
+	if !running.isVoid(longest) || running.isVoid(between) || running.isVoid(after) {
+		t.Errorf("void are the take before: %t, and those after: %t, %t", running.isVoid(longest), running.isVoid(between), running.isVoid(after))
+	}
+	if n := cap(longest.bucket.underWay); n > 8 {
+		t.Errorf("there is room for %d resets", n)
 	}
 }
