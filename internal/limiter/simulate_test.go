@@ -199,7 +199,7 @@ func TestSimulationBehindALineOfASilentStore(t *testing.T) {
 			}})
 			synctest.Test(t, func(t *testing.T) {
 				s.sendMany(t, "x", 2)
-				buckets.isSilent = true
+				buckets.isSilent.Store(true)
 				foreseen, goesOn := s.foresee()
 				if row := foreseen.Answer.Zones[0]; foreseen.Answer.Decision != want || row.Outcome != want || goesOn == endsRequest(want) {
 					t.Errorf("goes on %v, foreseen %+v", goesOn, foreseen.Answer)
