@@ -186,7 +186,9 @@ type bucket struct {
 }
 
 // expiry is the end of what counts, and of what is held: refunds may leave only that.
-func (b *bucket) expiry(limit *store.Limit) int64 { return max(b.content.Expiry(limit), b.held.Expiry()) }
+func (b *bucket) expiry(limit *store.Limit) int64 {
+	return max(b.content.Expiry(limit), b.held.Expiry())
+}
 
 func (b *bucket) run(op algorithm.Operation, r *store.Request, now int64) store.State {
 	st := op.Run(b.content, r, now)
