@@ -145,6 +145,19 @@ type Place struct {
 	Receipt Receipt `json:"receipt,omitzero"`
 }
 
+// Parts returns a request for each shard at which a Take has spent the cost of r: r itself unless there are several.
+func (r *Request) Parts() (parts []*Request) {
+	if r.At == nil || r.At.More == nil {
+		return []*Request{r}
+	}
+	for p := r.At; p != nil; p = p.More {
+		part := *r
+		part.At, part.Receipt = &Place{Shard: p.Shard}, p.Receipt
+		parts = append(parts, &part)
+	}
+	return parts
+}
+
 // Shard is the name of the shard whose bucket it is; empty for the client's owner.
 func (r *Request) Shard() string {
 	if r.At == nil {

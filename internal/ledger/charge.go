@@ -196,12 +196,12 @@ func (l *Ledger) awaitTick(e *entry) {
 	if tick := b.tick.Load(); (tick == 0 || due < tick) && b.tick.CompareAndSwap(tick, due) {
 		time.AfterFunc(l.opts.ChargeDelay, func() {
 			b.tick.CompareAndSwap(due, 0)
-			b.sendHeld()
+			b.sendDelayed()
 		})
 	}
 }
 
-func (b *Registry) sendHeld() {
+func (b *Registry) sendDelayed() {
 	through := b.current()
 	if through == nil {
 		// The last view gave them up.
@@ -358,7 +358,10 @@ func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
 
 // shardOf returns the name of the shard that keeps the bucket of a request.
 func (l *Ledger) shardOf(r *store.Request) string {
-	return cmp.Or(r.Shard(), l.Owner(r.ClientKey))
+	if r.At != nil {
+		return r.At.Shard
+	}
+	return l.Owner(r.ClientKey)
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
@@ -377,13 +380,13 @@ func (l *Ledger) Flush(ctx context.Context) {
 		return
 	}
 	l.registry.giveBack(0)
-	l.registry.sendHeld()
+	l.registry.sendDelayed()
 	tick := time.NewTicker(flushTick)
 	defer tick.Stop()
 	for l.registry.owing.Load() > 0 && l.registry.current() == l {
 		select {
 		case <-tick.C:
-			l.registry.sendHeld()
+			l.registry.sendDelayed()
 		case <-ctx.Done():
 			return
 		}

@@ -52,7 +52,7 @@ type parts struct {
 func (o *Owners) partsOf(asks []*store.Ask) *parts {
 	p := &parts{o, asks, make([][]*store.Ask, len(asks))}
 	for i, a := range asks {
-		for _, r := range o.at(&a.Request, o.Owners(a.ClientKey)) {
+		for _, r := range o.atOwners(&a.Request) {
 			p.of[i] = append(p.of[i], &store.Ask{Request: *r})
 		}
 	}
@@ -72,6 +72,9 @@ func (l *Ledger) at(r *store.Request, shards []string) (all []*store.Request) {
 	}
 	return all
 }
+
+// atOwners returns copies of a request for all owners of its client.
+func (l *Ledger) atOwners(r *store.Request) []*store.Request { return l.at(r, l.Owners(r.ClientKey)) }
 
 // asked returns what is asked of all owners: nothing about an ask of which one has failed.
 func (p *parts) asked() (all []*store.Ask) {
@@ -199,7 +202,7 @@ func (o *Owners) IsFull(r *store.Request) bool {
 	if o.isOne(r) {
 		return o.Ledger.IsFull(r)
 	}
-	return slices.ContainsFunc(o.at(r, o.Owners(r.ClientKey)), o.Ledger.IsFull)
+	return slices.ContainsFunc(o.atOwners(r), o.Ledger.IsFull)
 }
 
 // Admit is [Ledger.Admit]. What is admitted by one owner only is not held.
@@ -352,19 +355,11 @@ func (p *parts) taken(i int, a *store.Ask) (back []*store.Request) {
 
 // refunds returns the refunds of a request: where it was spent or, if that is not known, at all owners. It may be
 // r itself.
-func (o *Owners) refunds(r *store.Request) (all []*store.Request) {
-	switch {
-	case r.At == nil:
-		return o.at(r, o.Owners(r.ClientKey))
-	case r.At.More == nil:
-		return []*store.Request{r}
+func (o *Owners) refunds(r *store.Request) []*store.Request {
+	if r.At == nil {
+		return o.atOwners(r)
 	}
-	for p := r.At; p != nil; p = p.More {
-		part := *r
-		part.At, part.Receipt = p, p.Receipt
-		all = append(all, &part)
-	}
-	return all
+	return r.Parts()
 }
 
 func asksOf(reqs []*store.Request) (asks []*store.Ask) {
@@ -541,7 +536,7 @@ func (o *Owners) PenalizeDetached(reqs []*store.Request) {
 // spread returns the requests for all owners that a view knows.
 func (*Owners) spread(l *Ledger, reqs []*store.Request) (all []*store.Request) {
 	for _, r := range reqs {
-		all = append(all, l.at(r, l.Owners(r.ClientKey))...)
+		all = append(all, l.atOwners(r)...)
 	}
 	return all
 }
@@ -564,7 +559,7 @@ func (o *Owners) each(ctx context.Context, asks []*store.Ask, op func(context.Co
 
 // Reset is [Ledger.Reset].
 func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
-	for _, part := range o.at(&r, o.writer().Owners(r.ClientKey)) {
+	for _, part := range o.writer().atOwners(&r) {
 		err = errors.Join(err, o.Ledger.Reset(ctx, *part))
 	}
 	return err
@@ -572,7 +567,7 @@ func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
 
 // oneByOne returns the answer to a request, about which each owner is asked.
 func (o *Owners) oneByOne(r *store.Request, ask func(r *store.Request) store.State) store.State {
-	of := asksOf(o.at(r, o.Owners(r.ClientKey)))
+	of := asksOf(o.atOwners(r))
 	for _, a := range of {
 		a.State = ask(&a.Request)
 	}
@@ -621,7 +616,7 @@ func (o *Owners) ForeseeAlone(r *store.Request) store.State {
 
 // Account is [Ledger.Account]: of what each owner has, the highest.
 func (o *Owners) Account(r *store.Request) (most *store.Account) {
-	for _, part := range o.at(r, o.Owners(r.ClientKey)) {
+	for _, part := range o.atOwners(r) {
 		a := o.Ledger.Account(part)
 		if a == nil || most == nil {
 			if a != nil {
@@ -638,7 +633,7 @@ func (o *Owners) Account(r *store.Request) (most *store.Account) {
 
 // Recall is [Ledger.Recall].
 func (o *Owners) Recall(r *store.Request) bool {
-	return slices.ContainsFunc(o.at(r, o.Owners(r.ClientKey)), func(part *store.Request) bool {
+	return slices.ContainsFunc(o.atOwners(r), func(part *store.Request) bool {
 		if !o.Ledger.Recall(part) {
 			return false
 		}

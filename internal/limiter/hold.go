@@ -77,9 +77,10 @@ func (l *Limiter) GiveBack(h *Hold, amount int64) error {
 	}
 	defer handle.Leave()
 	var left *store.Place
-	for _, part := range h.parts(amount) {
+	request := h.request(amount)
+	for _, part := range request.Parts() {
 		refunded := make(chan error, 1)
-		open.Accounts.RefundReported(part, func(st store.State) { refunded <- st.Err })
+		open.Accounts.RefundReported(*part, func(st store.State) { refunded <- st.Err })
 		if remote, is := open.Base.(store.Remote); is {
 			remote.Hurry(string(h.ClientKey))
 		}
@@ -136,20 +137,6 @@ func (h *Hold) request(cost int64) store.Request {
 	return store.Request{
 		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt, At: h.At, Hold: h.Hold,
 	}
-}
-
-// parts returns the requests that give back a part of what is held, one for each shard.
-func (h *Hold) parts(amount int64) (parts []store.Request) {
-	r := h.request(amount)
-	if r.At == nil || r.At.More == nil {
-		return []store.Request{r}
-	}
-	for p := r.At; p != nil; p = p.More {
-		part := r
-		part.At, part.Receipt = &store.Place{Shard: p.Shard}, p.Receipt
-		parts = append(parts, part)
-	}
-	return parts
 }
 
 // enterFor enters the store of a hold.

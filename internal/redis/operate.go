@@ -58,8 +58,8 @@ func (s *Store) ChangeOverrides(ctx context.Context, changes []store.OverrideCha
 // config has lost the shard before.
 const recordsStay = 10 * time.Minute
 
-// keepers returns the member at which the record of an ID is made, and those at which it may be too.
-func (s *Store) keepers(id string) []*Member {
+// recordOwners returns the member at which the record of an ID is made, and those at which it may be too.
+func (s *Store) recordOwners(id string) []*Member {
 	at := s.owner(id)
 	if was := s.previousOwner(id); was != nil && s.opts.Now().Sub(s.opened) < recordsStay {
 		at = was
@@ -70,13 +70,13 @@ func (s *Store) keepers(id string) []*Member {
 
 // Record implements [store.Records].
 func (s *Store) Record(ctx context.Context, id string) (r store.Record, err error) {
-	keepers := s.keepers(id)
-	for _, m := range keepers {
+	owners := s.recordOwners(id)
+	for _, m := range owners {
 		if r, err = s.operator.Record(ctx, m.Shard, id); err != nil {
 			return r, err
 		}
 		if r.Version != "" {
-			return s.foundAt(m, keepers, r), nil
+			return s.foundAt(m, owners, r), nil
 		}
 	}
 	return r, nil
@@ -91,10 +91,10 @@ func (s *Store) PutRecord(ctx context.Context, r store.Record) (store.Record, er
 		}
 		return s.operator.PutRecord(ctx, m.Shard, r)
 	}
-	keepers := s.keepers(r.ID)
-	for _, other := range keepers[1:] {
+	owners := s.recordOwners(r.ID)
+	for _, other := range owners[1:] {
 		there, err := s.operator.Record(ctx, other.Shard, r.ID)
-		switch there = s.foundAt(other, keepers, there); {
+		switch there = s.foundAt(other, owners, there); {
 		case err != nil:
 			return store.Record{}, wire.NotExecuted(err)
 		case there.Version == "":
@@ -105,13 +105,13 @@ func (s *Store) PutRecord(ctx context.Context, r store.Record) (store.Record, er
 		r.ID, r.Shard = there.ID, there.Shard
 		return s.operator.PutRecord(ctx, other.Shard, r)
 	}
-	is, err := s.operator.PutRecord(ctx, keepers[0].Shard, r)
-	return s.foundAt(keepers[0], keepers, is), err
+	is, err := s.operator.PutRecord(ctx, owners[0].Shard, r)
+	return s.foundAt(owners[0], owners, is), err
 }
 
 // foundAt returns a record that was found at one of several members so that it is put there again.
-func (s *Store) foundAt(m *Member, keepers []*Member, r store.Record) store.Record {
-	if r.Version != "" && len(keepers) > 1 {
+func (s *Store) foundAt(m *Member, owners []*Member, r store.Record) store.Record {
+	if r.Version != "" && len(owners) > 1 {
 		r.ID, r.Shard = s.asker.Keys.Client(r.ID), m.Name
 	}
 	return r
