@@ -60,14 +60,13 @@ func TestHeldIsBounded(t *testing.T) {
 	}
 }
 
-// TestNothingIsHeldWithoutAnAsk: other takes look nothing up, and get replies as before.
-func TestNothingIsHeldWithoutAnAsk(t *testing.T) {
+// lookNothingUp requires that takes are allowed and not held, and look no key up.
+func lookNothingUp(t *testing.T, reqs []store.Request) {
+	t.Helper()
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	reqs := holders(store.FixedWindow, 2)
 	before := calls(t, server, "get")
 	for i := range reqs {
-		reqs[i].Hold = 0
 		if st := store.Answers(t.Context(), s.Take, reqs[i:i+1])[0]; st.Err != nil || !st.Allowed || st.IsHeld || st.Held != 0 {
 			t.Errorf("take %d: %+v", i, st)
 		}
@@ -77,21 +76,18 @@ func TestNothingIsHeldWithoutAnAsk(t *testing.T) {
 	}
 }
 
+// TestNothingIsHeldWithoutAnAsk: other takes look nothing up, and get replies as before.
+func TestNothingIsHeldWithoutAnAsk(t *testing.T) {
+	reqs := holders(store.FixedWindow, 2)
+	for i := range reqs {
+		reqs[i].Hold = 0
+	}
+	lookNothingUp(t, reqs)
+}
+
 // TestTakesThatLeaveEnoughLookNothingUp, although they could be held.
 func TestTakesThatLeaveEnoughLookNothingUp(t *testing.T) {
-	server := redistest.Start(t)
-	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	reqs := holders(store.FixedWindow, 100)
-	take := func(i int) store.State { return store.Answers(t.Context(), s.Take, reqs[i:i+1])[0] }
-	before := calls(t, server, "get")
-	for i := range 20 {
-		if st := take(i); st.Err != nil || !st.Allowed || st.IsHeld {
-			t.Errorf("take %d: %+v", i, st)
-		}
-	}
-	if n := calls(t, server, "get") - before; n != 0 {
-		t.Errorf("%d keys were looked at", n)
-	}
+	lookNothingUp(t, holders(store.FixedWindow, 100)[:20])
 }
 
 // TestTakesCountWhatCannotBeHeld: the key is another program's, or a clock was wrong. Nothing is held then. The
