@@ -88,8 +88,10 @@ func (o *outcome) concerned() []*client { return traffic.Those(o.clients, isConc
 
 // isLocal reports whether Caddy's local counts decided a response: they have another
 // window than the store's. If the store lost its window, or Caddy knows it, the two look alike.
+// A refusal that names a second names no window: the store refuses so for ten minutes where the end of
+// a hold was lost.
 func (o *outcome) isLocal(c *client, r *response) bool {
-	return o.onError == local && o.fault.loses == nothing && r.limited && r.reset != o.buckets[c.name].Reset
+	return o.onError == local && o.fault.loses == nothing && r.limited && r.reset != o.buckets[c.name].Reset && !r.waitsForOthers()
 }
 
 func (o *outcome) isNormal(c *client, r *response) bool { return r.isNormal() && !o.isLocal(c, r) }
