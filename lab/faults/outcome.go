@@ -233,8 +233,9 @@ func (o *outcome) wrongResets() (all []string) {
 
 // waitsForOthers reports whether a refusal names a second, because only what running requests hold is in the way.
 func (r *response) waitsForOthers() bool {
-	reset, err := strconv.ParseInt(r.reset, 10, 64)
-	return err == nil && r.status == http.StatusTooManyRequests && !time.Unix(reset-1, 0).After(r.ended.Add(time.Second))
+	seconds, err := strconv.ParseInt(r.reset, 10, 64)
+	reset := time.Unix(seconds, 0)
+	return err == nil && r.status == http.StatusTooManyRequests && !reset.Before(r.begun) && !reset.After(r.ended.Add(2*time.Second))
 }
 
 func (o *outcome) wrongAdmissions() (all []string) {

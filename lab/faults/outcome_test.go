@@ -82,7 +82,7 @@ func TestPromisesThatAreKept(t *testing.T) {
 // TestRefusalForASecondIsNormal: the store refuses so, though the bucket has a later reset.
 func TestRefusalForASecondIsNormal(t *testing.T) {
 	second, reset := full, epoch.Add(time.Second).Unix()
-	second.ended, second.reset = epoch, strconv.FormatInt(reset, 10)
+	second.begun, second.ended, second.reset = epoch, epoch, strconv.FormatInt(reset, 10)
 	o := observed(total, local, before, 4, 4, fine, fine, fine, fine)
 	mine := o.clients[0]
 	o.buckets["mine"] = shards.Bucket{Count: 4, Reset: strconv.FormatInt(reset+3600, 10)}
