@@ -261,8 +261,7 @@ type LedgerConfig interface {
 	DeliveryTime() time.Duration
 }
 
-// localCounts decide about requests for slots and of shared buckets while the store fails, and about all
-// others of a store without a ledger. They are a store in memory.
+// localCounts are a store in memory. While the other one fails, they decide where no ledger does.
 type localCounts struct {
 	*Opened
 	Buckets *memory.Store
