@@ -249,6 +249,31 @@ func TestTakesThatEndLate(t *testing.T) {
 	}
 }
 
+// TestWindowAloneHasOneReset from its first request on.
+func TestWindowAloneHasOneReset(t *testing.T) {
+	for _, limit := range kinds {
+		if !algorithm.Of(limit.Algorithm).Windowed() {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			l := New(NewRegistry(nil), newSimulation(1), Options{})
+			limit.Zone, limit.Window = "zone", time.Hour
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 9, Cost: 1}
+			resets := map[int64]bool{}
+			for range 3 {
+				st := l.AdmitAlone(&r)
+				resets[st.Reset] = true
+				pass(time.Second)
+				l.SettleUnknown([]*store.Request{new(r)}, []int64{1}, nil)
+			}
+			if len(resets) != 1 || resets[0] {
+				t.Errorf("align %t: the resets are %v", limit.Align, resets)
+			}
+			l.Leave()
+		})
+	}
+}
+
 // TestPenaltyAlone holds at all owners until it ends, and no shard hears of it.
 func TestPenaltyAlone(t *testing.T) {
 	for _, limit := range kinds {
