@@ -131,7 +131,7 @@ func TestLeavingIsNoStatus(t *testing.T) {
 func TestLeavingCostsWhatIsKnown(t *testing.T) {
 	for text, want := range map[string]int64{
 		"{http.response.header.X-Cost}": 3, "{http.request.header.None}": 3, "5": 5,
-		"{http.rate_limit.response.json.usage}": 3, "{http.rate_limit.response.duration_ms}": 250,
+		"{http.rate_limit.response.json.usage}": 3, "{http.rate_limit.response.duration_ms}": 250, "{http.vars.cost}": 7,
 	} {
 		for _, atEnd := range []bool{false, true} {
 			if !atEnd && strings.Contains(text, responsePrefix) {
@@ -142,7 +142,8 @@ func TestLeavingCostsWhatIsKnown(t *testing.T) {
 				m.Zones[0].Cost = Quantity{Text: text, Number: 3}
 				m.Zones[0].prepare()
 				ctx, leave := context.WithCancel(t.Context())
-				m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
+				m.serve(ctx, func(w http.ResponseWriter, r *http.Request) error {
+					caddyhttp.SetVar(r.Context(), "cost", 7)
 					m.clock.Advance(250 * time.Millisecond)
 					leave()
 					w.WriteHeader(499)
