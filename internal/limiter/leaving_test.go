@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -75,6 +76,10 @@ var endings = map[string]caddyhttp.HandlerFunc{
 	"an error":            func(http.ResponseWriter, *http.Request) error { return context.Canceled },
 	"nothing":             func(http.ResponseWriter, *http.Request) error { return nil },
 	"a panic that aborts": func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) },
+	"a status of gRPC": func(w http.ResponseWriter, _ *http.Request) error {
+		w.Header().Set("Grpc-Status", "0")
+		return nil
+	},
 	"early hints": func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusEarlyHints)
 		return nil
@@ -209,6 +214,29 @@ func TestLeavingBeforeAnyHandler(t *testing.T) {
 				t.Errorf("status %d, %d used", w.Code, used)
 			}
 		})
+	}
+}
+
+// failingStore is a deafStore whose checks fail.
+type failingStore struct{ *deafStore }
+
+func (failingStore) Check(_ context.Context, asks []*store.Ask) {
+	setAll(asks, store.State{Err: store.ErrNotExecuted})
+}
+
+// TestLeavingWhileTheStoreFails: the request ends, whatever on_error says, and is no error of the store.
+func TestLeavingWhileTheStoreFails(t *testing.T) {
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for _, onError := range []string{stores.OnErrorAllow, stores.OnErrorDeny, stores.OnErrorLocal} {
+		l := newTestHandler(t, &Zone{OnError: onError}, failingStore{new(deafStore)})
+		w := serveBy(left, l, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			t.Errorf("on_error %s: a handler runs", onError)
+			return nil
+		}))
+		if w.Code != statusClientClosedRequest {
+			t.Errorf("on_error %s: status %d", onError, w.Code)
+		}
 	}
 }
 

@@ -116,8 +116,9 @@ func TestLimitOfARequest(t *testing.T) {
 			if shown.Events = last; c.keepsLast {
 				want = last
 			}
-			if isLimited := l.Zones[0].LimitNow(&shown, l.Store, l.Zones[0].rule(l), l); isLimited != (c.want != unlimited) || shown.Capacity() != want {
-				t.Errorf("views show %d, limited: %t; want %d", shown.Capacity(), isLimited, want)
+			isLimited := l.Zones[0].LimitNow(&shown, l.Store, l.Zones[0].rule(l), l)
+			if isLimited != (c.want != unlimited) || shown.Capacity() != want || shown.Events == 0 {
+				t.Errorf("views show %d, limited: %t, and it drains by %d; want %d", shown.Capacity(), isLimited, shown.Events, want)
 			}
 		})
 	}

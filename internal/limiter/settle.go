@@ -370,13 +370,9 @@ func (s *spend) lose() {
 	}
 }
 
-// countSettled counts the final cost of a request in the zone. What a take without
-// a reply has spent is not known.
+// countSettled counts the final cost of a request in the zone.
 func (z *inZone) countSettled(spent, cost int64, free bool) {
 	counts := &z.Counts
-	if z.isUncertain() {
-		return
-	}
 	counts.Charged.Add(float64(cost))
 	if spent > cost {
 		counts.Refunded.Add(float64(spent - cost))

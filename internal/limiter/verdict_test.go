@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"net/http"
 	"testing"
 	"time"
 
@@ -62,22 +61,5 @@ func TestVerdict(t *testing.T) {
 	}
 	if v := verdictOf(ranked[len(ranked)-1]); v.inZone != nil {
 		t.Errorf("a zone that was not asked decides: %+v", v)
-	}
-}
-
-// TestRequestsInFlightEarnNoPenalty: one that is refused beside another one's cost passes once that turns out to be
-// free.
-func TestRequestsInFlightEarnNoPenalty(t *testing.T) {
-	m := newSite(t, &Zone{Penalty: time.Hour, Cost: Quantity{Number: 10}})
-	answer := func(http.ResponseWriter, *http.Request) error { return nil }
-	m.serve(t.Context(), func(w http.ResponseWriter, _ *http.Request) error {
-		if second := m.serve(t.Context(), answer); second.Code != http.StatusTooManyRequests {
-			t.Errorf("a request beside another one got %d", second.Code)
-		}
-		w.WriteHeader(http.StatusNotModified)
-		return nil
-	})
-	if third := m.serve(t.Context(), answer); third.Code != http.StatusOK {
-		t.Errorf("the next request got %d", third.Code)
 	}
 }
