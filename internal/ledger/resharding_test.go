@@ -576,3 +576,27 @@ func TestLastOwnerHasTheChargeAlone(t *testing.T) {
 		}
 	})
 }
+
+// goneShard is a shard that is in the config no more.
+type goneShard struct{ *simulation }
+
+func (*goneShard) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
+	go func() {
+		for i := range reqs {
+			report(i, store.State{Err: store.ErrGone})
+		}
+	}()
+}
+
+// TestChargeThatOthersHaveIsNotLost: operators are told of no charge that is gone with a former owner.
+func TestChargeThatOthersHaveIsNotLost(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		gone := New(l.registry, &goneShard{s}, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+			t.Errorf("%d undelivered: %s, %v", n, op, err)
+		}})
+		gone.Run()
+		gone.ChargeDetached([]*store.Request{new(requestOf("alice", 5))})
+		pass(time.Second)
+		gone.Leave()
+	})
+}

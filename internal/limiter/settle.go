@@ -385,7 +385,7 @@ func (z *inZone) countSettled(spent, cost int64, free bool) {
 // bucket of the zone empty.
 func (z *inZone) tookAlone(shown int64) bool {
 	// A check may have found an old count, and the local counts show the part of this process.
-	return z.stored == phaseTaken && z.ask.State.Used <= shown
+	return z.stored == phaseTaken && z.ask.Used <= shown
 }
 
 // emptying is a zone whose bucket is emptied, and how.

@@ -92,9 +92,9 @@ func TestTokensOfBeforeAReset(t *testing.T) {
 	for _, fetches := range []bool{false, true} {
 		m := &Moment{Now: 1_000_000_000, Trust: 1_000_000}
 		b, r, answer := aloneWithTokens(t, m)
-		loan, large := Loan{}, r
+		large := r
 		large.Cost = 4
-		loan = b.Borrow(&large, m)
+		loan := b.Borrow(&large, m)
 		b.ResetSent(m)
 		b.ResetDone(m)
 		want := int64(0)
