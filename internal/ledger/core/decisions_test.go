@@ -55,8 +55,8 @@ func TestSoleWriterHearsOfOthers(t *testing.T) {
 	}
 }
 
-// aloneWithTokens returns a bucket with tokens of an aligned window, of a batch of three.
-func aloneWithTokens(t *testing.T, m *Moment) (b Bucket, r store.Request, answer store.State) {
+// bucketWithTokens returns a bucket with tokens of an aligned window, of a batch of three.
+func bucketWithTokens(t *testing.T, m *Moment) (b Bucket, r store.Request, answer store.State) {
 	t.Helper()
 	r = requestOf("alice", 9)
 	r.Limit.Align, r.Batch = true, 3
@@ -77,7 +77,7 @@ func aloneWithTokens(t *testing.T, m *Moment) (b Bucket, r store.Request, answer
 // TestTokensOfASilentStore serve requests that would otherwise wait for it in vain.
 func TestTokensOfASilentStore(t *testing.T) {
 	m := &Moment{Now: 1_000_000_000, Trust: 1_000_000}
-	b, r, _ := aloneWithTokens(t, m)
+	b, r, _ := bucketWithTokens(t, m)
 	b.TakeAnswered(&store.Request{Limit: r.Limit}, &store.State{Err: store.ErrNotExecuted}, m.Now, 0, m)
 	m.Now += 2 * m.Trust
 	var st store.State
@@ -91,7 +91,7 @@ func TestTokensOfASilentStore(t *testing.T) {
 func TestTokensOfBeforeAReset(t *testing.T) {
 	for _, fetches := range []bool{false, true} {
 		m := &Moment{Now: 1_000_000_000, Trust: 1_000_000}
-		b, r, answer := aloneWithTokens(t, m)
+		b, r, answer := bucketWithTokens(t, m)
 		large := r
 		large.Cost = 4
 		loan := b.Borrow(&large, m)
