@@ -379,8 +379,8 @@ func TestReshardingKeepsLimits(t *testing.T) {
 					}
 					t.Logf("%d beyond the limit; %d of %d were refused with room for up to %d", over, refused, requests, room)
 					// A bucket that drains was opened with what others then took, or gave back elsewhere: a client that
-					// never pauses has that less.
-					isMore := refused*25 > requests
+					// never pauses has that less. Of others up to four in a hundred meet what is on its way back.
+					isMore := refused*20 > requests
 					if algorithm.Of(limit.Algorithm).Drains() {
 						isMore = room > 2*mostCost
 					}
