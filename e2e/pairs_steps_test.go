@@ -6,16 +6,16 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
@@ -324,8 +324,14 @@ func (p *pairRun) holdForTheDead() {
 		keys, err := client.Keys(p.t.Context(), "rl:*:"+zoneAPI+":*").Result()
 		must(p.t, "keys", err)
 		for _, key := range keys {
-			until := time.Now().Add(time.Minute).UnixMicro()
-			must(p.t, "hold", client.ZAdd(p.t.Context(), strings.TrimSuffix(key, " held")+" held", goredis.Z{Score: float64(until), Member: "4294967295:1"}).Err())
+			if strings.HasSuffix(key, " held") {
+				continue
+			}
+			var packed []byte
+			for _, number := range []float64{math.MaxUint32, 1, float64(time.Now().Add(time.Minute).UnixMicro())} {
+				packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(number))
+			}
+			must(p.t, "hold", client.Append(p.t.Context(), key+" held", string(packed)).Err())
 		}
 	}
 }
