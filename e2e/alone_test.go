@@ -125,7 +125,7 @@ func TestSlotsOfTheShardCountInAnOutage(t *testing.T) {
 }
 
 // TestOutageThroughReloads: one count goes on while zones get other limits and clients move to another shard, with
-// several zones, in batches and without. What was served alone has been charged once the shards are back.
+// several zones, in batches and without. Once the shards are back, each request has been charged exactly once.
 func TestOutageThroughReloads(t *testing.T) {
 	t.Parallel()
 	const clients, most = 6, 8
@@ -221,7 +221,7 @@ func TestPenaltyInAnOutage(t *testing.T) {
 	}
 }
 
-// TestRunningTakesInAnOutage: who finds no room beside a request that runs earns a penalty unless the take of that may
+// TestRunningTakesInAnOutage: a refusal beside a running request earns a penalty, unless the cost of that request may
 // come back.
 func TestRunningTakesInAnOutage(t *testing.T) {
 	t.Parallel()

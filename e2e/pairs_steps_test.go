@@ -6,7 +6,6 @@ import (
 	"bytes"
 	"compress/gzip"
 	"context"
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"io"
@@ -327,11 +326,8 @@ func (p *pairRun) holdForTheDead() {
 			if strings.HasSuffix(key, " held") {
 				continue
 			}
-			var packed []byte
-			for _, number := range []float64{math.MaxUint32, 1, float64(time.Now().Add(time.Minute).UnixMicro())} {
-				packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(number))
-			}
-			must(p.t, "hold", client.Append(p.t.Context(), key+" held", string(packed)).Err())
+			until := float64(time.Now().Add(time.Minute).UnixMicro())
+			must(p.t, "hold", client.Append(p.t.Context(), key+" held", string(packed(math.MaxUint32, 1, until))).Err())
 		}
 	}
 }

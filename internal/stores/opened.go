@@ -167,8 +167,8 @@ func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
-// Alone returns what this process counts of a bucket about which it has decided without the store, given what it
-// knows, or nil if it has not.
+// Alone returns the state of a bucket about which this process has decided without the store, or nil if there is
+// none. known is the account of the bucket.
 func (o *Opened) Alone(r store.Request, known *store.Account) *store.State {
 	if local := o.Local.Buckets.Inspect(context.Background(), r).Copies[0]; local.Exists {
 		return &local.State

@@ -368,7 +368,7 @@ func (b *Bucket) Penalize(r *store.Request, m *Moment) {
 	b.ensureExtra().penalized = m.Now
 }
 
-// PenalizeAlone is Penalize, of which the store does not hear.
+// PenalizeAlone is Penalize of a penalty that the store does not get.
 func (b *Bucket) PenalizeAlone(r *store.Request, m *Moment) {
 	b.known.Penalize(r, m.Now+b.clock)
 	b.keepUntil(r, m)
