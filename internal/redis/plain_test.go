@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -211,6 +212,59 @@ func TestScriptReplacesRefusedCommands(t *testing.T) {
 			})
 		}
 	}
+}
+
+// TestRestartedServerIsTriedAnew checks that a server that has refused plain commands is sent them again
+// after its next start, such as that of a newer version.
+func TestRestartedServerIsTriedAnew(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var serves atomic.Bool
+	refuse := redistest.Refusing("-ERR unknown command", "hincrby", "hsetnx")
+	filter := redistest.StartFilter(t, server.Addr(), func(command []string) string {
+		if serves.Load() {
+			return ""
+		}
+		return refuse(command)
+	})
+	shard := newShard(t, ShardOptions{Primary: filter.Addr()})
+	met := keepJournal(shard)
+	s := newStore(t, shard, func(o *Options) { o.ReadPrimary = true })
+	charged := func(name string) int64 {
+		return inTime(t, func(try int) int64 {
+			r := plainRequest(1)
+			r.ClientKey = fmt.Sprint(name, try)
+			r.Until = openWindow(t, s, r)
+			hearTime(t, s, "heard")
+			return scripts(t, server, func() { must(t, reported(t, s, r)[0].Err) })
+		})
+	}
+	charged("first")
+	if n := charged("refused"); n != 1 {
+		t.Errorf("the charge took %d scripts, want 1", n)
+	}
+	met.await(t, wire.Met, filter.Addr())
+	serves.Store(true)
+	must(t, server.Restart())
+	eventually(t, "the new start is noticed", func() error {
+		if len(met.all(wire.Met, filter.Addr())) < 2 {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	// Connections to the earlier start end one by one.
+	eventually(t, "charges are delivered", func() error { return reported(t, s, plainRequest(1))[0].Err })
+	if n := charged("restarted"); n != 0 {
+		t.Errorf("after the restart the charge took %d scripts", n)
+	}
+	eventually(t, "windows open without scripts", func() error {
+		hearTime(t, s, "heard")
+		must(t, store.Answers(t.Context(), s.Check, oneOf("unknown"))[0].Err)
+		if !shard.Owner(0).Checks.Opens() {
+			return errors.New("it is not known")
+		}
+		return nil
+	})
 }
 
 // TestMissingRightIsNotRemembered checks that charges are plain commands again once a user gets

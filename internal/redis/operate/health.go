@@ -228,6 +228,9 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	s.met[l.Addr] = now
 	s.mu.Unlock()
 	if err == nil && (!met || now.id != was.id) {
+		for _, l := range lanes {
+			l.Restarted()
+		}
 		s.Emit(wire.Event{Kind: wire.Met, Addr: l.Addr, ID: now.id})
 	}
 	for what, problem := range now.faults {

@@ -210,6 +210,14 @@ func (l *Lane) ping(ctx context.Context) {
 	reported(err)
 }
 
+// Restarted forgets what calls have shown of the server: another start of it may be another version, and
+// have other rights.
+func (l *Lane) Restarted() {
+	for _, learned := range []*atomic.Bool{&l.splits, &l.unloaded, &l.Scripted, &l.expires, &l.unopening} {
+		learned.Store(false)
+	}
+}
+
 // Opens reports whether windows are opened without scripts.
 func (l *Lane) Opens() bool { return l.expires.Load() && !l.unopening.Load() }
 
