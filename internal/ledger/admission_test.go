@@ -506,3 +506,23 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckOutlastsItsClient: those who wait for the same answer do not wait for another one if the client leaves that
+// asks.
+func TestCheckOutlastsItsClient(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		ctx, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		send := func(ctx context.Context) {
+			wg.Go(func() { l.Admit(ctx, store.Asks([]store.Request{requestOf("alice", 60)})) })
+			synctest.Wait()
+		}
+		send(t.Context())
+		send(ctx)
+		send(t.Context())
+		leave()
+		if wg.Wait(); s.checks != 2 {
+			t.Errorf("the store was asked %d times, want twice", s.checks)
+		}
+	})
+}

@@ -157,7 +157,7 @@ func (l *Ledger) refundOne(r store.Request) {
 	}
 }
 
-// RefundReported is RefundDetached of one request that has no batch, and reports its outcome.
+// RefundReported is RefundDetached of one request, past its batch, and reports its outcome.
 // The report must be quick.
 func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 	l.refundBy(l.refunder(&r), []*store.Request{&r}, report)

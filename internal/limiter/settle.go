@@ -370,13 +370,9 @@ func (s *spend) lose() {
 	}
 }
 
-// countSettled counts the final cost of a request in the zone. What a take without
-// a reply has spent is not known.
+// countSettled counts the final cost of a request in the zone.
 func (z *inZone) countSettled(spent, cost int64, free bool) {
 	counts := &z.Counts
-	if z.isUncertain() {
-		return
-	}
 	counts.Charged.Add(float64(cost))
 	if spent > cost {
 		counts.Refunded.Add(float64(spent - cost))
@@ -388,11 +384,8 @@ func (z *inZone) countSettled(spent, cost int64, free bool) {
 // tookAlone reports whether the take of this request, which shows this cost, found the
 // bucket of the zone empty.
 func (z *inZone) tookAlone(shown int64) bool {
-	st := &z.ask.State
-	// A check may have found an old count. A batch, and the local counts, show the part of
-	// this process.
-	isExact := z.stored == phaseTaken && z.Batch == 0
-	return isExact && st.Used <= shown && st.Penalty == 0
+	// A check may have found an old count, and the local counts show the part of this process.
+	return z.stored == phaseTaken && z.ask.Used <= shown
 }
 
 // emptying is a zone whose bucket is emptied, and how.

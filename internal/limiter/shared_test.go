@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -100,6 +102,33 @@ func TestReserveOfASharedBucket(t *testing.T) {
 			}
 			w.handle.Unload()
 		}
+	}
+}
+
+// lossyStore takes, and its answers are lost.
+type lossyStore struct{ *memory.Store }
+
+func (s lossyStore) Take(ctx context.Context, asks []*store.Ask) {
+	s.Store.Take(ctx, asks)
+	setAll(asks, store.State{Err: store.ErrUncertain})
+}
+
+// TestUncertainTakeOfASharedBucket is refunded there: a free request takes no room from new clients.
+func TestUncertainTakeOfASharedBucket(t *testing.T) {
+	zone := &Zone{Algorithm: store.SlidingLog, Events: Quantity{Number: 5}, Window: time.Hour, ChargeBefore: true, OnError: stores.OnErrorAllow}
+	w := newBoundedWorld(t, 1, zone)
+	w.ask("first", 1)
+	zone.Free.Add(http.StatusOK)
+	lossy := &stores.Handle{Name: w.handle.Name, Module: boundedModule{lossyStore{w.store}, 1}, Logger: w.handle.Logger}
+	if _, err := lossy.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer lossy.Unload()
+	w.handle = lossy
+	zone.countIn(ownStore, lossy)
+	w.ask("first", 1)
+	if status, used := w.ask("second", 1), w.used(stores.OverflowKey); status != http.StatusOK || used != 0 {
+		t.Errorf("status %d, and %d are used of what new clients share", status, used)
 	}
 }
 

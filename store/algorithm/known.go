@@ -119,9 +119,7 @@ func (k *Known) Raise(limit *store.Limit, other Known, now int64) (less bool) {
 	theirs := t.believe(other.Content, store.Request{Limit: limit}, now)
 	c, less := t.raise(mine, theirs, limit, now)
 	if at := t.penalty; at > 0 {
-		own, their := mine[at], theirs[at]
-		less = less || their < own && own > now
-		c[at] = max(own, their)
+		c[at] = max(mine[at], theirs[at])
 	}
 	k.Content = c
 	return less

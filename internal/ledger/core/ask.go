@@ -150,7 +150,7 @@ func (b *Bucket) wantsPrimary(r *store.Request, m *Moment) bool {
 func (b *Bucket) admitUnasked(r *store.Request, st *store.State, m *Moment) bool {
 	storeNow := m.Now + b.clock
 	switch {
-	case b.soleWriter == 0, r.Primary, b.standing(m) < old:
+	case b.soleWriter == 0, b.standing(m) < old:
 		return false
 	case !algorithm.Of(r.Limit.Algorithm).Copies(), !b.known.IsOpen(r.Limit, storeNow):
 		return false
@@ -173,7 +173,7 @@ func (b *Bucket) reliesOn(r *store.Request, m *Moment) bool {
 		return true
 	}
 	quiet := min(b.trusted-b.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare)
-	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil || b.extras().loose > 0 {
+	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet {
 		return false
 	}
 	b.usedUp = true
@@ -200,7 +200,6 @@ func (b *Bucket) Answered(w Waiter, answer store.State, c *Check, m *Moment) Do 
 		isStale = !c.Repeated
 	}
 	if isStale && b.canReach(m) {
-		b.check.landed, b.check.counted = 0, 0
 		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true, Ends: b.opens(w.Request, m)}
 		return CheckPrimary
 	}
