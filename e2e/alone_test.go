@@ -6,12 +6,14 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // TestSlowShardAdmitsNoMoreThanTheLimit in one Caddy, which decides alone whenever a check or take
@@ -120,4 +122,87 @@ func TestSlotsOfTheShardCountInAnOutage(t *testing.T) {
 	held[0] = backend.Hold(t, c, "/held", "X-Key: alice")
 	must(t, "one too many again", c.Probe("/held", "X-Key: alice").Refuses("slots"))
 	backend.Finish(t, held...)
+}
+
+// TestOutageThroughReloads: one count goes on while zones get other limits and clients move to another shard, with
+// several zones, in batches and without. What was served alone has been charged once the shards are back.
+func TestOutageThroughReloads(t *testing.T) {
+	t.Parallel()
+	const clients, most = 6, 8
+	for _, w := range sweep.Of(t, allWays(), 2) {
+		t.Run(fmt.Sprint(w), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			algorithm, charge := w.algorithm, w.mode
+			servers := caddytest.StartLastingShards(t, 2, 0)
+			site := func(shards caddytest.Shards, events int) string {
+				options := []string{"algorithm " + algorithm, "charge " + charge}
+				if algorithm == "gcra" {
+					events = most // other limits drain otherwise
+				}
+				wide := zoneWith("wide", append(options, "events 20")...)
+				if charge == "before" && strings.HasSuffix(algorithm, "_window") {
+					options = append(options, "batch 2")
+				}
+				return zonesSite(shards.StoreAfter(1, "ledger_trust 0"), zoneWith("narrow", append(options, fmt.Sprint("events ", events))...)+wide, "respond ok")
+			}
+			c := caddytest.Start(t, site(servers[:1], 6))
+			var served [clients]int
+			ask := func(times, want int) {
+				t.Helper()
+				for i := range served {
+					for range times {
+						switch a := c.Probe("/", fmt.Sprint("X-Key: client-", i)); a.Status {
+						case http.StatusOK:
+							served[i]++
+						case http.StatusTooManyRequests:
+							must(t, "a refusal", a.Refuses("narrow"))
+						default:
+							t.Errorf("status %d", a.Status)
+						}
+					}
+					if served[i] != want {
+						t.Errorf("client %d was served %d times, want %d", i, served[i], want)
+					}
+				}
+			}
+			ask(2, 2)
+			for i := range served {
+				servers[:1].AwaitUsed(t, "wide", fmt.Sprint("client-", i), 2)
+				servers[:1].AwaitUsed(t, "narrow", fmt.Sprint("client-", i), 2)
+			}
+			servers.Kill(t)
+			ask(2, 4)
+			c.MustLoad(site(servers, most))
+			ask(6, most)
+			c.MustLoad(site(servers, 5))
+			ask(1, most)
+			c.MustLoad(site(servers, most))
+			servers.Restart(t)
+			awaitUnsent(c, 0)
+			ask(1, most)
+		})
+	}
+}
+
+// TestPenaltyInAnOutage outlasts the window in this process, and the shard does not hear of it.
+func TestPenaltyInAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, charge := range modes {
+		t.Run(charge, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartLastingShards(t, 1, 0)
+			c := caddytest.Start(t, zonesSite(servers.Store(), zoneWith("api", "events 1", "window 1s", "penalty 1h", "charge "+charge), "respond ok"))
+			must(t, "another client", want("status", c.Probe("/", "X-Key: bob").Status, http.StatusOK))
+			servers.Kill(t)
+			eventually(t, "the client is over its limit", func() error {
+				return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusTooManyRequests)
+			})
+			time.Sleep(1500 * time.Millisecond) // a window is over
+			must(t, "in the next window", c.Probe("/", "X-Key: alice").Refuses("api"))
+			servers.Restart(t)
+			eventually(t, "the shard decides", func() error {
+				return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)
+			})
+		})
+	}
 }

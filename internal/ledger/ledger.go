@@ -204,7 +204,7 @@ func (l *Ledger) endRefund(sent sentRefund, r *store.Request, st *store.State) {
 // Penalize implements [store.Store].
 func (l *Ledger) Penalize(ctx context.Context, asks []*store.Ask) {
 	for _, a := range asks {
-		l.notePenalty(&a.Request)
+		l.PenalizeAlone(&a.Request)
 	}
 	l.writer().Remote.Penalize(ctx, asks)
 }
@@ -212,12 +212,13 @@ func (l *Ledger) Penalize(ctx context.Context, asks []*store.Ask) {
 // PenalizeDetached is Penalize without waiting.
 func (l *Ledger) PenalizeDetached(reqs []*store.Request) {
 	for _, r := range reqs {
-		l.notePenalty(r)
+		l.PenalizeAlone(r)
 	}
 	l.writer().Remote.PenalizeDetached(reqs)
 }
 
-func (l *Ledger) notePenalty(r *store.Request) {
+// PenalizeAlone keeps the client of r refused here, and does not tell the store.
+func (l *Ledger) PenalizeAlone(r *store.Request) {
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		return
 	}

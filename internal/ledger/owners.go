@@ -533,6 +533,13 @@ func (o *Owners) PenalizeDetached(reqs []*store.Request) {
 	o.Ledger.PenalizeDetached(o.spread(o.writer(), reqs))
 }
 
+// PenalizeAlone is [Ledger.PenalizeAlone].
+func (o *Owners) PenalizeAlone(r *store.Request) {
+	for _, part := range o.atOwners(r) {
+		o.Ledger.PenalizeAlone(part)
+	}
+}
+
 // spread returns the requests for all owners that a view knows.
 func (*Owners) spread(l *Ledger, reqs []*store.Request) (all []*store.Request) {
 	for _, r := range reqs {

@@ -203,11 +203,6 @@ var dues = [storePhases][finals]due{
 	phaseLostHeld:      {empties: dueEmpty},
 }
 
-// localRows are the rows of dues for the local counts.
-var localRows = [...]storePhase{
-	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
-}
-
 // settleZones charges or refunds the request by its status, and makes the states show
 // that: in the zones that settle when the response begins, or in those that settle when
 // it has ended. Leases go on.
@@ -384,7 +379,7 @@ func (z *inZone) countSettled(spent, cost int64, free bool) {
 // tookAlone reports whether the take of this request, which shows this cost, found the
 // bucket of the zone empty.
 func (z *inZone) tookAlone(shown int64) bool {
-	// A check may have found an old count, and the local counts show the part of this process.
+	// A check may have found an old count.
 	return z.stored == phaseTaken && z.ask.Used <= shown
 }
 
@@ -481,7 +476,7 @@ func (e *evaluation) giveBack(some func(z *inZone) bool) {
 	all.send(e.open)
 }
 
-// settlements are for the store and its local counts.
+// settlements are for the store and for memory.
 type settlements struct{ store, local settlement }
 
 // settlement is what a store is to do once the cost of a request is known.
@@ -503,11 +498,11 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 	if f >= empties {
 		spent = 0
 	}
-	if z.alone != localNone {
-		req, row := z.localRequest(), localRows[z.alone]
-		s.local.endHold(req, row, s.local.add(req, row, finalOf(spent, cost), spent, cost))
+	if z.alone == localMirrored || z.alone == localTaken {
+		req := z.localRequest()
+		s.local.endHold(req, phaseTaken, s.local.add(req, phaseTaken, finalOf(spent, cost), spent, cost))
 	}
-	if z.isLocal() && f < empties {
+	if z.alone == localTaken && f < empties {
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}

@@ -58,10 +58,7 @@ func (s *Run) areSeen(c *client, p *process, r *store.Request, st *store.State) 
 }
 
 // unadmit forgets the admission of a request that turned out to be free.
-func (s *Run) unadmit(c *client, r *store.Request, p *process, alone bool) {
-	if alone {
-		p.refundLocal(*r)
-	}
+func (s *Run) unadmit(c *client, r *store.Request, p *process) {
 	for i := len(c.admitted) - 1; i >= 0; i-- {
 		if a := c.admitted[i]; a.by == p && a.events == r.Events && a.cost == r.Cost {
 			c.admitted = slices.Delete(c.admitted, i, i+1)

@@ -91,7 +91,7 @@ const maxForgiving = 256
 
 var errForgiving = fmt.Errorf("%d other buckets are being emptied", maxForgiving)
 
-// Forgive empties a bucket, in the store and in the local counts, without waiting, and
+// Forgive empties a bucket, in the store and in memory, without waiting, and
 // calls done with the error, if there was one. The bucket of the store then stays as it is.
 func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	open, err := h.Enter()

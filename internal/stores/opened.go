@@ -3,6 +3,7 @@ package stores
 import (
 	"context"
 	"reflect"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -29,7 +30,7 @@ type Opened struct {
 	Accounts Accounts
 	// IsRemote is set if Base is a [store.Remote].
 	IsRemote bool
-	// Local decides while the store fails.
+	// Local decides while the store fails, where Accounts cannot.
 	Local localCounts
 	// overrides and presence are nil if the store keeps none.
 	overrides *overrides
@@ -58,6 +59,7 @@ type Accounts interface {
 	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
 	AdmitAlone(r *store.Request) store.State
 	ForeseeAlone(r *store.Request) store.State
+	PenalizeAlone(r *store.Request)
 
 	Settle(reqs []*store.Request, held []int64)
 	SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late)
@@ -166,6 +168,21 @@ func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
+// Alone returns what this process counts of a bucket while the store does not answer, or nil if that is nothing.
+func (o *Opened) Alone(r store.Request, found *store.Inspection) *store.State {
+	if local := o.Local.Buckets.Inspect(context.Background(), r).Copies[0]; local.Exists {
+		return &local.State
+	}
+	if hasAnswered := func(c store.Copy) bool { return c.State.Err == nil }; !o.IsRemote || slices.ContainsFunc(found.Copies, hasAnswered) {
+		return nil
+	}
+	r.Cost = 0
+	if st := o.Accounts.ForeseeAlone(&r); st.Used > 0 {
+		return &st
+	}
+	return nil
+}
+
 // Walk visits the buckets of which this process knows something, as [store.Operable] says.
 // The store is Operable.
 func (o *Opened) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
@@ -244,7 +261,7 @@ type LedgerConfig interface {
 	DeliveryTime() time.Duration
 }
 
-// localCounts decide where the store cannot. They are a store in memory.
+// localCounts are a store in memory. While the other one fails, they decide where no ledger does.
 type localCounts struct {
 	*Opened
 	Buckets *memory.Store
@@ -264,19 +281,17 @@ func (h *Handle) ledgerKey() ledgerKey { return ledgerKey{h.Name, reflect.TypeOf
 type pooledLedger struct {
 	registry *ledger.Registry
 	flights  *ledger.Flights
-
-	local        *memory.Buckets
-	localFlights *ledger.Flights
+	local    *memory.Buckets
 }
 
 // keepAccounts opens the accounts of the store of o, which is remote unless that is nil, and
 // local counts beside it.
 func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
-	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewRegistry(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
+	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewRegistry(nil), ledger.NewFlights(), memory.NewBuckets()})
 	shared := pooled.(pooledLedger)
 	buckets := memory.New(shared.local, MemoryOptions(h.Name, h.Logger, 0))
 	o.Local = localCounts{&Opened{
-		Name: h.Name, Base: buckets, Operable: buckets, Accounts: ledger.NewLocal(shared.localFlights, buckets),
+		Name: h.Name, Base: buckets, Operable: buckets, Accounts: ledger.NewLocal(shared.flights, buckets),
 	}, buckets}
 	if remote == nil {
 		o.Accounts = ledger.NewLocal(shared.flights, o.Base)
