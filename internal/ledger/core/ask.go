@@ -173,7 +173,7 @@ func (b *Bucket) reliesOn(r *store.Request, m *Moment) bool {
 		return true
 	}
 	quiet := min(b.trusted-b.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare)
-	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet {
+	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil {
 		return false
 	}
 	b.usedUp = true
@@ -200,6 +200,7 @@ func (b *Bucket) Answered(w Waiter, answer store.State, c *Check, m *Moment) Do 
 		isStale = !c.Repeated
 	}
 	if isStale && b.canReach(m) {
+		b.check.landed, b.check.counted = 0, 0
 		*c = Check{At: m.Now, Primary: true, Joined: true, Repeated: true, Ends: b.opens(w.Request, m)}
 		return CheckPrimary
 	}

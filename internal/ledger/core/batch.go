@@ -100,6 +100,9 @@ func (v *batch) waste() {
 func (v *batch) shortfall(r *store.Request, st *store.State) {
 	v.size = max(min(v.size, st.Remaining)/2, 1)
 	if r.Batch != store.BatchAuto || st.Remaining <= 1 {
+		if st.Now >= v.short {
+			v.shortOf = 0
+		}
 		v.short = min(st.Reset, st.Now+r.Limit.Window.Microseconds()/shortPart)
 		v.shortOf = max(v.shortOf, r.Capacity())
 	}
@@ -429,7 +432,7 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 // refund would end, unless the store holds it already.
 func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 	v := b.batch
-	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt {
+	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt || m.Now+b.clock >= v.ends {
 		return false
 	}
 	v.tokens += r.Cost
