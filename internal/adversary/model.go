@@ -11,12 +11,13 @@ type Model struct {
 	Zones []*Zone
 	// Doubt says why nothing more can be judged: a call may have been on either side of an end.
 	Doubt string
-	// Settled and Forgiven are what metrics should show.
-	Settled   map[Settlement]int64
-	Forgiven  map[string]int64
-	buckets   map[client]*bucket
-	overrides map[client]*overrides
-	ids       int64
+	// Settled and Forgiven are what metrics should show, Returned what refused requests may have taken and
+	// given back beside that.
+	Settled, Returned map[Settlement]int64
+	Forgiven          map[string]int64
+	buckets           map[client]*bucket
+	overrides         map[client]*overrides
+	ids               int64
 }
 
 // Settlement is a kind of settled cost of a zone.
@@ -34,7 +35,7 @@ type overrides struct {
 // NewModel returns one in which nothing was spent.
 func NewModel(zones []*Zone) *Model {
 	return &Model{
-		Zones: zones, Settled: map[Settlement]int64{}, Forgiven: map[string]int64{},
+		Zones: zones, Settled: map[Settlement]int64{}, Returned: map[Settlement]int64{}, Forgiven: map[string]int64{},
 		buckets: map[client]*bucket{}, overrides: map[client]*overrides{},
 	}
 }
@@ -191,7 +192,9 @@ func (v *Verdict) decide(caddy int, now Span) {
 	}
 	v.MayPass = v.Used.Lo+v.Cost <= v.Limit
 	v.MayRefuse = v.Used.Hi+v.Cost > v.Limit
-	v.Never = v.Cost > v.Limit
+	if v.Never = v.Cost > v.Limit; !v.MayRefuse {
+		return
+	}
 	if v.Used.Lo-flight-returns+v.Cost <= v.Limit && flight+returns > 0 {
 		v.Reasons = append(v.Reasons, InFlight)
 	}
@@ -224,9 +227,16 @@ func (m *Model) Penalize(v *Verdict, reason string, now Span) {
 }
 
 // Ask opens the window of a zone that was asked, whatever it has decided.
-func (v *Verdict) Ask(now Span) {
-	v.bucket.begin(now)
-	v.window = v.bucket.window
+func (m *Model) Ask(v *Verdict, now Span) {
+	b := v.bucket
+	switch {
+	case v.Limit == 0 || len(v.Reasons) > 0 && v.Reasons[0] == Blocked:
+		return // no store is asked
+	case b.penalty != (Span{}) && !b.open && v.Zone.hasWindows():
+		m.Doubt = "whether a penalized request opens a window is not promised"
+	}
+	b.begin(now)
+	v.window = b.window
 }
 
 // See takes note of the end of a window that begins with the first request: it must not move.
@@ -241,13 +251,13 @@ func (v *Verdict) See(reset int64) {
 func (m *Model) Admit(r Request, verdicts []*Verdict, refused func(*Verdict) bool, now Span) *Running {
 	run := &Running{Request: r, Verdicts: verdicts}
 	for _, v := range verdicts {
+		m.Ask(v, now)
 		if refused(v) {
 			run.holds = append(run.holds, nil)
 			continue
 		}
 		m.ids++
 		h := &hold{caddy: r.Caddy, cost: v.Cost, id: m.ids, verdict: v}
-		v.Ask(now)
 		if v.Zone.Before && v.Zone.Algorithm != Concurrency {
 			v.bucket.add(h.id, h.cost, now)
 		}
@@ -280,7 +290,6 @@ func (m *Model) End(run *Running, status int, cost string, now Span) (shown []Sh
 		b.running = slices.DeleteFunc(b.running, func(other *hold) bool { return other == h })
 		if z.Algorithm == Concurrency {
 			s.Used = v.Used.plus(h.cost)
-			m.Settled[Settlement{z.Name, "charged"}] += h.cost
 			shown = append(shown, s)
 			continue
 		}
@@ -365,4 +374,27 @@ func (v *Verdict) Gone(cost int64) Span {
 	}
 	drains := func(n int64) int64 { return int64(float64(n) / v.Zone.rate()) }
 	return Span{v.gone.Lo + drains(cost), v.gone.Hi + drains(cost+v.Used.Hi-v.spent.Lo)}
+}
+
+// Return notes that a request took something, perhaps, which was given back as another zone refused it.
+func (m *Model) Return(v *Verdict) {
+	if v.Zone.Before {
+		m.Returned[Settlement{v.Zone.Name, "refunded"}] += v.Cost
+	}
+}
+
+// Outcome returns the one that is certain, or "".
+func (v *Verdict) Outcome() string {
+	switch {
+	case v.MayPass && v.MayRefuse:
+		return ""
+	case v.MayPass:
+		return Allowed
+	case v.Reasons[0] == Blocked:
+		return Blocked
+	case v.Enforced:
+		return Refused
+	default:
+		return WouldRefuse
+	}
 }
