@@ -288,7 +288,7 @@ func (h *adversaryRun) look(z *adversary.Zone, key string) {
 			if err != nil {
 				return err
 			}
-			spent, flight, penalized := h.model.Spent(z, key, i, adversary.SpanOf(before, time.Now()))
+			spent, flight, penalized := h.model.Spent(z, key, i, h.since(before))
 			if h.model.Doubt != "" {
 				return nil
 			}
@@ -367,6 +367,11 @@ func (h *adversaryRun) judgeAll() {
 			delete(sums, s)
 		}
 	}
+	for zone, most := range h.model.Idle {
+		if forgiven[zone] -= min(max(forgiven[zone]-h.model.Forgiven[zone], 0), most); forgiven[zone] == 0 {
+			delete(forgiven, zone)
+		}
+	}
 	if err := errors.Join(wantMap("settled cost", sums, h.model.Settled), wantMap("forgiven", forgiven, h.model.Forgiven)); err != nil {
 		h.failf("metrics: %v", err)
 	}
@@ -401,7 +406,7 @@ func (h *adversaryRun) judgeNear() {
 		before := time.Now()
 		var near adminapi.Near
 		h.caddys[0].AdminJSON(http.MethodGet, "/rate_limit/near?zone="+z.Name, "", &near)
-		clients, full, ok := h.model.Near(z, adversary.SpanOf(before, time.Now()))
+		clients, full, ok := h.model.Near(z, h.since(before))
 		if !ok || h.kind.Moves {
 			continue
 		}

@@ -53,6 +53,9 @@ type adversaryRun struct {
 	servers caddytest.Shards
 	caddys  []*caddytest.Caddy
 	gate    *adversaryGate
+	// behind is how far the estimate of a primary's clock may be behind: at most as long as the first reply took.
+	behind time.Duration
+	known  map[string]bool
 	// steps are for a failure.
 	steps []string
 	open  []*adversaryRequest
@@ -80,7 +83,7 @@ var adversaryKeys = []string{"a", "a", "b"}
 
 func newAdversary(t *testing.T, seed uint64) *adversaryRun {
 	t.Helper()
-	h := &adversaryRun{t: t, seed: seed, rng: rand.New(rand.NewPCG(seed, 1)), gate: startAdversaryGate(t)}
+	h := &adversaryRun{t: t, seed: seed, known: map[string]bool{}, rng: rand.New(rand.NewPCG(seed, 1)), gate: startAdversaryGate(t)}
 	h.kind = adversary.Kind{Moves: seed%4 == 3, Caddys: 1}
 	store := ""
 	switch seed % 3 {
@@ -223,7 +226,7 @@ func (h *adversaryRun) draw() *adversaryRequest {
 func (h *adversaryRun) keepClear(key string) {
 	const soon = 150_000
 	now := time.Now().UnixMicro()
-	time.Sleep(time.Duration(h.model.Clear(key, now, soon)-now) * time.Microsecond) // until then, by real clocks
+	time.Sleep(time.Duration(h.model.Clear(key, now, soon, h.behind.Microseconds())-now) * time.Microsecond) // until then, by real clocks
 }
 
 // start sends a request, which is refused or runs.
@@ -250,7 +253,10 @@ func (h *adversaryRun) start() {
 	case <-time.After(caddytest.Patience):
 		h.failf("request %s neither arrives nor is answered", r.id)
 	}
-	now := adversary.SpanOf(sent, time.Now())
+	if client := fmt.Sprint(r.ask.Caddy, r.ask.Key); h.servers != nil && !h.known[client] {
+		h.known[client], h.behind = true, max(h.behind, time.Since(sent))
+	}
+	now := h.since(sent)
 	verdicts := h.model.Decide(&r.ask, now)
 	if answer == nil {
 		h.note("request %s of %s at Caddy %d %q runs", r.id, r.ask.Key, r.ask.Caddy, r.headers)
@@ -267,6 +273,11 @@ func (h *adversaryRun) start() {
 	if answer != nil {
 		h.settle(r.ask.Key)
 	}
+}
+
+// since returns the span of a call that began at a time, by any clock that may decide.
+func (h *adversaryRun) since(began time.Time) adversary.Span {
+	return adversary.SpanOf(began.Add(-h.behind), time.Now())
 }
 
 // take removes one of the running requests.
@@ -286,7 +297,7 @@ func (h *adversaryRun) finish() {
 	h.gate.answer(r.id, status, cost)
 	answer := r.waiting.Ends(h.t)
 	r.leave()
-	now := adversary.SpanOf(before, time.Now())
+	now := h.since(before)
 	h.note("request %s ends with status %d, cost %q: %d %v", r.id, status, cost, answer.Status, answer.Header)
 	shown := h.model.End(r.run, status, cost, now)
 	if h.model.Doubt == "" {
@@ -306,7 +317,7 @@ func (h *adversaryRun) leave() {
 	r.waiting.Leaves(h.t)
 	h.gate.awaitLeft(h.t, r.id)
 	h.note("the client of request %s leaves", r.id)
-	h.model.Leave(r.run, adversary.SpanOf(before, time.Now()))
+	h.model.Leave(r.run, h.since(before))
 	for _, v := range r.run.Verdicts {
 		h.count(r.ask.Caddy, v.Zone.Name, r.outcomes[v.Zone.Name])
 	}
@@ -322,7 +333,7 @@ func (h *adversaryRun) operate(change adversary.Change) {
 	if status != http.StatusOK {
 		h.failf("the change fails")
 	}
-	change.Do(adversary.SpanOf(before, time.Now()))
+	change.Do(h.since(before))
 }
 
 func (h *adversaryRun) change() { h.operate(h.model.DrawChange(h.rng, adversaryKeys...)) }

@@ -218,13 +218,13 @@ func (b *bucket) spent(now Span) (n Count) {
 			previous += s.cost
 		}
 	}
-	return Count{n.Lo + b.fading(previous, now.Hi-b.start.Lo, 0), n.Hi + b.fading(previous, now.Lo-b.start.Hi, 1)}
+	return Count{n.Lo + b.fading(previous, now.Hi-b.start.Lo, -1), n.Hi + b.fading(previous, now.Lo-b.start.Hi, 1)}
 }
 
 // rounding is more than what floating point makes of an event, and less than what can be seen of it.
 const rounding = 1e-6
 
-// fading returns what counts of the previous window, whose overlap is rounded up by as many steps.
+// fading returns what counts of the previous window, whose overlap is rounded by as many steps, upwards.
 func (b *bucket) fading(previous, elapsed, steps int64) int64 {
 	overlap := min(1-float64(elapsed)/float64(b.zone.Window.Microseconds())+float64(steps)/(1<<20), 1)
 	return int64(math.Ceil(float64(previous)*max(overlap, 0) - rounding))
@@ -294,7 +294,8 @@ func (b *bucket) fits(cost, limit int64, now Span) Span {
 	// share is the part of a window after which a count has faded to what is left.
 	share := func(from Span, count, left int64) Span {
 		d := time.Duration(float64(z.Window) * max(1-float64(left)/float64(count), 0))
-		return Span{from.plus(d).Lo, from.plus(d + z.Window>>20 + time.Microsecond).Hi}
+		step := z.Window>>20 + time.Microsecond
+		return Span{from.plus(d - step).Lo, from.plus(d + step).Hi}
 	}
 	if left := limit - cost - current; left >= 0 && previous > 0 {
 		return share(b.start, previous, left)

@@ -14,10 +14,11 @@ type Model struct {
 	// Settled and Forgiven are what metrics should show, Returned what refused requests may have taken and
 	// given back beside that.
 	Settled, Returned map[Settlement]int64
-	Forgiven          map[string]int64
-	buckets           map[client]*bucket
-	overrides         map[client]*overrides
-	ids               int64
+	// Forgiven is how many responses have emptied a bucket. Idle ones found nothing in it.
+	Forgiven, Idle map[string]int64
+	buckets        map[client]*bucket
+	overrides      map[client]*overrides
+	ids            int64
 }
 
 // Settlement is a kind of settled cost of a zone.
@@ -35,8 +36,8 @@ type overrides struct {
 // NewModel returns one in which nothing was spent.
 func NewModel(zones []*Zone) *Model {
 	return &Model{
-		Zones: zones, Settled: map[Settlement]int64{}, Returned: map[Settlement]int64{}, Forgiven: map[string]int64{},
-		buckets: map[client]*bucket{}, overrides: map[client]*overrides{},
+		Zones: zones, Settled: map[Settlement]int64{}, Returned: map[Settlement]int64{},
+		Forgiven: map[string]int64{}, Idle: map[string]int64{}, buckets: map[client]*bucket{}, overrides: map[client]*overrides{},
 	}
 }
 
@@ -183,7 +184,7 @@ func (v *Verdict) decide(caddy int, now Span) {
 		v.MayRefuse, v.Never, v.Reasons = true, true, []string{OverLimit}
 		return
 	case b.penalty != (Span{}):
-		v.MayRefuse, v.Reasons, v.Fits = true, []string{Penalized}, b.penalty
+		v.MayRefuse, v.Reasons, v.Fits, v.Never = true, []string{Penalized}, b.penalty, v.Cost > v.Limit
 		v.Fits.Hi = max(v.Fits.Hi, b.fits(v.Cost, v.Limit, now).Hi)
 		return
 	case v.Cost == 0:
@@ -299,7 +300,14 @@ func (m *Model) End(run *Running, status int, cost string, now Span) (shown []Sh
 		s.Vague = h.anew || h.gone || b.window != v.window
 		switch {
 		case z.forgives(status):
-			m.Forgiven[z.Name]++
+			if own := map[bool]int64{true: h.cost}[z.Before]; v.spent.Lo > 0 && b.spent(now).Lo > own {
+				m.Forgiven[z.Name]++
+			} else {
+				m.Idle[z.Name]++
+			}
+			if z.Before {
+				m.Returned[Settlement{z.Name, "refunded"}] += h.cost
+			}
 			s.Cost, s.Used = 0, Count{}
 			m.forgive(b, run.Request.Caddy)
 		case !z.counts(status):

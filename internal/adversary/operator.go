@@ -112,8 +112,9 @@ func (m *Model) Near(z *Zone, now Span) (near map[string]int64, full int64, ok b
 	return near, full, true
 }
 
-// Clear returns the first instant from now on at which no window or penalty of a client ends soon.
-func (m *Model) Clear(key string, now, soon int64) int64 {
+// Clear returns the first instant from now on at which no window or penalty of a client ends soon, by
+// clocks that may be behind.
+func (m *Model) Clear(key string, now, soon, behind int64) int64 {
 	var ends []Span
 	for _, z := range m.Zones {
 		b := m.bucket(z, key)
@@ -121,13 +122,13 @@ func (m *Model) Clear(key string, now, soon int64) int64 {
 			ends = append(ends, b.end())
 		}
 		if z.byClock() {
-			ends = append(ends, edge(z, now), edge(z, now-margin))
+			ends = append(ends, edge(z, now), edge(z, now-margin-behind))
 		}
 	}
 	slices.SortFunc(ends, func(a, b Span) int { return int(a.Lo - b.Lo) })
 	for _, end := range ends {
-		if now > end.Lo-soon && now <= end.Hi+margin {
-			now = end.Hi + margin + 1
+		if now > end.Lo-soon && now <= end.Hi+margin+behind {
+			now = end.Hi + margin + behind + 1
 		}
 	}
 	return now
