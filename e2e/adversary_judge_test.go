@@ -356,9 +356,6 @@ func (h *adversaryRun) judgeAll() {
 			h.failf("Caddy %d: %v", i, err)
 		}
 	}
-	if h.model.Doubt != "" {
-		return
-	}
 	maps.DeleteFunc(h.model.Settled, func(_ adversary.Settlement, n int64) bool { return n == 0 })
 	for s, most := range h.model.Returned {
 		// Whether a refused request took something first is not promised.

@@ -205,6 +205,9 @@ func (v *Verdict) decide(caddy int, now Span) {
 	switch {
 	case z.Algorithm == Concurrency || v.Reasons[0] == InFlight:
 		v.Fits = Span{now.Lo + 1_000_000, forever}
+		if z.Before && z.Algorithm != Concurrency && !v.Never {
+			v.Fits.Lo = min(v.Fits.Lo, b.fits(v.Cost, v.Limit, now).Lo)
+		}
 	default:
 		v.Fits = b.fits(v.Cost, v.Limit, now)
 		if flight > 0 {
@@ -222,6 +225,9 @@ func (v *Verdict) decide(caddy int, now Span) {
 
 // Penalize begins the penalty of a zone that has refused with one of these reasons.
 func (m *Model) Penalize(v *Verdict, reason string, now Span) {
+	if v.Zone.Penalty != 0 && reason == InFlight && len(v.Reasons) > 1 {
+		m.Doubt = "zone " + v.Zone.Name + " may begin a penalty"
+	}
 	if b := v.bucket; v.Zone.Penalty != 0 && b.penalty == (Span{}) && reason != InFlight && reason != Blocked && !v.Never {
 		b.penalty = now.plus(v.Zone.Penalty)
 	}
