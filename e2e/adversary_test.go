@@ -32,7 +32,7 @@ func TestAdversary(t *testing.T) {
 	t.Parallel()
 	n := *adversarySeeds
 	if n == 0 {
-		n = sweep.Size(12, 1200)
+		n = sweep.Size(20, 2000)
 	}
 	for i := range n {
 		seed := *adversaryFirst + uint64(i)
@@ -359,7 +359,7 @@ func (h *adversaryRun) reset() {
 func (h *adversaryRun) reload() {
 	z := pick(h.rng, h.model.Zones...)
 	if z.Algorithm != adversary.GCRA {
-		z.Events = pick[int64](h.rng, 1, 3, 6)
+		z.Events = max(pick[int64](h.rng, 1, 3, 6), z.Cost.Constant)
 	}
 	h.note("reload: zone %s has %d events", z.Name, z.Events)
 	store := ""

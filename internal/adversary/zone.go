@@ -99,6 +99,9 @@ func DrawZone(rng *rand.Rand, name string, kind Kind) *Zone {
 	if z.CountStatus == "2xx" {
 		z.ResetStatus = ""
 	}
+	if z.Cost.Constant > z.Events || z.Burst > 0 && z.Cost.Constant > z.Burst {
+		z.Cost = costs[0] // a config whose requests never fit is refused
+	}
 	if z.Algorithm != Concurrency && z.Algorithm != SlidingLog && rng.IntN(5) == 0 {
 		z.Penalty = 100 * time.Hour
 		if kind.Moves {
