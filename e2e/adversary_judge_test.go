@@ -239,9 +239,9 @@ func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *cadd
 			seen = v.Outcome()
 		}
 		isUsed := v.Used.Has(z.Used) || v.SpentHas(z.Used) || v.Limit == 0 || z.Outcome == adversary.Blocked || z.Reason == adversary.Penalized
-		err = errors.Join(err, want("outcome of zone "+z.Name, z.Outcome, cmp.Or(seen, z.Outcome)), want("cost", z.Cost, v.Cost), want("used being right", isUsed, true))
+		err = errors.Join(err, want("outcome of zone "+z.Name, z.Outcome, cmp.Or(seen, z.Outcome)), want("used being right", isUsed, true))
 		if z.Outcome != adversary.Blocked {
-			err = errors.Join(err, want("limit", z.Limit, v.Limit))
+			err = errors.Join(err, want("limit", z.Limit, v.Limit), want("cost", z.Cost, v.Cost))
 		}
 	}
 	if err != nil {
