@@ -79,13 +79,13 @@ func DrawZone(rng *rand.Rand, name string, kind Kind) *Zone {
 	if kind.Moves {
 		z.Window, z.ResetStatus = time.Duration(2+rng.IntN(2))*time.Second, ""
 	}
-	switch {
-	case z.Algorithm == Concurrency:
+	switch z.Algorithm {
+	case Concurrency:
 		z.Window, z.Before, z.CountStatus, z.ResetStatus = time.Hour, true, "", ""
 		if z.Cost.Response != 0 {
 			z.Cost = costs[0]
 		}
-	case z.Algorithm == GCRA:
+	case GCRA:
 		z.Burst = pick[int64](rng, 0, 1, 2, 4, 7)
 	default:
 		z.Dynamic = rng.IntN(3) == 0
