@@ -126,7 +126,8 @@ func TestUncertainTakeOfASharedBucket(t *testing.T) {
 	defer lossy.Unload()
 	w.handle = lossy
 	zone.countIn(ownStore, lossy)
-	w.ask("first", 1)
+	// The only new bucket of this second.
+	w.ask("another", 1)
 	if status, used := w.ask("second", 1), w.used(stores.OverflowKey); status != http.StatusOK || used != 0 {
 		t.Errorf("status %d, and %d are used of what new clients share", status, used)
 	}

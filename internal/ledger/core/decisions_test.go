@@ -214,3 +214,18 @@ func TestOldRefusalIsNotRepeated(t *testing.T) {
 		}
 	}
 }
+
+// TestNothingIsAwaitedFromASilentStore: a take that it will not answer waits for no refund before.
+func TestNothingIsAwaitedFromASilentStore(t *testing.T) {
+	m, r := &Moment{Now: 1, Trust: 1_000_000}, requestOf("alice", 1)
+	b := New(0, m)
+	b.RefundSent(&r, m)
+	w := Waiter{Request: &r, State: new(store.State)}
+	if !b.AwaitReturn(w, m) {
+		t.Error("a take does not wait for a refund")
+	}
+	b.TakeAnswered(&store.Request{Limit: r.Limit}, &store.State{Err: store.ErrNotExecuted}, m.Now, 0, m)
+	if b.AwaitReturn(w, m) {
+		t.Error("a take waits for a store that does not answer")
+	}
+}
