@@ -26,7 +26,7 @@ func (s Span) Has(seconds float64, rounded bool) bool {
 	return lo-slack <= seconds && seconds <= hi+slack
 }
 
-// slack is what clocks, of which a replica's is an estimate, and roundings may differ by, in seconds.
+// slack is what clocks and roundings may differ by, in seconds.
 const slack = .03
 
 // Count is the least and the most that an amount can be.
@@ -170,7 +170,7 @@ func (b *bucket) pass(now Span) bool {
 	return true
 }
 
-// margin keeps calls away from ends, in microseconds: a clock that is estimated may be that much behind.
+// margin keeps calls away from ends, in microseconds, because clocks are read with some error.
 const margin = 20_000
 
 // begin opens a window, which a check does as well.

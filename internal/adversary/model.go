@@ -11,10 +11,11 @@ type Model struct {
 	Zones []*Zone
 	// Doubt says why nothing more can be judged: a call may have been on either side of an end.
 	Doubt string
-	// Settled and Forgiven are what metrics should show, Returned what refused requests may have taken and
-	// given back beside that.
+	// Settled is the cost that metrics should show, Returned what refused requests may have taken and given
+	// back beside that.
 	Settled, Returned map[Settlement]int64
-	// Forgiven is how many responses have emptied a bucket. Idle ones found nothing in it.
+	// Forgiven is how many responses metrics should show to have emptied a bucket, Idle how many found
+	// nothing in it, which metrics may count.
 	Forgiven, Idle map[string]int64
 	buckets        map[client]*bucket
 	overrides      map[client]*overrides
@@ -306,7 +307,11 @@ func (m *Model) End(run *Running, status int, cost string, now Span) (shown []Sh
 		s.Vague = h.anew || h.gone || b.window != v.window
 		switch {
 		case z.forgives(status):
-			if own := map[bool]int64{true: h.cost}[z.Before]; v.spent.Lo > 0 && b.spent(now).Lo > own {
+			own := int64(0)
+			if z.Before {
+				own = h.cost
+			}
+			if v.spent.Lo > 0 && b.spent(now).Lo > own {
 				m.Forgiven[z.Name]++
 			} else {
 				m.Idle[z.Name]++

@@ -35,8 +35,11 @@ func (m *Model) DrawChange(rng *rand.Rand, keys ...string) Change {
 	add(Change{remove, "limits/" + who, func(Span) { own.events = nil }}, own.events != nil)
 	add(Change{post, fmt.Sprintf("zones/%s?events=%d", z.Name, n), func(Span) { of.events = &n }}, events)
 	add(Change{remove, "zones/" + z.Name + "?settings=events", func(Span) { of.events = nil }}, of.events != nil)
-	enforced := rng.IntN(2) == 0
-	add(Change{post, fmt.Sprintf("zones/%s?enforce=%d", z.Name, map[bool]int{true: 100}[enforced]), func(Span) { of.enforced = &enforced }}, true)
+	enforced, percent := rng.IntN(2) == 0, 0
+	if enforced {
+		percent = 100
+	}
+	add(Change{post, fmt.Sprintf("zones/%s?enforce=%d", z.Name, percent), func(Span) { of.enforced = &enforced }}, true)
 	add(Change{remove, "zones/" + z.Name + "?settings=enforce", func(Span) { of.enforced = nil }}, of.enforced != nil)
 	return pick(rng, changes...)
 }
@@ -68,13 +71,11 @@ func (m *Model) Spent(z *Zone, key string, caddy int, now Span) (spent Count, fl
 	return b.spent(now), flight, b.penalty != Span{}
 }
 
-// Takes returns how many running requests have taken what may come back.
-func (m *Model) Takes() (n int) {
-	for _, b := range m.buckets {
-		for _, h := range b.running {
-			if b.zone.Before && b.zone.Algorithm != Concurrency && h.cost > 0 {
-				n++
-			}
+// Takes returns how many running requests of a client have taken what may come back.
+func (m *Model) Takes(z *Zone, key string) (n int64) {
+	for _, h := range m.bucket(z, key).running {
+		if z.Before && z.Algorithm != Concurrency && h.cost > 0 {
+			n++
 		}
 	}
 	return n
@@ -112,9 +113,8 @@ func (m *Model) Near(z *Zone, now Span) (near map[string]int64, full int64, ok b
 	return near, full, true
 }
 
-// Clear returns the first instant from now on at which no window or penalty of a client ends soon, by
-// clocks that may be behind.
-func (m *Model) Clear(key string, now, soon, behind int64) int64 {
+// Clear returns the first instant from now on at which no window or penalty of a client ends soon.
+func (m *Model) Clear(key string, now, soon int64) int64 {
 	var ends []Span
 	for _, z := range m.Zones {
 		b := m.bucket(z, key)
@@ -122,13 +122,13 @@ func (m *Model) Clear(key string, now, soon, behind int64) int64 {
 			ends = append(ends, b.end())
 		}
 		if z.byClock() {
-			ends = append(ends, edge(z, now), edge(z, now-margin-behind))
+			ends = append(ends, edge(z, now), edge(z, now-margin))
 		}
 	}
 	slices.SortFunc(ends, func(a, b Span) int { return int(a.Lo - b.Lo) })
 	for _, end := range ends {
-		if now > end.Lo-soon && now <= end.Hi+margin+behind {
-			now = end.Hi + margin + behind + 1
+		if now > end.Lo-soon && now <= end.Hi+margin {
+			now = end.Hi + margin + 1
 		}
 	}
 	return now

@@ -135,7 +135,11 @@ func (z *Zone) String() string {
 		line("burst %d", z.Burst)
 	}
 	line("cost %s", z.Cost.Text)
-	line("charge %s", map[bool]string{false: "after", true: "before"}[z.Before])
+	if z.Before {
+		line("charge before")
+	} else {
+		line("charge after")
+	}
 	if z.CountStatus != "" {
 		line("count_status %s", z.CountStatus)
 	}
