@@ -125,7 +125,7 @@ func TestSlotsOfTheShardCountInAnOutage(t *testing.T) {
 }
 
 // TestOutageThroughReloads: one count goes on while zones get other limits and clients move to another shard, with
-// several zones, in batches and without. What was served alone has been charged once the shards are back.
+// several zones, in batches and without. Once the shards are back, each request has been charged exactly once.
 func TestOutageThroughReloads(t *testing.T) {
 	t.Parallel()
 	const clients, most = 6, 8
@@ -179,6 +179,20 @@ func TestOutageThroughReloads(t *testing.T) {
 			c.MustLoad(site(servers, most))
 			servers.Restart(t)
 			awaitUnsent(c, 0)
+			for i, n := range served {
+				client := fmt.Sprint("client-", i)
+				for _, zone := range []string{"narrow", "wide"} {
+					servers[:1].AwaitUsed(t, zone, client, int64(n))
+					// The shard to which some clients moved counts them since; gcra goes on from the other one.
+					since := n - 4
+					if algorithm == "gcra" {
+						since = n - 2
+					}
+					if moved := servers[1:].Content(t, zone, client).Used; moved != 0 && moved != int64(since) {
+						t.Errorf("zone %s of client %d has %d at the new shard, want %d", zone, i, moved, since)
+					}
+				}
+			}
 			ask(1, most)
 		})
 	}
@@ -204,5 +218,24 @@ func TestPenaltyInAnOutage(t *testing.T) {
 				return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)
 			})
 		})
+	}
+}
+
+// TestRunningTakesInAnOutage: a refusal beside a running request earns a penalty, unless the cost of that request may
+// come back.
+func TestRunningTakesInAnOutage(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	servers.Kill(t)
+	for counted, isFinal := range map[string]bool{"not 304": false, "all": true} {
+		c := caddytest.Start(t, zonesSite(servers.Store(),
+			zoneWith("api", "events 1", "window 1m", "penalty 1h", "charge before", "count_status "+counted), proxyTo(backend.Server.Listener.Addr().String())))
+		running := backend.Hold(t, c, "/", "X-Key: alice")
+		refused := c.Probe("/", "X-Key: alice")
+		must(t, counted, errors.Join(refused.Refuses("api"), want("a penalty", refused.RetryAfter > 60, isFinal)))
+		backend.Finish(t, running)
+		after := c.Probe("/", "X-Key: alice")
+		must(t, counted, errors.Join(after.Refuses("api"), want("a penalty once the request has ended", after.RetryAfter > 60, true)))
 	}
 }

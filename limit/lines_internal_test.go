@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestNextInLineIsNotBoundByTheFirst: how long one had to wait who has left says nothing of others.
+// TestNextInLineIsNotBoundByTheFirst: the wait of a caller that has left is no bound for the next one.
 func TestNextInLineIsNotBoundByTheFirst(t *testing.T) {
 	var l lines
 	first, _ := l.join(t.Context(), "a", true)

@@ -282,7 +282,7 @@ func TestWaitForWhatIsHeld(t *testing.T) {
 	})
 }
 
-// TestWaitForWhatMayComeBack: who waits for less than a second is not turned away by the guess of a second.
+// TestWaitForWhatMayComeBack: the guess of a second turns no caller away that waits for less.
 func TestWaitForWhatMayComeBack(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {

@@ -103,7 +103,7 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 			}
 			bucket.Previous = copies
 		}
-		if alone := s.open.Alone(req, &found); alone != nil {
+		if alone := s.open.Alone(req, found.Account); alone != nil {
 			bucket.Local = stateOf(alone)
 		}
 		of := s.store.OverridesOf(s.Name, b.Key, time.Now)

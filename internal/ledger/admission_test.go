@@ -507,8 +507,7 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 	}
 }
 
-// TestCheckOutlastsItsClient: those who wait for the same answer do not wait for another one if the client leaves that
-// asks.
+// TestCheckOutlastsItsClient: if a client leaves whose check others wait for, the check goes on.
 func TestCheckOutlastsItsClient(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		ctx, leave := context.WithCancel(t.Context())

@@ -633,7 +633,7 @@ func (o *Owners) Account(r *store.Request) (most *store.Account) {
 		}
 		most.Used, most.InFlight = max(most.Used, a.Used), max(most.InFlight, a.InFlight)
 		most.Unsent, most.Reserved = max(most.Unsent, a.Unsent), max(most.Reserved, a.Reserved)
-		most.Full = most.Full || a.Full
+		most.Full, most.IsAlone = most.Full || a.Full, most.IsAlone || a.IsAlone
 	}
 	return most
 }

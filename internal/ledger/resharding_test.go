@@ -379,8 +379,8 @@ func TestReshardingKeepsLimits(t *testing.T) {
 					}
 					t.Logf("%d beyond the limit; %d of %d were refused with room for up to %d", over, refused, requests, room)
 					// A bucket that drains was opened with what others then took, or gave back elsewhere: a client that
-					// never pauses has that less.
-					isMore := refused*25 > requests
+					// never pauses has that less. Of other requests up to four in a hundred meet a refund on its way.
+					isMore := refused*20 > requests
 					if algorithm.Of(limit.Algorithm).Drains() {
 						isMore = room > 2*mostCost
 					}
@@ -578,9 +578,13 @@ func TestLastOwnerHasTheChargeAlone(t *testing.T) {
 }
 
 // goneShard is a shard that is in the config no more.
-type goneShard struct{ *simulation }
+type goneShard struct {
+	*simulation
+	charges int
+}
 
-func (*goneShard) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
+func (s *goneShard) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
+	s.charges += len(reqs)
 	go func() {
 		for i := range reqs {
 			report(i, store.State{Err: store.ErrGone})
@@ -591,12 +595,16 @@ func (*goneShard) ChargeReported(reqs []*store.Request, report func(i int, st st
 // TestChargeThatOthersHaveIsNotLost: operators are told of no charge that is gone with a former owner.
 func TestChargeThatOthersHaveIsNotLost(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
-		gone := New(l.registry, &goneShard{s}, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+		shard := &goneShard{simulation: s}
+		gone := New(l.registry, shard, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
 			t.Errorf("%d undelivered: %s, %v", n, op, err)
 		}})
 		gone.Run()
 		gone.ChargeDetached([]*store.Request{new(requestOf("alice", 5))})
 		pass(time.Second)
 		gone.Leave()
+		if shard.charges != 1 {
+			t.Errorf("the shard got %d charges, want 1", shard.charges)
+		}
 	})
 }

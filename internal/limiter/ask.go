@@ -430,7 +430,12 @@ func (z *inZone) noteError(err error) {
 // bucket in memory, which spends it.
 func (z *inZone) askLocal() {
 	open, req := z.decider()
-	z.learn(open.Accounts.AdmitAlone(&req))
+	st := open.Accounts.AdmitAlone(&req)
+	if st.InFlight && z.ChargeBefore && !req.MayHold() {
+		// The cost that runs never comes back.
+		st.InFlight, st.RetryAfter = false, time.Duration(st.ResetOtherwise-st.Now)*time.Microsecond
+	}
+	z.learn(st)
 	z.alone = localDecided
 	switch {
 	case z.answer != hasRoom:
@@ -441,9 +446,9 @@ func (z *inZone) askLocal() {
 	}
 }
 
-// decider returns who decides without the store, and the request to it. It is the ledger, unless that
-// keeps no count: of slots, of the clients of a shared bucket, and of a store without a ledger. They have
-// buckets in memory.
+// decider returns the opened store whose accounts decide without the store, and the request to them: the store's
+// own, which are its ledger, or those in memory where the ledger keeps no count, that is for slots, for clients of a
+// shared bucket, and for stores without a ledger.
 func (z *inZone) decider() (*stores.Opened, store.Request) {
 	if open := z.of.open; open.IsRemote && !z.isLease && z.bucket == ownBucket {
 		return open, z.ask.Request
@@ -508,8 +513,7 @@ func (s *spend) take() {
 	}
 }
 
-// mirror takes a slot that the store gave in memory as well, where requests for slots are
-// decided without the store.
+// mirror takes a slot in memory as well that the store gave: memory decides about slots without the store.
 func (z *inZone) mirror() {
 	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.of.open.IsRemote {
 		req := z.localRequest()

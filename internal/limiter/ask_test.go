@@ -169,8 +169,7 @@ func TestRefusalAtAFullLine(t *testing.T) {
 	}
 }
 
-// overtakenStore gives the room in a zone to another client when it is asked about it, and notes about which zones it
-// is asked.
+// overtakenStore spends the room in a zone just before a take of that zone, and notes the zones of all takes.
 type overtakenStore struct {
 	*memory.Store
 	in    string
@@ -188,8 +187,7 @@ func (s *overtakenStore) Take(ctx context.Context, asks []*store.Ask) {
 	s.Store.Take(ctx, asks)
 }
 
-// TestZoneThatIsWaitedForGoesFirst: a request that another client has overtaken takes nothing from other zones, which
-// others would miss.
+// TestZoneThatIsWaitedForGoesFirst: a request that another client has overtaken takes nothing from other zones.
 func TestZoneThatIsWaitedForGoesFirst(t *testing.T) {
 	s := &overtakenStore{Store: memory.New(memory.NewBuckets(), memory.Options{}), in: "b"}
 	h, _ := newPairLimiter(t, [maxStores]stores.Module{deafModule{s}, deafModule{s}}, 0, func(z *Zone) { z.ChargeBefore = true })

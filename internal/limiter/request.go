@@ -197,16 +197,16 @@ const (
 	storePhases
 )
 
-// localPhase is whether this process decided without the store, and what a bucket in memory has of the cost.
+// localPhase says whether this process decided without the store, and whether a bucket in memory has the cost.
 type localPhase uint8
 
 const (
 	localNone localPhase = iota
 	// localMirrored: the slot that the store gave is taken in memory as well.
 	localMirrored
-	// localDecided: this process decided, and memory has nothing of the cost.
+	// localDecided: this process decided, and memory does not have the cost.
 	localDecided
-	// localTaken: it decided, and the cost was spent in memory.
+	// localTaken: memory decided, and has spent the cost.
 	localTaken
 )
 

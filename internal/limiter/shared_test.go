@@ -105,10 +105,14 @@ func TestReserveOfASharedBucket(t *testing.T) {
 	}
 }
 
-// lossyStore takes, and its answers are lost.
-type lossyStore struct{ *memory.Store }
+// lossyStore takes, and its answers are lost. last is the client key of the last take.
+type lossyStore struct {
+	*memory.Store
+	last string
+}
 
-func (s lossyStore) Take(ctx context.Context, asks []*store.Ask) {
+func (s *lossyStore) Take(ctx context.Context, asks []*store.Ask) {
+	s.last = asks[0].ClientKey
 	s.Store.Take(ctx, asks)
 	setAll(asks, store.State{Err: store.ErrUncertain})
 }
@@ -119,7 +123,8 @@ func TestUncertainTakeOfASharedBucket(t *testing.T) {
 	w := newBoundedWorld(t, 1, zone)
 	w.ask("first", 1)
 	zone.Free.Add(http.StatusOK)
-	lossy := &stores.Handle{Name: w.handle.Name, Module: boundedModule{lossyStore{w.store}, 1}, Logger: w.handle.Logger}
+	taken := &lossyStore{Store: w.store}
+	lossy := &stores.Handle{Name: w.handle.Name, Module: boundedModule{taken, 1}, Logger: w.handle.Logger}
 	if _, err := lossy.Enter(); err != nil {
 		t.Fatal(err)
 	}
@@ -128,8 +133,9 @@ func TestUncertainTakeOfASharedBucket(t *testing.T) {
 	zone.countIn(ownStore, lossy)
 	// The only new bucket of this second.
 	w.ask("another", 1)
-	if status, used := w.ask("second", 1), w.used(stores.OverflowKey); status != http.StatusOK || used != 0 {
-		t.Errorf("status %d, and %d are used of what new clients share", status, used)
+	status := w.ask("second", 1)
+	if used := w.used(stores.OverflowKey); status != http.StatusOK || taken.last != stores.OverflowKey || used != 0 {
+		t.Errorf("status %d, the take was of %s, and %d are used of what new clients share", status, taken.last, used)
 	}
 }
 

@@ -1,9 +1,10 @@
 // Package stores keeps the stores that configs open, across reloads.
 //
 // A [Handle] is one config's use of a store, which a [Module] opens. An [Opened]
-// is the store while it is open, with what surrounds it: its ledger, the local
-// counts that decide while it fails, and the bound on new clients. [Pool] keeps what outlives a config, and [End] delivers at the
-// end of the process what still waits.
+// is the store while it is open, with what surrounds it: its ledger, the buckets in
+// memory where that cannot decide while the store fails, and the bound on new clients.
+// [Pool] keeps what outlives a config, and [End] delivers at the end of the process what
+// still waits.
 package stores
 
 import (

@@ -3,7 +3,6 @@ package stores
 import (
 	"context"
 	"reflect"
-	"slices"
 	"sync/atomic"
 	"time"
 
@@ -168,19 +167,18 @@ func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
-// Alone returns what this process counts of a bucket while the store does not answer, or nil if that is nothing.
-func (o *Opened) Alone(r store.Request, found *store.Inspection) *store.State {
+// Alone returns the state of a bucket about which this process has decided without the store, or nil if there is
+// none. known is the account of the bucket.
+func (o *Opened) Alone(r store.Request, known *store.Account) *store.State {
 	if local := o.Local.Buckets.Inspect(context.Background(), r).Copies[0]; local.Exists {
 		return &local.State
 	}
-	if hasAnswered := func(c store.Copy) bool { return c.State.Err == nil }; !o.IsRemote || slices.ContainsFunc(found.Copies, hasAnswered) {
+	if known == nil || !known.IsAlone {
 		return nil
 	}
 	r.Cost = 0
-	if st := o.Accounts.ForeseeAlone(&r); st.Used > 0 {
-		return &st
-	}
-	return nil
+	st := o.Accounts.ForeseeAlone(&r)
+	return &st
 }
 
 // Walk visits the buckets of which this process knows something, as [store.Operable] says.

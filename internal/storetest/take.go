@@ -240,7 +240,7 @@ func testHeldEnds(f *fixture) {
 		if s := f.take(other); s.Held != 1 {
 			f.Errorf("%s: take a window later: %+v", name, s)
 		}
-		// Refunds that leave nothing of the bucket leave it.
+		// A hold outlasts a bucket that refunds have emptied.
 		emptied, last := r, r
 		emptied.Events, emptied.Cost, emptied.ID, emptied.Hold = 80, 75, "emptied0", 20
 		f.reset(emptied)

@@ -364,7 +364,12 @@ func (b *Bucket) MayLack(r *store.Request, asked int64) bool {
 
 // Penalize notes the penalty that a request earns, in a bucket that can be copied.
 func (b *Bucket) Penalize(r *store.Request, m *Moment) {
-	b.known.Penalize(r, m.Now+b.clock)
+	b.PenalizeAlone(r, m)
 	b.ensureExtra().penalized = m.Now
+}
+
+// PenalizeAlone is Penalize of a penalty that the store does not get.
+func (b *Bucket) PenalizeAlone(r *store.Request, m *Moment) {
+	b.known.Penalize(r, m.Now+b.clock)
 	b.keepUntil(r, m)
 }

@@ -773,7 +773,7 @@ func (b *Bucket) Account(r *store.Request, m *Moment) store.Account {
 	asked := *r
 	asked.Cost = 0
 	shown := b.asShown(r.Limit)
-	a := store.Account{InFlight: b.flight, Used: shown.used(&asked, m)}
+	a := store.Account{InFlight: b.flight, Used: shown.used(&asked, m), IsAlone: b.isAlone(r, m)}
 	if b.pending != nil {
 		a.Unsent = b.pending.left(m.Now) - b.pending.cost
 	}

@@ -476,11 +476,14 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 // endsAt returns an instant of the process's clock as [store.Request.Ends] has it: as the time that is left,
 // because a wrong clock would make charges count for nothing. What drains has no end.
 func (b *Bucket) endsAt(limit *store.Limit, at int64, m *Moment) int64 {
-	if algorithm.Of(limit.Algorithm).Drains() {
+	switch {
+	case algorithm.Of(limit.Algorithm).Drains():
 		return 0
+	case at <= m.Now:
+		// An instant that is long over.
+		return 1
 	}
-	// What is not negative is an instant that is long over.
-	return cmp.Or(m.Now-at, 1)
+	return m.Now - at
 }
 
 // Left returns how long the bucket is open, as far as is known: see [algorithm.Known.Left].

@@ -9,7 +9,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// TestSoleWriterHearsOfOthers: once an answer counts what another process has spent, this one admits nothing without
+// TestSoleWriterHearsOfOthers: once an answer counts another process's charges, this one admits nothing without
 // a check, or both would exceed the limit.
 func TestSoleWriterHearsOfOthers(t *testing.T) {
 	const second = 1_000_000
@@ -112,7 +112,7 @@ func TestTokensOfBeforeAReset(t *testing.T) {
 	}
 }
 
-// TestResetForgetsUncertainCharges: what may have been spent before a reset refuses nobody after it.
+// TestResetForgetsUncertainCharges: an uncertain charge of before a reset refuses nobody after it.
 func TestResetForgetsUncertainCharges(t *testing.T) {
 	const now = 1_000_000_000
 	m, r := &Moment{Now: now, Trust: 1_000_000}, requestOf("alice", 2)
@@ -131,8 +131,8 @@ func TestResetForgetsUncertainCharges(t *testing.T) {
 	}
 }
 
-// TestRefusedTakesDoNotCount in what this process has admitted alone: the client passes again as soon as what it has
-// spent drains.
+// TestRefusedTakesDoNotCount among the requests that this process has admitted alone: the client passes again as its
+// cost drains.
 func TestRefusedTakesDoNotCount(t *testing.T) {
 	const millisecond = 1_000
 	m, r := &Moment{Now: 1, Trust: 1_000_000}, requestOf("alice", 10)
@@ -182,7 +182,7 @@ func TestPrimaryThatIsAway(t *testing.T) {
 	}
 }
 
-// TestClientThatLeavesDuringACheck says nothing to those behind it, who ask themselves.
+// TestClientThatLeavesDuringACheck decides nothing about the requests behind it, which ask themselves.
 func TestClientThatLeavesDuringACheck(t *testing.T) {
 	m, r := &Moment{Now: 1}, requestOf("alice", 5)
 	b := New(0, m)
@@ -227,5 +227,60 @@ func TestNothingIsAwaitedFromASilentStore(t *testing.T) {
 	b.TakeAnswered(&store.Request{Limit: r.Limit}, &store.State{Err: store.ErrNotExecuted}, m.Now, 0, m)
 	if b.AwaitReturn(w, m) {
 		t.Error("a take waits for a store that does not answer")
+	}
+}
+
+// TestOneRequestReliesAtATime: beyond the time of trust one request relies on an old answer, and no other one until the
+// store has counted it, whatever earlier answers say.
+func TestOneRequestReliesAtATime(t *testing.T) {
+	const second = 1_000_000
+	for _, settles := range []bool{false, true} {
+		m, r := &Moment{Now: 1000 * second, Trust: second}, requestOf("alice", 100)
+		primary, b := algorithm.New(r.Limit), New(0, m)
+		for range 2 {
+			b.Settle([]*store.Request{new(r)}, 0, m)
+			b.Delivered(&r, new(algorithm.Charge.Run(primary, &r, m.Now)), m)
+			m.Now += 2 * second
+		}
+		m.Now -= second / 2
+		asks := func() bool { return b.Ask(Waiter{Request: new(r), State: new(store.State)}, new(Check), m) != Nothing }
+		if asks() {
+			t.Fatal("no request relies on an old answer")
+		}
+		look := r
+		look.Cost = 0
+		b.hear(&look, new(algorithm.Check.Run(primary, &look, m.Now)), m.Now-1, m)
+		if settles {
+			b.Settle([]*store.Request{new(r)}, 1, m)
+		}
+		m.Now += second + 1
+		if !asks() {
+			t.Errorf("charge sent %t: a second request relies on an old answer", settles)
+		}
+	}
+}
+
+// TestRepeatedCheckForgetsLandedCharges: they went with the reset for which the check is repeated.
+func TestRepeatedCheckForgetsLandedCharges(t *testing.T) {
+	const now = 1_000_000_000
+	m, r := &Moment{Now: now, Trust: 1_000_000}, requestOf("alice", 5)
+	r.Limit = &store.Limit{Zone: "zone", Algorithm: store.SlidingLog, Window: time.Minute}
+	b := New(0, m)
+	var check Check
+	w := Waiter{Request: &r, State: new(store.State)}
+	b.Ask(w, &check, m)
+	for n := range int64(5) {
+		b.Settle([]*store.Request{new(r)}, 0, m)
+		b.Delivered(&r, &store.State{Allowed: true, Limit: 5, Used: n + 1, Now: now}, m)
+	}
+	b.ResetSent(m)
+	b.ResetDone(m)
+	b.Settle([]*store.Request{new(r)}, 0, m)
+	if do := b.Answered(w, store.State{Limit: 5, Used: 5, Now: now}, &check, m); do != CheckPrimary {
+		t.Fatalf("a check of before a reset has to do %d", do)
+	}
+	m.Now++
+	if do := b.Answered(w, store.State{Allowed: true, Limit: 5, Now: now}, &check, m); do != Nothing || !w.State.Allowed {
+		t.Errorf("a request beside the one charge in flight has to do %d, and is allowed: %t", do, w.State.Allowed)
 	}
 }

@@ -209,7 +209,7 @@ func TestWhatReturnsToABatchStaysHeld(t *testing.T) {
 	}
 }
 
-// TestBatchThatHasEndedTakesNoRefund: what a sliding window has counted counts in the next one too, so a refund that
+// TestBatchThatHasEndedTakesNoRefund: the cost of a sliding window counts in the next one too, so a refund that
 // arrives then goes to the store.
 func TestBatchThatHasEndedTakesNoRefund(t *testing.T) {
 	r, m := requestOf("alice", 10), &Moment{Now: 60e6 + 1, Trust: 1_000_000}

@@ -215,7 +215,7 @@ func TestDrainedChargesAreSent(t *testing.T) {
 	}
 }
 
-// TestChargesBehindOneInFlightKeepTheLowestRate: what is left of them once that has failed may be of the client's
+// TestChargesBehindOneInFlightKeepTheLowestRate: once that one has failed, the last of them may count by the client's
 // lowest limit.
 func TestChargesBehindOneInFlightKeepTheLowestRate(t *testing.T) {
 	s := newLateStore(store.Limit{Algorithm: store.GCRA})
