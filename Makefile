@@ -30,7 +30,7 @@ LONGEST            = internal/redis internal/ledger internal/limiter internal/re
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # make test runs with Debian's redis-server. make check runs with REDISTEST_SERVER, or the newest of the family,
-# packages with concurrent code, the pairs, and of the other tests of whole Caddys those that depend on the server.
+# packages with concurrent code, the pairs, the adversary, and of the other tests of whole Caddys those that depend on the server.
 NEWEST             = $(or $(REDISTEST_SERVER),$(CURDIR)/bin/servers/valkey-server-9.1)
 WITH_NEWEST        = REDISTEST_SERVER=$(NEWEST) REDISTEST_FAMILY=$$(command -v redis-server)
 # DEPENDENT are tests of whole Caddys that depend on the server; FAMILY adds the pairs of features and the adversary.

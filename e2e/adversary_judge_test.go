@@ -76,10 +76,8 @@ func (h *adversaryRun) refused(r *adversaryRequest, verdicts []*adversary.Verdic
 	about := placeholders(a, "")
 	h.answers[r.ask.Caddy][r.id] = *a
 	h.refusals[r.ask.Caddy][[2]string{a.Resource, r.ask.Key}]++
-	i := slices.IndexFunc(verdicts, func(v *adversary.Verdict) bool { return v.Zone.Name == a.Resource })
-	if h.model.Doubt != "" {
-		i = -1
-	} else if i < 0 || a.Status != http.StatusTooManyRequests {
+	by, isCertain := verdictOf(verdicts, a.Resource), h.model.Doubt == ""
+	if isCertain && (by == nil || a.Status != http.StatusTooManyRequests) {
 		h.failf("status %d by zone %q", a.Status, a.Resource)
 	}
 	longest := 0.0
@@ -92,7 +90,7 @@ func (h *adversaryRun) refused(r *adversaryRequest, verdicts []*adversary.Verdic
 		if h.model.Doubt != "" {
 			continue
 		}
-		if v.Zone.Inner && !verdicts[i].Zone.Inner {
+		if v.Zone.Inner && !by.Zone.Inner {
 			h.failf("zone %s decided after a handler before it had refused", v.Zone.Name)
 		}
 		h.judgeShown(v, p)
@@ -109,28 +107,27 @@ func (h *adversaryRun) refused(r *adversaryRequest, verdicts []*adversary.Verdic
 			h.model.Penalize(v, p["reason"], now)
 		}
 	}
-	if i < 0 {
+	if !isCertain {
 		return
 	}
-	v := verdicts[i]
-	if !v.MayRefuse || !v.Enforced {
-		h.failf("zone %s has refused request %s, which fits: %+v", v.Zone.Name, r.id, v)
+	if !by.MayRefuse || !by.Enforced {
+		h.failf("zone %s has refused request %s, which fits: %+v", by.Zone.Name, r.id, by)
 	}
-	if err := errors.Join(h.sameHeaders(a, v.Zone.Name), want("there being no Retry-After", a.RetryAfter < 0, v.Never)); err != nil {
-		h.failf("refusal %+v: %v", v, err)
+	if err := errors.Join(h.sameHeaders(a, by.Zone.Name), want("there being no Retry-After", a.RetryAfter < 0, by.Never)); err != nil {
+		h.failf("refusal %+v: %v", by, err)
 	}
-	if wait, _ := strconv.ParseFloat(about["wait"], 64); !v.Never && wait < longest {
-		h.failf("zone %s refuses for %v, but another for %v", v.Zone.Name, wait, longest)
+	if wait, _ := strconv.ParseFloat(about["wait"], 64); !by.Never && wait < longest {
+		h.failf("zone %s refuses for %v, but another for %v", by.Zone.Name, wait, longest)
 	}
-	if v.Never {
+	if by.Never {
 		return
 	}
-	wait := adversary.Span{Lo: v.Fits.Lo - now.Hi, Hi: v.Fits.Hi - now.Lo}
-	if a.RetryAfter < 1 || !wait.Has(float64(a.RetryAfter), true) && (a.RetryAfter > 1 || wait.Lo > 0) || !v.Fits.Has(float64(a.Reset), true) {
-		h.failf("request %s is told to wait %d seconds, until %d: %+v", r.id, a.RetryAfter, a.Reset, v)
+	wait := adversary.Span{Lo: by.Fits.Lo - now.Hi, Hi: by.Fits.Hi - now.Lo}
+	if a.RetryAfter < 1 || !wait.Has(float64(a.RetryAfter), true) && (a.RetryAfter > 1 || wait.Lo > 0) || !by.Fits.Has(float64(a.Reset), true) {
+		h.failf("request %s is told to wait %d seconds, until %d: %+v", r.id, a.RetryAfter, a.Reset, by)
 	}
-	if slices.Equal(v.Reasons, []string{adversary.OverLimit}) {
-		v.See(a.Reset)
+	if slices.Equal(by.Reasons, []string{adversary.OverLimit}) {
+		by.See(a.Reset)
 	}
 }
 
@@ -217,8 +214,18 @@ func (h *adversaryRun) foresee(c *caddytest.Caddy, r *adversaryRequest) *simulat
 	return &s
 }
 
+// verdictOf returns the verdict of a zone, or nil.
+func verdictOf(verdicts []*adversary.Verdict, zone string) *adversary.Verdict {
+	for _, v := range verdicts {
+		if v.Zone.Name == zone {
+			return v
+		}
+	}
+	return nil
+}
+
 // judgeForesight compares a simulation with the outcome of the request itself.
-func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *caddytest.Answer, verdicts []*adversary.Verdict) {
+func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *caddytest.Answer, verdicts []*adversary.Verdict, now adversary.Span) {
 	if slices.ContainsFunc(verdicts, func(v *adversary.Verdict) bool { return v.Outcome() == "" }) {
 		return // what drains in between decides
 	}
@@ -228,14 +235,18 @@ func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *cadd
 	}
 	err := want("decision", s.Decision, decision)
 	if a != nil {
-		err = errors.Join(err, want("zone", s.Zone, a.Resource))
+		of, by := verdictOf(verdicts, s.Zone), verdictOf(verdicts, a.Resource)
+		if of == nil || !of.MayTie(by) {
+			h.failf("simulate names zone %q, request %s is refused by %s: %+v %+v", s.Zone, r.id, a.Resource, of, by)
+		}
+		wait := adversary.Span{Lo: of.Fits.Lo - now.Hi, Hi: of.Fits.Hi - now.Lo}
+		err = errors.Join(err, want("wait being right", of.Never && s.Wait == 0 || !of.Never && wait.Has(s.Wait, false), true))
 	}
 	for _, z := range s.Zones {
-		i := slices.IndexFunc(verdicts, func(v *adversary.Verdict) bool { return v.Zone.Name == z.Name })
-		if i < 0 {
+		v, seen := verdictOf(verdicts, z.Name), r.outcomes[z.Name]
+		if v == nil {
 			h.failf("simulate has zone %s", z.Name)
 		}
-		v, seen := verdicts[i], r.outcomes[z.Name]
 		if a != nil {
 			seen = placeholders(a, z.Name)["outcome"]
 		}
@@ -244,8 +255,17 @@ func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *cadd
 		}
 		isUsed := v.Used.Has(z.Used) || v.SpentHas(z.Used) || v.Limit == 0 && z.Used == 0 || z.Outcome == adversary.Blocked || z.Reason == adversary.Penalized
 		err = errors.Join(err, want("outcome of zone "+z.Name, z.Outcome, cmp.Or(seen, z.Outcome)), want("used being right", isUsed, true))
-		if z.Outcome != adversary.Blocked {
-			err = errors.Join(err, want("limit", z.Limit, v.Limit), want("cost", z.Cost, v.Cost))
+		if z.Outcome == adversary.Blocked {
+			continue
+		}
+		reasons := []string{""}
+		if v.MayRefuse {
+			reasons = v.Reasons
+		}
+		err = errors.Join(err, want("limit", z.Limit, v.Limit), want("cost", z.Cost, v.Cost), want("reason being of those", slices.Contains(reasons, z.Reason), true),
+			want("allowed", z.Allowed, v.MayPass))
+		if z.Reason != adversary.Penalized {
+			err = errors.Join(err, want("remaining", z.Remaining, max(z.Limit-z.Used, 0)))
 		}
 	}
 	if err != nil {

@@ -37,7 +37,7 @@ func TestAdversary(t *testing.T) {
 	}
 	var judged atomic.Int64
 	t.Cleanup(func() {
-		if all := int64(n); n >= 20 && !t.Failed() && judged.Load() < all/4 {
+		if all := int64(n); n >= 20 && !t.Failed() && judged.Load() < all/2 {
 			t.Errorf("only %d of %d histories were judged to their end", judged.Load(), all)
 		}
 	})
@@ -295,7 +295,7 @@ func (h *adversaryRun) start() {
 		h.refused(r, verdicts, answer, now)
 	}
 	if foreseen != nil && h.model.Doubt == "" {
-		h.judgeForesight(foreseen, r, answer, verdicts)
+		h.judgeForesight(foreseen, r, answer, verdicts, now)
 	}
 	if answer != nil || h.kind.Caddys > 1 { // a zone that observes begins its penalty later
 		h.settle(r.ask.Key)

@@ -402,6 +402,13 @@ func (m *Model) Return(v *Verdict) {
 	}
 }
 
+// MayTie reports whether a refusal may make a client wait as long as another one of the same handler, so that either
+// is shown.
+func (v *Verdict) MayTie(other *Verdict) bool {
+	isAlike := v.MayRefuse && v.Enforced && v.Zone.Inner == other.Zone.Inner && v.Never == other.Never
+	return v == other || isAlike && v.Fits.Lo <= other.Fits.Hi && other.Fits.Lo <= v.Fits.Hi
+}
+
 // Outcome returns the one that is certain, or "".
 func (v *Verdict) Outcome() string {
 	switch {
