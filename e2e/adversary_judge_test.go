@@ -113,20 +113,17 @@ func (h *adversaryRun) refused(r *adversaryRequest, verdicts []*adversary.Verdic
 	if !by.MayRefuse || !by.Enforced {
 		h.failf("zone %s has refused request %s, which fits: %+v", by.Zone.Name, r.id, by)
 	}
-	if err := errors.Join(h.sameHeaders(a, by.Zone.Name), want("there being no Retry-After", a.RetryAfter < 0, by.Never)); err != nil {
+	if err := h.sameHeaders(a, by.Zone.Name); err != nil {
 		h.failf("refusal %+v: %v", by, err)
 	}
 	if wait, _ := strconv.ParseFloat(about["wait"], 64); !by.Never && wait < longest {
 		h.failf("zone %s refuses for %v, but another for %v", by.Zone.Name, wait, longest)
 	}
-	if by.Never {
-		return
-	}
-	wait := adversary.Span{Lo: by.Fits.Lo - now.Hi, Hi: by.Fits.Hi - now.Lo}
-	if a.RetryAfter < 1 || !wait.Has(float64(a.RetryAfter), true) && (a.RetryAfter > 1 || wait.Lo > 0) || !by.Fits.Has(float64(a.Reset), true) {
+	isReset := by.Never || by.Fits.Has(float64(a.Reset), true)
+	if !isReset || !by.MayWait(float64(a.RetryAfter), true) || about.number("wait") != a.RetryAfter {
 		h.failf("request %s is told to wait %d seconds, until %d: %+v", r.id, a.RetryAfter, a.Reset, by)
 	}
-	if slices.Equal(by.Reasons, []string{adversary.OverLimit}) {
+	if !by.Never && slices.Equal(by.Reasons, []string{adversary.OverLimit}) {
 		by.See(a.Reset)
 	}
 }
@@ -150,17 +147,22 @@ func (h *adversaryRun) judgeShown(v *adversary.Verdict, p adversaryPlaceholders)
 	isUsed := v.Used.Has(used) || v.SpentHas(used) && outcome != adversary.Allowed || v.Limit == 0 && used == 0 || slices.Contains(reasons, adversary.Penalized)
 	if err := errors.Join(want("outcome", p["outcome"], outcome), want("reason being of those", slices.Contains(reasons, p["reason"]), true),
 		want("limit", p.number("limit"), v.Limit), want("used being right", isUsed, true), want("cost", p.number("cost"), v.Cost),
-		h.consistent(p)); err != nil {
+		h.consistent(v, p)); err != nil {
 		h.failf("zone %s shows %v on a refusal: %v; %+v", v.Zone.Name, p, err, v)
 	}
 }
 
-// consistent returns an error if a zone shows numbers that do not fit together.
-func (h *adversaryRun) consistent(p adversaryPlaceholders) error {
-	if p["reason"] == adversary.Penalized {
-		return nil
+// consistent returns an error if a zone shows numbers that do not fit together, or a wrong wait.
+func (h *adversaryRun) consistent(v *adversary.Verdict, p adversaryPlaceholders) error {
+	isWait := p["wait"] == ""
+	if p["outcome"] == adversary.Refused || p["outcome"] == adversary.WouldRefuse {
+		isWait = v.MayWait(float64(p.number("wait")), true)
 	}
-	return want("remaining", p.number("remaining"), max(p.number("limit")-p.number("used"), 0))
+	err := want("wait being right", isWait, true)
+	if p["reason"] == adversary.Penalized {
+		return err
+	}
+	return errors.Join(err, want("remaining", p.number("remaining"), max(p.number("limit")-p.number("used"), 0)))
 }
 
 // sameHeaders returns an error unless the headers say what the placeholders of the zone do.
@@ -181,7 +183,7 @@ func (h *adversaryRun) judgeAnswer(r *adversaryRequest, shown []adversary.Shown,
 	for _, s := range shown {
 		z, p := s.Zone, placeholders(a, s.Zone.Name)
 		h.count(r.ask.Caddy, z.Name, p["outcome"])
-		err := errors.Join(want("outcome", p["outcome"], s.Outcome), want("limit", p.number("limit"), s.Limit), h.consistent(p),
+		err := errors.Join(want("outcome", p["outcome"], s.Outcome), want("limit", p.number("limit"), s.Limit), h.consistent(s.Verdict, p),
 			want("cost", p.number("cost"), s.Cost),
 			want("used being right", s.Vague || s.Used.Has(p.number("used")) || s.Limit == 0 && p.number("used") == 0 || slices.Contains(s.Reasons, adversary.Penalized), true))
 		if z.Algorithm != adversary.Concurrency && s.Outcome == adversary.Allowed && !s.Vague && s.Cost > 0 {
@@ -225,7 +227,7 @@ func verdictOf(verdicts []*adversary.Verdict, zone string) *adversary.Verdict {
 }
 
 // judgeForesight compares a simulation with the outcome of the request itself.
-func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *caddytest.Answer, verdicts []*adversary.Verdict, now adversary.Span) {
+func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *caddytest.Answer, verdicts []*adversary.Verdict) {
 	if slices.ContainsFunc(verdicts, func(v *adversary.Verdict) bool { return v.Outcome() == "" }) {
 		return // what drains in between decides
 	}
@@ -239,8 +241,11 @@ func (h *adversaryRun) judgeForesight(s *simulated, r *adversaryRequest, a *cadd
 		if of == nil || !of.MayTie(by) {
 			h.failf("simulate names zone %q, request %s is refused by %s: %+v %+v", s.Zone, r.id, a.Resource, of, by)
 		}
-		wait := adversary.Span{Lo: of.Fits.Lo - now.Hi, Hi: of.Fits.Hi - now.Lo}
-		err = errors.Join(err, want("wait being right", of.Never && s.Wait == 0 || !of.Never && wait.Has(s.Wait, false), true))
+		wait := s.Wait
+		if of.Never && wait == 0 {
+			wait = -1
+		}
+		err = errors.Join(err, want("wait being right", of.MayWait(wait, false), true))
 	}
 	for _, z := range s.Zones {
 		v, seen := verdictOf(verdicts, z.Name), r.outcomes[z.Name]

@@ -295,7 +295,7 @@ func (h *adversaryRun) start() {
 		h.refused(r, verdicts, answer, now)
 	}
 	if foreseen != nil && h.model.Doubt == "" {
-		h.judgeForesight(foreseen, r, answer, verdicts, now)
+		h.judgeForesight(foreseen, r, answer, verdicts)
 	}
 	if answer != nil || h.kind.Caddys > 1 { // a zone that observes begins its penalty later
 		h.settle(r.ask.Key)

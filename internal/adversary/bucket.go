@@ -95,6 +95,16 @@ func (f *fluid) total() (sum float64) {
 	return sum
 }
 
+// of returns what has not drained of a spend.
+func (f *fluid) of(id int64) float64 {
+	for _, d := range f.left {
+		if d.id == id {
+			return d.left
+		}
+	}
+	return 0
+}
+
 // change adds to a spend, or takes from it what has not drained.
 func (f *fluid) change(id int64, by float64) {
 	for i := range f.left {
@@ -106,6 +116,13 @@ func (f *fluid) change(id int64, by float64) {
 	if by > 0 {
 		f.left = append(f.left, drop{id, by})
 	}
+}
+
+// low returns the least that has not drained, at an instant to which the bucket was moved.
+func (b *bucket) low(now Span) *fluid {
+	low := &fluid{b.level[0].at, slices.Clone(b.level[0].left)}
+	low.drain(b.zone.rate(), now.Hi)
+	return low
 }
 
 // end returns when the window ends that is open at an instant.
@@ -192,9 +209,7 @@ func (b *bucket) spent(now Span) (n Count) {
 	z := b.zone
 	switch z.Algorithm {
 	case GCRA:
-		low := b.level[0]
-		low.left = slices.Clone(low.left)
-		low.drain(z.rate(), now.Hi)
+		low := b.low(now)
 		return Count{int64(math.Ceil(low.total() - rounding)), int64(math.Ceil(b.level[1].total() - rounding))}
 	case Concurrency:
 		for _, h := range b.running {
@@ -256,6 +271,33 @@ func (b *bucket) refund(id, cost int64) {
 	}
 }
 
+// still returns what still counts of a spend.
+func (b *bucket) still(id int64, now Span) (n Count) {
+	for _, s := range b.spends {
+		if s.id != id {
+			continue
+		}
+		ends := s.at.plus(b.zone.Window)
+		isLo, isHi := ends.Lo > now.Hi, ends.Hi > now.Lo
+		switch b.zone.Algorithm {
+		case FixedWindow:
+			isLo, isHi = s.window == b.window, s.window == b.window
+		case SlidingWindow:
+			isLo, isHi = s.window == b.window, s.window >= b.window-1
+		case GCRA:
+			const drained = 1e-3 // of an event: hardly anything
+			isLo, isHi = b.low(now).of(id) > float64(s.cost)-drained, b.level[1].total() > 0
+		}
+		if isHi {
+			n.Hi = s.cost
+		}
+		if isLo {
+			n.Lo = s.cost
+		}
+	}
+	return n
+}
+
 // empty forgets what was spent.
 func (b *bucket) empty() {
 	*b = bucket{zone: b.zone, running: b.running, window: b.window + 2}
@@ -268,9 +310,7 @@ func (b *bucket) fits(cost, limit int64, now Span) Span {
 	case FixedWindow:
 		return b.end()
 	case GCRA:
-		low := b.level[0]
-		low.left = slices.Clone(low.left)
-		low.drain(z.rate(), now.Hi)
+		low := b.low(now)
 		wait := func(level float64) int64 { return int64((level + float64(cost-limit)) / z.rate()) }
 		return Span{now.Lo + max(wait(low.total()), 0), now.Hi + max(wait(b.level[1].total()), 0)}
 	case SlidingLog:
@@ -311,9 +351,7 @@ func (b *bucket) gone(now Span) Span {
 	case z.Algorithm == SlidingWindow:
 		return edge(z, now.Lo).plus(z.Window)
 	case z.Algorithm == GCRA:
-		low := b.level[0]
-		low.left = slices.Clone(low.left)
-		low.drain(z.rate(), now.Hi)
+		low := b.low(now)
 		drains := func(level float64) int64 { return int64(level / z.rate()) }
 		return Span{now.Lo + drains(low.total()), now.Hi + drains(b.level[1].total())}
 	case z.Algorithm == FixedWindow && b.open:

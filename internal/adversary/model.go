@@ -73,6 +73,7 @@ type Verdict struct {
 	// Never is set if waiting does not help. Else a refused request fits at an instant in Fits.
 	Never      bool
 	Fits, gone Span
+	at         Span
 	bucket     *bucket
 	window     int64
 }
@@ -151,7 +152,7 @@ func (m *Model) Decide(r *Request, now Span) (verdicts []*Verdict) {
 		if !b.pass(now) {
 			m.Doubt = "a call of zone " + z.Name + " was near the end of a window or penalty"
 		}
-		v := &Verdict{Zone: z, Limit: limit, Cost: z.Cost.amount(r.Cost, ""), Enforced: z.Enforced, bucket: b, window: b.window}
+		v := &Verdict{Zone: z, Limit: limit, Cost: z.Cost.amount(r.Cost, ""), Enforced: z.Enforced, at: now, bucket: b, window: b.window}
 		if of := m.override(z.Name, "").enforced; of != nil {
 			v.Enforced = *of
 		}
@@ -169,14 +170,15 @@ func (m *Model) Decide(r *Request, now Span) (verdicts []*Verdict) {
 func (v *Verdict) decide(caddy int, now Span) {
 	z, b := v.Zone, v.bucket
 	v.spent = b.spent(now)
-	flight, returns := int64(0), int64(0)
+	flight, returns := int64(0), Count{}
 	for _, h := range b.running {
 		switch {
 		case z.Algorithm == Concurrency:
 		case !z.Before && h.caddy == caddy:
 			flight += h.cost
-		case z.Before && !h.anew && !h.gone:
-			returns += h.cost
+		case z.Before:
+			taken := b.still(h.id, now)
+			returns = Count{returns.Lo + taken.Lo, returns.Hi + taken.Hi}
 		}
 	}
 	v.Used, v.gone = v.spent.plus(flight), b.gone(now)
@@ -197,16 +199,16 @@ func (v *Verdict) decide(caddy int, now Span) {
 	if v.Never = v.Cost > v.Limit; !v.MayRefuse {
 		return
 	}
-	if v.Used.Lo-flight-returns+v.Cost <= v.Limit && flight+returns > 0 {
+	if v.Used.Lo-flight-returns.Hi+v.Cost <= v.Limit && flight+returns.Hi > 0 {
 		v.Reasons = append(v.Reasons, InFlight)
 	}
-	if v.Used.Hi-flight-returns+v.Cost > v.Limit || flight == 0 && !z.mayReturn() || z.Algorithm == Concurrency {
+	if v.Used.Hi-flight-returns.Lo+v.Cost > v.Limit || flight == 0 && !z.mayReturn() || z.Algorithm == Concurrency {
 		v.Reasons = append(v.Reasons, OverLimit)
 	}
 	switch {
 	case z.Algorithm == Concurrency || v.Reasons[0] == InFlight:
 		v.Fits = Span{now.Lo + 1_000_000, forever}
-		if z.Before && z.Algorithm != Concurrency && !v.Never {
+		if (z.Before || len(v.Reasons) > 1) && z.Algorithm != Concurrency && !v.Never {
 			v.Fits.Lo = min(v.Fits.Lo, b.fits(v.Cost, v.Limit, now).Lo)
 		}
 	default:
@@ -359,11 +361,13 @@ func (m *Model) charge(b *bucket, h *hold, cost int64, now Span) {
 	}
 }
 
-// forgive empties a bucket. What other requests of the same Caddy took counts when they end.
+// forgive empties a bucket. What other requests of the same Caddy took counts when they end, whatever other Caddys
+// have forgiven before or forgive later.
 func (m *Model) forgive(b *bucket, caddy int) {
 	b.empty()
 	for _, h := range b.running {
-		h.anew, h.gone = h.anew || h.caddy == caddy, h.gone || h.caddy != caddy
+		h.anew = h.anew || h.caddy == caddy
+		h.gone = !h.anew
 	}
 }
 
@@ -400,6 +404,20 @@ func (m *Model) Return(v *Verdict) {
 	if v.Zone.Before {
 		m.Returned[Settlement{v.Zone.Name, "refunded"}] += v.Cost
 	}
+}
+
+// MayWait reports whether the client of a refusal may be told to wait so many seconds, rounded up to whole ones if so:
+// less than 0 if that does not help.
+func (v *Verdict) MayWait(seconds float64, rounded bool) bool {
+	if v.Never {
+		return seconds < 0
+	}
+	wait := Span{v.Fits.Lo - v.at.Hi, v.Fits.Hi - v.at.Lo}
+	if !rounded {
+		return wait.Has(seconds, false)
+	}
+	wait.Hi = max(wait.Hi, 1) // nobody is told to come at once
+	return seconds >= 1 && wait.Has(seconds, true)
 }
 
 // MayTie reports whether a refusal may make a client wait as long as another one of the same handler, so that either
