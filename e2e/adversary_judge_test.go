@@ -141,15 +141,19 @@ func (h *adversaryRun) judgeShown(v *adversary.Verdict, p adversaryPlaceholders)
 	case !v.MayPass:
 		outcome = "no pass"
 	}
-	// A bucket that is known to be full is not asked, so that what is in flight is not added; nor is one whose
-	// limit is 0, so that nothing is known of it.
-	used := p.number("used")
-	isUsed := v.Used.Has(used) || v.SpentHas(used) && outcome != adversary.Allowed || v.Limit == 0 && used == 0 || slices.Contains(reasons, adversary.Penalized)
+	isUsed := v.Used.Has(p.number("used")) || outcome != adversary.Allowed && isKnownFull(v, p)
 	if err := errors.Join(want("outcome", p["outcome"], outcome), want("reason being of those", slices.Contains(reasons, p["reason"]), true),
 		want("limit", p.number("limit"), v.Limit), want("used being right", isUsed, true), want("cost", p.number("cost"), v.Cost),
 		h.consistent(v, p)); err != nil {
 		h.failf("zone %s shows %v on a refusal: %v; %+v", v.Zone.Name, p, err, v)
 	}
+}
+
+// isKnownFull reports whether a zone that refuses may show what it does without asking: a bucket that is known to be
+// full is not asked, so that what is in flight is not added; nor is one whose limit is 0, so that nothing is known of it.
+func isKnownFull(v *adversary.Verdict, p adversaryPlaceholders) bool {
+	used := p.number("used")
+	return v.SpentHas(used) || v.Limit == 0 && used == 0 || slices.Index(v.Reasons, adversary.Penalized) == 0
 }
 
 // consistent returns an error if a zone shows numbers that do not fit together, or a wrong wait.
@@ -185,7 +189,7 @@ func (h *adversaryRun) judgeAnswer(r *adversaryRequest, shown []adversary.Shown,
 		h.count(r.ask.Caddy, z.Name, p["outcome"])
 		err := errors.Join(want("outcome", p["outcome"], s.Outcome), want("limit", p.number("limit"), s.Limit), h.consistent(s.Verdict, p),
 			want("cost", p.number("cost"), s.Cost),
-			want("used being right", s.Vague || s.Used.Has(p.number("used")) || s.Limit == 0 && p.number("used") == 0 || slices.Contains(s.Reasons, adversary.Penalized), true))
+			want("used being right", s.Vague || s.Used.Has(p.number("used")) || s.Outcome == adversary.WouldRefuse && isKnownFull(s.Verdict, p), true))
 		if z.Algorithm != adversary.Concurrency && s.Outcome == adversary.Allowed && !s.Vague && s.Cost > 0 {
 			err = errors.Join(err, want("reset being right", s.Gone(s.Cost).Has(float64(p.number("reset")), true), true))
 			s.See(p.number("reset"))

@@ -252,22 +252,27 @@ func (b *bucket) add(id, cost int64, now Span) {
 		return
 	}
 	b.spends = append(b.spends, spend{id, cost, now, b.window})
-	if b.zone.Algorithm == GCRA {
-		for i, at := range [...]int64{now.Lo, now.Hi} {
-			b.level[i].drain(b.zone.rate(), at)
-			b.level[i].change(id, float64(cost))
+	b.pour(id, cost, now)
+}
+
+// refund takes back a part of a spend that still counts.
+func (b *bucket) refund(id, cost int64, now Span) {
+	for i := range b.spends {
+		if b.spends[i].id == id {
+			b.spends[i].cost -= cost
+			b.pour(id, -cost, now)
 		}
 	}
 }
 
-// refund takes back a part of a spend that still counts.
-func (b *bucket) refund(id, cost int64) {
-	for i := range b.spends {
-		if b.spends[i].id == id {
-			b.spends[i].cost -= cost
-			b.level[0].change(id, -float64(cost))
-			b.level[1].change(id, -float64(cost))
-		}
+// pour adds to a spend of gcra, or takes from it what has not drained: the later, the less.
+func (b *bucket) pour(id, cost int64, now Span) {
+	if b.zone.Algorithm != GCRA {
+		return
+	}
+	for i, at := range [...]int64{now.Lo, now.Hi} {
+		b.level[i].drain(b.zone.rate(), at)
+		b.level[i].change(id, float64(cost))
 	}
 }
 

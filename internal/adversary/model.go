@@ -324,7 +324,7 @@ func (m *Model) End(run *Running, status int, cost string, now Span) (shown []Sh
 			s.Cost, s.Used = 0, Count{}
 			m.forgive(b, run.Request.Caddy)
 		case !z.counts(status):
-			m.free(z, h)
+			m.free(z, h, now)
 			s.Cost, s.Used = 0, v.Used
 		default:
 			m.Settled[Settlement{z.Name, "charged"}] += s.Cost
@@ -337,10 +337,10 @@ func (m *Model) End(run *Running, status int, cost string, now Span) (shown []Sh
 }
 
 // free gives back what a request of a free status holds.
-func (m *Model) free(z *Zone, h *hold) {
+func (m *Model) free(z *Zone, h *hold, now Span) {
 	if z.Before && !h.anew {
 		m.Settled[Settlement{z.Name, "refunded"}] += h.cost
-		h.verdict.bucket.refund(h.id, h.cost)
+		h.verdict.bucket.refund(h.id, h.cost, now)
 		return
 	}
 	m.Settled[Settlement{z.Name, "free"}] += h.cost
@@ -357,7 +357,7 @@ func (m *Model) charge(b *bucket, h *hold, cost int64, now Span) {
 		b.add(m.ids, cost-h.cost, now)
 	case cost < h.cost:
 		m.Settled[Settlement{b.zone.Name, "refunded"}] += h.cost - cost
-		b.refund(h.id, h.cost-cost)
+		b.refund(h.id, h.cost-cost, now)
 	}
 }
 
