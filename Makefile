@@ -30,12 +30,12 @@ LONGEST            = internal/redis internal/ledger internal/limiter internal/re
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
 # make test runs with Debian's redis-server. make check runs with REDISTEST_SERVER, or the newest of the family,
-# packages with concurrent code, the pairs, and of the other tests of whole Caddys those that depend on the server.
+# packages with concurrent code, the pairs, the adversary, and of the other tests of whole Caddys those that depend on the server.
 NEWEST             = $(or $(REDISTEST_SERVER),$(CURDIR)/bin/servers/valkey-server-9.1)
 WITH_NEWEST        = REDISTEST_SERVER=$(NEWEST) REDISTEST_FAMILY=$$(command -v redis-server)
-# DEPENDENT are tests of whole Caddys that depend on the server; FAMILY adds the pairs of features.
+# DEPENDENT are tests of whole Caddys that depend on the server; FAMILY adds the pairs of features and the adversary.
 DEPENDENT          = Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
-FAMILY             = ^TestPairs$$|$(DEPENDENT)
+FAMILY             = ^Test(Pairs|Adversary)$$|$(DEPENDENT)
 # The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a
 # change. The tests of the other files do one thing at a time.
 OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
@@ -89,7 +89,7 @@ unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
 	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -run '$(DEPENDENT)' -skip "$$tests" ./e2e
 	tests="$(OVERLAPPING)" && $(TEST) -skip '$(FAMILY)|'"$$tests" ./e2e
-	$(WITH_NEWEST) SWEEP=$${SWEEP:-more} $(TEST) -run '^TestPairs$$' ./e2e
+	$(WITH_NEWEST) SWEEP=$${SWEEP:-more} $(TEST) -run '^Test(Pairs|Adversary)$$' ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 

@@ -28,7 +28,7 @@ const (
 
 // supporting are the folders that only tests, builds and the laboratory use.
 var supporting = []string{
-	"e2e", "scripts", "internal/caddyproc", "internal/caddytest", "internal/loadgen", "internal/process",
+	"e2e", "scripts", "internal/adversary", "internal/caddyproc", "internal/caddytest", "internal/loadgen", "internal/process",
 	"internal/redistest", "internal/simredis", "internal/simstore", "internal/simulation",
 	"internal/storetest", "internal/sweep",
 }
