@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -544,6 +545,34 @@ func TestPresentOwnerSaysWhenItResets(t *testing.T) {
 		if st := joined(of, "b"); st.Reset != 20 {
 			t.Errorf("the client is told that it resets at %d, want 20", st.Reset)
 		}
+	}
+}
+
+// TestAnswersOfTwoOwners: what one of them may have spent is no refusal, a penalty ends by the clock of the other, and
+// one that is gone has nothing to give back.
+func TestAnswersOfTwoOwners(t *testing.T) {
+	of := func(states ...store.State) (all []*store.Ask) {
+		for i, st := range states {
+			all = append(all, &store.Ask{Request: store.Request{At: &store.Place{Shard: string(rune('a' + i))}}, State: st})
+		}
+		return all
+	}
+	refused := store.State{Now: 1000, RetryAfter: time.Second}
+	if st := joined(of(refused, store.State{Err: store.ErrUncertain}), "a"); !errors.Is(st.Err, store.ErrUncertain) {
+		t.Errorf("a refusal beside an uncertain take: %+v", st)
+	}
+	penalized := store.State{Now: 501_000, Penalty: 502_000, RetryAfter: time.Millisecond}
+	if st := joined(of(store.State{Now: 1000, Allowed: true}, penalized), "a"); st.Penalty != 2000 {
+		t.Errorf("a penalty of a millisecond ends at %d, want 2000", st.Penalty)
+	}
+	if st := refunded(of(store.State{Now: 1000}, store.State{Err: store.ErrGone}), "a"); st.Err != nil {
+		t.Errorf("a refund at a shard that is gone: %v", st.Err)
+	}
+	taken := of(store.State{Now: 1000, Allowed: true}, store.State{Err: store.ErrUncertain})
+	a := &store.Ask{State: joined(taken, "a")}
+	back := (&parts{of: [][]*store.Ask{taken}}).taken(0, a)
+	if a.Shard() != "b" || len(back) != 1 || back[0].Shard() != "a" {
+		t.Errorf("an uncertain take is one of shard %q, and %d are given back", a.Shard(), len(back))
 	}
 }
 

@@ -328,3 +328,21 @@ func TestErrorsAreLoggedByKind(t *testing.T) {
 		t.Errorf("the last entry is %v, want one for 3 times", last)
 	}
 }
+
+// TestForesightCountsNothing, in memory either, where requests are decided without the store.
+func TestForesightCountsNothing(t *testing.T) {
+	h, _ := newRemoteHandle(t)
+	defer h.Unload()
+	open := h.open.Load()
+	r := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, ClientKey: "alice", Events: 1, Cost: 1}
+	for n, of := range []*Opened{open.Foresight(t.Context()), open.Foresight(t.Context()).Local.Opened, open.Local.Opened} {
+		for range 2 {
+			if st := of.Accounts.AdmitAlone(new(r)); !st.Allowed && n < 2 || st.Err != nil {
+				t.Errorf("%d: %+v", n, st)
+			}
+		}
+	}
+	if st := store.Answers(t.Context(), open.Local.Buckets.Peek, []store.Request{r})[0]; st.Used != 1 {
+		t.Errorf("%d count in memory, want the one that was no foresight", st.Used)
+	}
+}

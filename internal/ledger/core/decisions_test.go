@@ -284,3 +284,22 @@ func TestRepeatedCheckForgetsLandedCharges(t *testing.T) {
 		t.Errorf("a request beside the one charge in flight has to do %d, and is allowed: %t", do, w.State.Allowed)
 	}
 }
+
+// TestAloneBesideAReplica: a window that a replica shows, and this process has not opened, counts while the store is
+// silent, and no other one is opened beside it.
+func TestAloneBesideAReplica(t *testing.T) {
+	const second = 1_000_000
+	m, r := &Moment{Now: 1000 * second, Trust: second}, requestOf("alice", 5)
+	b := New(0, m)
+	for range 2 {
+		if st := b.AskAlone(&r, m); !st.Allowed {
+			t.Fatalf("alone: %+v", st)
+		}
+		b.SettleUnknown(&r, 1, m)
+		m.Now += 50 * second
+	}
+	b.hear(&r, &store.State{Replica: true, Limit: 5, Used: 5, Now: m.Now, Content: store.Content{5, m.Now + 30*second}}, m.Now, m)
+	if st := b.AskAlone(&r, m); st.Allowed || st.RetryAfter != 30*time.Second {
+		t.Errorf("beside a full window of a replica: %+v", st)
+	}
+}
