@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 func TestBucketKey(t *testing.T) {
@@ -105,6 +107,16 @@ func TestSlotMatchesRedis(t *testing.T) {
 			if second, err := server.Client().ClusterKeySlot(t.Context(), keys.Key(&other, client)).Result(); err != nil || second != want {
 				t.Errorf("the buckets of %q are in slots %d and %d, %v", client, want, second, err)
 			}
+		}
+	}
+}
+
+// TestEndOfAHoldMayRunTwice: it is repeated if its reply is lost, and a refund is not, which would give back twice.
+func TestEndOfAHoldMayRunTwice(t *testing.T) {
+	for cost, want := range map[int64]bool{0: true, 1: false} {
+		call, r := new(wire.ScriptCall), store.Request{Limit: hourly, ClientKey: "k", Events: 10, Cost: cost, Hold: 7}
+		if (Op{Operation: algorithm.Refund}).Command(Keys{Prefix: "rl"}, &r, call); call.Reads != want {
+			t.Errorf("a refund of %d may run twice: %t", cost, call.Reads)
 		}
 	}
 }
