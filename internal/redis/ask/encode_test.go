@@ -120,3 +120,14 @@ func TestEndOfAHoldMayRunTwice(t *testing.T) {
 		}
 	}
 }
+
+// TestEndThatIsGivenNeedsAScript: without one the window would end later than that of the client's other owner.
+func TestEndThatIsGivenNeedsAScript(t *testing.T) {
+	r := store.Request{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}
+	if !CanOpen(&r, time.Second) {
+		t.Error("a window that begins when it is opened needs a script")
+	}
+	if r.Ends = -time.Minute.Microseconds(); CanOpen(&r, time.Second) {
+		t.Error("a window whose end is given needs none")
+	}
+}
