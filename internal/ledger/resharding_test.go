@@ -589,6 +589,32 @@ func TestUncertainTakeIsChargedElsewhere(t *testing.T) {
 	})
 }
 
+// TestWindowThatIsAboutToEndIsClosed: a call that comes once it has would open one of which the other owner lacks the end.
+func TestWindowThatIsAboutToEndIsClosed(t *testing.T) {
+	limit, left := clientOf("zone", 5).Limit, closing.Microseconds()
+	if soon, later := openFor(limit, left), openFor(limit, left+1); soon != 0 || later != left+1 {
+		t.Errorf("windows are taken to last %d and %d more, want 0 and %d", soon, later, left+1)
+	}
+}
+
+// TestChargeGoesToTheOwnersOfTheLatestConfig, also to one that the config of the request does not know.
+func TestChargeGoesToTheOwnersOfTheLatestConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry, before := NewRegistry(nil), &sharded{newServers(1), "a"}
+		old := New(registry, before, Options{})
+		latest := New(registry, &sharded{before.servers, "ba"}, Options{})
+		latest.Run()
+		r := clientOf("zone", 5)
+		NewOwners(old).Settle([]*store.Request{&r}, []int64{0})
+		pass(time.Second)
+		if a, b := before.at("a", algorithm.Peek, r).Used, before.at("b", algorithm.Peek, r).Used; a != 1 || b != 1 {
+			t.Errorf("%d and %d are used, want 1 each", a, b)
+		}
+		old.Leave()
+		latest.Leave()
+	})
+}
+
 // TestLastOwnerHasTheChargeAlone: if its shard is gone then, the charge is lost.
 func TestLastOwnerHasTheChargeAlone(t *testing.T) {
 	twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {

@@ -156,6 +156,21 @@ func TestDeciderWithoutTheStore(t *testing.T) {
 	}
 }
 
+// TestTakeInMemoryIsTheClientsOwn, whatever bucket it shares in the store: it goes with its own bucket.
+func TestTakeInMemoryIsTheClientsOwn(t *testing.T) {
+	own := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, ClientKey: "alice"}
+	shared := own
+	shared.ClientKey = stores.UnknownKey
+	z := &inZone{
+		boundZone: &boundZone{zoneState: new(zoneState)}, ask: store.Ask{Request: shared}, bucket: unknownBucket,
+		spend: spend{alone: localTaken}, rare: &rareZone{own: ownRequest{clientKey: own.ClientKey}},
+	}
+	z.beginTake()
+	if z.running.empty(&own); !z.running.isVoid(z.rare.taken) {
+		t.Error("a take stands although the client's bucket is emptied")
+	}
+}
+
 // TestFirstOfABucketAndWindow: what is logged once is remembered by bucket and window. A
 // reload to another window, or the next window, begins anew; other events do not.
 func TestFirstOfABucketAndWindow(t *testing.T) {
