@@ -15,6 +15,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/limit"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // usedOf returns how much of a bucket counts.
@@ -255,4 +256,48 @@ func TestCloseFromReport(t *testing.T) {
 	must(t, "reserve", err)
 	must(t, "stop", server.Stop())
 	<-closed
+}
+
+// losing is a store whose replies to takes are lost, where late is how they end.
+type losing struct {
+	store.Store
+	late *store.Late
+}
+
+func (s *losing) Take(ctx context.Context, asks []*store.Ask) {
+	if s.Store.Take(ctx, asks); s.late != nil {
+		asks[0].State = store.State{Err: s.late.Wrap(store.ErrUncertain)}
+	}
+}
+
+// TestWhatHasEndedIsHeldNoMore: once an estimate counts for good, or its reply is lost, refused callers are told how long
+// to wait in fact.
+func TestWhatHasEndedIsHeldNoMore(t *testing.T) {
+	for _, actual := range []int64{4, 5, -1} {
+		s, lossy := limit.OpenMemory(limit.Memory{}), new(losing)
+		s.Wrap(func(next store.Store) store.Store {
+			lossy.Store = next
+			return lossy
+		})
+		l := limitOf(t, s, limit.Config{Name: "api", Events: 4, Window: time.Hour})
+		isHeld := func() bool {
+			got, err := l.Take(t.Context(), "a", 1)
+			must(t, "take", errors.Join(err, want("allowed", got.Allowed, false)))
+			return got.RetryAfter <= time.Second
+		}
+		if actual < 0 {
+			lossy.late = new(store.Late)
+		}
+		late := lossy.late
+		r, err := l.Reserve(t.Context(), "a", 4)
+		must(t, "reserve", want("uncertain", errors.Is(err, limit.ErrUncertain), actual < 0))
+		lossy.late = nil
+		must(t, "while it runs", want("held", isHeld(), true))
+		if actual < 0 {
+			late.End(nil)
+		} else {
+			must(t, "commit", r.Commit(t.Context(), actual))
+		}
+		must(t, fmt.Sprint("ended with ", actual), want("held", isHeld(), false))
+	}
 }

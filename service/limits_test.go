@@ -85,6 +85,9 @@ func saysOf(a interface {
 		if s.GetLimit() > 0 {
 			text += fmt.Sprintf(" %s %d/%d", s.GetZone(), s.GetRemaining(), s.GetLimit())
 		}
+		if s.GetCode() == limitv1.Code_OK && s.GetRetryAfter() != nil {
+			text += " again after " + s.GetRetryAfter().AsDuration().String()
+		}
 		all = append(all, text)
 	}
 	return a.GetCode().String() + " [" + strings.Join(all, ", ") + "]"
@@ -204,6 +207,9 @@ func TestReservations(t *testing.T) {
 				expect(t, "commit it again", settledOf(l.commit(id("c"), 10)), zone("zone 10/10"))
 				l.awaitLeft(kind, "u", zone("OK [OK zone 70/100]"))
 				expect(t, "no estimate", saysOf(l.reserve(id("d"), kind, "u", 0, time.Hour)), zone("OK [OK zone 70/100]"))
+				expect(t, "a low estimate", saysOf(l.reserve(id("e"), kind, "u", 5, time.Hour)), zone("OK [OK zone 65/100]"))
+				expect(t, "commit more", settledOf(l.commit(id("e"), 8)), zone("zone 8/5"))
+				l.awaitLeft(kind, "u", zone("OK [OK zone 62/100]"))
 				expect(t, "commit more than is left", settledOf(l.commit(id("d"), 90)), zone("zone 90/0"))
 				l.awaitLeft(kind, "u", zone("OVER_LIMIT [OVER_LIMIT zone 0/100]"))
 			}

@@ -284,11 +284,11 @@ func (s *Service) once(ctx context.Context, id, digest string, answer proto.Mess
 		_, _ = s.put(ctx, mine, nil, 0)
 		return err
 	}
-	kept, left := *r, r.TTL
+	kept := *r
 	if kept.Digest = digest; r.Phase == done {
-		kept.Parts, kept.Holds, left = nil, nil, r.kept()
+		kept.Parts, kept.Holds = nil, nil
 	}
-	if _, err = s.put(ctx, mine, &kept, left); err == nil {
+	if _, err = s.put(ctx, mine, &kept, r.TTL); err == nil {
 		return nil
 	}
 	if errors.Is(err, store.ErrNotExecuted) {

@@ -322,6 +322,20 @@ func TestReservationThatStaysOpenIsHeld(t *testing.T) {
 	}
 }
 
+// TestWhatIsToBeGivenBackIsHeld until it has come back, which may take a while.
+func TestWhatIsToBeGivenBackIsHeld(t *testing.T) {
+	f := newFixture(t)
+	_, err := f.reserve(t.Context(), f.reserving(90))
+	f.must("reserve", err)
+	_, r := f.there()
+	f.endHolds(r.ended(committed, []int64{10}))
+	a, err := f.take(t.Context(), &limitv1.TakeRequest{Domain: "a", Descriptors: f.descriptors(20)})
+	f.must("take", err)
+	if wait := a.GetStatuses()[0].GetRetryAfter().AsDuration(); wait == 0 || wait > time.Second {
+		t.Errorf("it comes back, and a caller is told to wait %v", wait)
+	}
+}
+
 // TestDebtToAStoreThatIsGone is tried again, ever more rarely, and then given up.
 func TestDebtToAStoreThatIsGone(t *testing.T) {
 	f := newFixture(t)
@@ -457,6 +471,10 @@ func TestSettleTime(t *testing.T) {
 		if s.settleTime < s.patience+want || s.settleTime > store.MaxRecordLeft {
 			t.Errorf("with %s it is %s", charge, s.settleTime)
 		}
+	}
+	// A call that still waits for room is not made by another one.
+	if s := provisioned(t, strings.ReplaceAll(oneZone, `"10000h"`, `"30m", "max_wait": "50m"`)); s.patience <= 50*time.Minute {
+		t.Errorf("a call is taken for dead after %s, and may wait for 50m", s.patience)
 	}
 }
 

@@ -19,7 +19,11 @@ type holding struct {
 	// late, unless it is nil, is how takes end, whose replies are lost.
 	late *store.Late
 	took []uint32
+	// hurried is how often what lingers was hurried.
+	hurried int
 }
+
+func (s *holding) Hurry(string) { s.hurried++ }
 
 func (s *holding) Take(ctx context.Context, asks []*store.Ask) {
 	s.simulation.Take(ctx, asks)
@@ -79,7 +83,9 @@ func TestLostFetchIsHeldNoMore(t *testing.T) {
 	for _, end := range []error{nil, store.ErrNotExecuted, store.ErrUncertain} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &holding{simulation: newSimulation(1), late: new(store.Late)}
-			l := New(NewRegistry(nil), s, Options{})
+			l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, op algorithm.Operation, _ int64, err error) {
+				t.Errorf("a %s that nobody made is lost: %v", op, err)
+			}})
 			r := requestOf("alice", 10)
 			r.Batch, r.Hold = 2, store.HearsHeld
 			if st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]; !errors.Is(st.Err, store.ErrUncertain) {
@@ -94,6 +100,9 @@ func TestLostFetchIsHeldNoMore(t *testing.T) {
 			want := s.took
 			if errors.Is(end, store.ErrNotExecuted) {
 				want = nil
+			}
+			if sizes := s.callSizes(); len(sizes) > 0 {
+				t.Errorf("%v: nothing is charged in %d calls", end, len(sizes))
 			}
 			if !slices.Equal(s.ended, want) || len(s.took) != 1 || s.took[0] <= store.HearsHeld {
 				t.Errorf("%v: taken under %v, and the holds %v have ended", end, s.took, s.ended)
@@ -154,6 +163,16 @@ func TestTakeWaitsOnceForEnds(t *testing.T) {
 		}
 		if st, took := take(); !st.InFlight || took < DefaultTimeout || took > DefaultTimeout+5*time.Millisecond {
 			t.Errorf("while its end is on its way: %+v after %v", st, took)
+		}
+		if s.hurried == 0 {
+			t.Error("what lingers does not leave at once")
+		}
+		pass(1100 * time.Millisecond)
+		late.RefundDetached([]*store.Request{&end})
+		before := len(s.took)
+		both[0].Hold = store.NewHold()
+		if store.Answers(t.Context(), l.Take, both); len(s.took) == before {
+			t.Error("nobody asks about the other bucket, because of a request that has only waited")
 		}
 		pass(2 * time.Second)
 		late.Leave()

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -547,6 +548,34 @@ func TestPresentOwnerSaysWhenItResets(t *testing.T) {
 	}
 }
 
+// TestAnswersOfTwoOwners: what one of them may have spent is no refusal, a penalty ends by the clock of the other, and
+// one that is gone has nothing to give back.
+func TestAnswersOfTwoOwners(t *testing.T) {
+	of := func(states ...store.State) (all []*store.Ask) {
+		for i, st := range states {
+			all = append(all, &store.Ask{Request: store.Request{At: &store.Place{Shard: string(rune('a' + i))}}, State: st})
+		}
+		return all
+	}
+	refused := store.State{Now: 1000, RetryAfter: time.Second}
+	if st := joined(of(refused, store.State{Err: store.ErrUncertain}), "a"); !errors.Is(st.Err, store.ErrUncertain) {
+		t.Errorf("a refusal beside an uncertain take: %+v", st)
+	}
+	penalized := store.State{Now: 501_000, Penalty: 502_000, RetryAfter: time.Millisecond}
+	if st := joined(of(store.State{Now: 1000, Allowed: true}, penalized), "a"); st.Penalty != 2000 {
+		t.Errorf("a penalty of a millisecond ends at %d, want 2000", st.Penalty)
+	}
+	if st := refunded(of(store.State{Now: 1000}, store.State{Err: store.ErrGone}), "a"); st.Err != nil {
+		t.Errorf("a refund at a shard that is gone: %v", st.Err)
+	}
+	taken := of(store.State{Now: 1000, Allowed: true}, store.State{Err: store.ErrUncertain})
+	a := &store.Ask{State: joined(taken, "a")}
+	back := (&parts{of: [][]*store.Ask{taken}}).taken(0, a)
+	if a.Shard() != "b" || len(back) != 1 || back[0].Shard() != "a" {
+		t.Errorf("an uncertain take is one of shard %q, and %d are given back", a.Shard(), len(back))
+	}
+}
+
 // TestUncertainTakeIsChargedElsewhere: only where it was taken may it count already.
 func TestUncertainTakeIsChargedElsewhere(t *testing.T) {
 	twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
@@ -557,6 +586,32 @@ func TestUncertainTakeIsChargedElsewhere(t *testing.T) {
 		if a, b := s.at("a", algorithm.Peek, r).Used, s.at("b", algorithm.Peek, r).Used; a != 0 || b != 1 {
 			t.Errorf("%d and %d are used, want 0 and 1", a, b)
 		}
+	})
+}
+
+// TestWindowThatIsAboutToEndIsClosed: a call that comes once it has would open one of which the other owner lacks the end.
+func TestWindowThatIsAboutToEndIsClosed(t *testing.T) {
+	limit, left := clientOf("zone", 5).Limit, closing.Microseconds()
+	if soon, later := openFor(limit, left), openFor(limit, left+1); soon != 0 || later != left+1 {
+		t.Errorf("windows are taken to last %d and %d more, want 0 and %d", soon, later, left+1)
+	}
+}
+
+// TestChargeGoesToTheOwnersOfTheLatestConfig, also to one that the config of the request does not know.
+func TestChargeGoesToTheOwnersOfTheLatestConfig(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry, before := NewRegistry(nil), &sharded{newServers(1), "a"}
+		old := New(registry, before, Options{})
+		latest := New(registry, &sharded{before.servers, "ba"}, Options{})
+		latest.Run()
+		r := clientOf("zone", 5)
+		NewOwners(old).Settle([]*store.Request{&r}, []int64{0})
+		pass(time.Second)
+		if a, b := before.at("a", algorithm.Peek, r).Used, before.at("b", algorithm.Peek, r).Used; a != 1 || b != 1 {
+			t.Errorf("%d and %d are used, want 1 each", a, b)
+		}
+		old.Leave()
+		latest.Leave()
 	})
 }
 

@@ -486,11 +486,13 @@ func TestReclaim(t *testing.T) {
 	for name, c := range map[string]struct {
 		cost        int64
 		beside      bool
+		comes       bool
 		served      bool
 		here, there int64
 	}{
 		"here":                        {cost: 2, served: true, here: 0, there: 1},
 		"here and in the store":       {cost: 3, served: true, here: 0, there: 0},
+		"and on its way there":        {cost: 4, comes: true, served: true, here: 0, there: 0},
 		"more than is left":           {cost: 4, here: 2, there: 1},
 		"refused by another zone too": {cost: 2, beside: true, here: 2, there: 1},
 	} {
@@ -505,7 +507,13 @@ func TestReclaim(t *testing.T) {
 				}
 				k := b.refusedTake(1, reqs...)
 				k.until = time.Now().Add(DefaultTimeout)
-				k.reclaim(b.ledgers[0].registry.now())
+				began := b.ledgers[0].registry.now()
+				if c.comes {
+					back := b.request(1)
+					back.Batch, back.Receipt = 0, b.take(b.ledgers[0], 0).Receipt
+					b.ledgers[0].RefundDetached([]*store.Request{&back})
+				}
+				k.reclaim(began)
 				if st := k.asks[0].State; st.Err != nil || st.Allowed != c.served {
 					t.Errorf("a request that costs %d: %+v", c.cost, st)
 				}

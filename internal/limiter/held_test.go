@@ -6,6 +6,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -133,5 +135,36 @@ func TestWhatHoldsNothingIsNotCopied(t *testing.T) {
 	s, req := new(settlement), store.Request{Cost: 1, Hold: store.HearsHeld}
 	if n := testing.AllocsPerRun(100, func() { s.endHold(req, phaseTaken, dueNothing) }); n > 0 || len(s.refunds) > 0 {
 		t.Errorf("it makes %v allocations and %d refunds", n, len(s.refunds))
+	}
+}
+
+// TestAloneWhileSomethingIsHeld: without the store as well, who is refused while a request runs that may turn out to be
+// free is told to come again soon, and earns no penalty.
+func TestAloneWhileSomethingIsHeld(t *testing.T) {
+	z := &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal, Penalty: time.Hour}
+	l := newTestHandler(t, z, &deafStore{takeError: store.ErrNotExecuted})
+	z.Events.Number = 1
+	l.answered(func(w http.ResponseWriter, _ *http.Request) {
+		if got := l.answeredWith(http.StatusOK); got.Code != http.StatusTooManyRequests || got.Header().Get("Retry-After") != "1" {
+			t.Errorf("while another runs: status %d, %v", got.Code, got.Header())
+		}
+		w.WriteHeader(http.StatusNotModified)
+	})
+	if got := l.answeredWith(http.StatusOK); got.Code != http.StatusOK {
+		t.Errorf("after a request that was free: status %d, %v", got.Code, got.Header())
+	}
+}
+
+// TestRequestThatTakesAgainIsHeldAnew: the refund of its first take, which may arrive later, does not end what the second
+// one holds.
+func TestRequestThatTakesAgainIsHeldAnew(t *testing.T) {
+	z := &Zone{Name: "zone", ChargeBefore: true, Counts: telemetry.Default.Zone("zone")}
+	z.Free.Add(http.StatusNotModified)
+	z.prepare()
+	req := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, Events: 10, Cost: 1, Hold: store.NewHold()}
+	in := &inZone{boundZone: &boundZone{Zone: z}, ask: store.Ask{Request: req}, spend: spend{stored: phaseTaken}}
+	(&evaluation{zones: []*inZone{in}}).undo()
+	if hold := in.ask.Hold; hold == req.Hold || hold <= store.HearsHeld {
+		t.Errorf("it is held under %d, and was under %d", hold, req.Hold)
 	}
 }

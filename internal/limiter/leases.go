@@ -10,7 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -258,7 +257,6 @@ func (z *inZone) boundAborted() {
 		if z.lose(); !z.isLocal() {
 			z.alone = localNone
 		}
-		z.ask.ID = identity.NewRequestID()
 	}
 }
 

@@ -267,6 +267,32 @@ func checkEmpty(t *testing.T, m *waitingRoom) {
 	}
 }
 
+// TestPlaceIsNotTakenFromAClientWithAsMany: where another request of the same address can give way, one of a client
+// that would have fewer places then does not.
+func TestPlaceIsNotTakenFromAClientWithAsMany(t *testing.T) {
+	m := newWaitingRoom()
+	const places = 9
+	join := func(clientKey, address string) *waiter {
+		w := newcomer(m, clientKey, 1, int64(m.held))
+		w.address = address
+		if !m.stand(w, lineFor(clientKey), places) {
+			t.Fatalf("%s may not wait", clientKey)
+		}
+		return w
+	}
+	var last *waiter
+	for range 3 {
+		last = join("a", "1")
+	}
+	join("b", "1")
+	for range 5 {
+		join("c", "2")
+	}
+	if join("b", "1"); !last.news().isDisplaced || m.keys.of("c") != 5 {
+		t.Errorf("the client with as many has %d places, want 5", m.keys.of("c"))
+	}
+}
+
 // TestChangingLines: a request stands in one line at a time, wherever it goes.
 func TestChangingLines(t *testing.T) {
 	m, other := newWaitingRoom(), newWaitingRoom()

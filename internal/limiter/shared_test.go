@@ -139,6 +139,38 @@ func TestUncertainTakeOfASharedBucket(t *testing.T) {
 	}
 }
 
+// TestDeciderWithoutTheStore is the ledger for a client's own bucket, and memory for slots, which the ledger does not
+// give back, and for clients of a shared bucket.
+func TestDeciderWithoutTheStore(t *testing.T) {
+	open := &stores.Opened{IsRemote: true}
+	open.Local.Opened = new(stores.Opened)
+	for _, c := range []struct {
+		isLease bool
+		bucket  bucket
+		want    *stores.Opened
+	}{{false, ownBucket, open}, {true, ownBucket, open.Local.Opened}, {false, overflowBucket, open.Local.Opened}} {
+		z := &inZone{boundZone: &boundZone{Zone: &Zone{isLease: c.isLease}}, of: &evaluation{open: open}, bucket: c.bucket, rare: new(rareZone)}
+		if got, _ := z.decider(); got != c.want {
+			t.Errorf("slots %t, bucket %d: the ledger decides: %t", c.isLease, c.bucket, got == open)
+		}
+	}
+}
+
+// TestTakeInMemoryIsTheClientsOwn, whatever bucket it shares in the store: it goes with its own bucket.
+func TestTakeInMemoryIsTheClientsOwn(t *testing.T) {
+	own := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, ClientKey: "alice"}
+	shared := own
+	shared.ClientKey = stores.UnknownKey
+	z := &inZone{
+		boundZone: &boundZone{zoneState: new(zoneState)}, ask: store.Ask{Request: shared}, bucket: unknownBucket,
+		spend: spend{alone: localTaken}, rare: &rareZone{own: ownRequest{clientKey: own.ClientKey}},
+	}
+	z.beginTake()
+	if z.running.empty(&own); !z.running.isVoid(z.rare.taken) {
+		t.Error("a take stands although the client's bucket is emptied")
+	}
+}
+
 // TestFirstOfABucketAndWindow: what is logged once is remembered by bucket and window. A
 // reload to another window, or the next window, begins anew; other events do not.
 func TestFirstOfABucketAndWindow(t *testing.T) {

@@ -386,6 +386,7 @@ func TestOuterHandlersHoldNothingWhileAnInnerOneWaits(t *testing.T) {
 // TestFreedRoomWakesTheLine: responses that turn out to be free, or that empty the bucket, and
 // requests that end before their charge.
 func TestFreedRoomWakesTheLine(t *testing.T) {
+	const runs = time.Minute + 300*time.Millisecond // who waits asks again each second
 	for _, before := range []bool{false, true} {
 		for _, status := range []int{http.StatusNotModified, http.StatusNoContent} {
 			t.Run(fmt.Sprintf("charge before %v, status %d", before, status), func(t *testing.T) {
@@ -397,7 +398,7 @@ func TestFreedRoomWakesTheLine(t *testing.T) {
 				s := newQueueSite(t, []*Zone{z})
 				s.answer = func(w http.ResponseWriter, r *http.Request) {
 					if r.Header.Get("A") == "free" {
-						pass(time.Minute)
+						pass(runs)
 						w.WriteHeader(status)
 					}
 				}
@@ -405,9 +406,9 @@ func TestFreedRoomWakesTheLine(t *testing.T) {
 					s.send(t.Context(), "charged")
 					s.send(t.Context(), "free")
 					waits := s.send(t.Context(), "waits")
-					pass(time.Minute)
+					pass(2 * time.Minute)
 					synctest.Wait()
-					if err := waits.is(http.StatusOK, time.Minute); err != nil {
+					if err := waits.is(http.StatusOK, runs); err != nil {
 						t.Error(err)
 					}
 					pass(3 * time.Hour)
@@ -457,6 +458,52 @@ func TestPlaceGoesToTheClientWithFewer(t *testing.T) {
 			}
 		})
 	})
+}
+
+// hastyStore answers no check whose caller does not wait.
+type hastyStore struct{ *memory.Store }
+
+func (s hastyStore) Check(ctx context.Context, asks []*store.Ask) {
+	if ctx.Err() != nil {
+		setAll(asks, store.State{Err: store.ErrNotExecuted})
+		return
+	}
+	s.Store.Check(ctx, asks)
+}
+
+// TestGivingWayCallsNoStore: what the request is told is what it was when it lined up, less the time since.
+func TestGivingWayCallsNoStore(t *testing.T) {
+	s := &queueSite{t: t}
+	s.load(hastyStore{memory.New(memory.NewBuckets(), memory.Options{})}, []*Zone{{
+		Name: "zone", Key: []string{clientKey}, Events: Quantity{Number: 1}, Window: 10 * time.Second, MaxWait: time.Hour, MaxWaitQueue: 2,
+	}})
+	synctest.Test(t, func(t *testing.T) {
+		greedy := s.sendMany(t, "greedy", 3)
+		pass(4 * time.Second)
+		s.sendMany(t, "other", 2)
+		if got := greedy[2].got(); got.status != http.StatusTooManyRequests || got.headers.Get("Retry-After") != "16" {
+			t.Errorf("a request that gave way got %d, %v", got.status, got.headers)
+		}
+		pass(time.Hour)
+		synctest.Wait()
+	})
+}
+
+// TestRequestStaysInItsLine, where it has a place, whichever of its zones others wait in.
+func TestRequestStaysInItsLine(t *testing.T) {
+	rooms := []*waitingRoom{newWaitingRoom(), newWaitingRoom()}
+	e := &evaluation{limiter: &Limiter{Config: Config{Now: time.Now}}, open: new(stores.Opened)}
+	for _, room := range rooms {
+		zone := &boundZone{Zone: &Zone{MaxWait: time.Hour}, zoneState: &zoneState{room: room}}
+		e.zones = append(e.zones, &inZone{boundZone: zone, of: e, ask: store.Ask{Request: store.Request{Cost: 1}}, spend: spend{stored: phaseUncertain}})
+	}
+	for _, at := range rooms {
+		w := &waiter{arrived: time.Now(), room: at}
+		line, waits := (&tracker{own: []*evaluation{e}}).findLine(w, []int64{1, 1}, httptest.NewRequest(http.MethodGet, "/", nil))
+		if !waits || line == nil || line.room != at {
+			t.Errorf("a request of line %d goes elsewhere", slices.Index(rooms, at))
+		}
+	}
 }
 
 // TestObserversHoldNobody: a zone that only observes the client neither lets it wait nor keeps it from

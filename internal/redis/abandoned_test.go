@@ -81,9 +81,9 @@ func (g *gate) open() {
 	g.shut = nil
 }
 
-// abandon returns a take whose client left while the take waited for a connection.
-// Refunds still have one.
-func abandon(t *testing.T, s *Store, way *gate) []store.Request {
+// abandon returns a take whose client left while the take waited for a connection, and its
+// error. Refunds still have one.
+func abandon(t *testing.T, s *Store, way *gate) ([]store.Request, error) {
 	t.Helper()
 	waitUntilUp(t, s)
 	reqs := oneOf("k")
@@ -108,10 +108,33 @@ func abandon(t *testing.T, s *Store, way *gate) []store.Request {
 		<-way.held
 		leave()
 	}()
-	if err := store.Answers(ctx, s.Take, reqs)[0].Err; !errors.Is(err, store.ErrUncertain) {
+	err := store.Answers(ctx, s.Take, reqs)[0].Err
+	if !errors.Is(err, store.ErrUncertain) {
 		t.Fatalf("an abandoned take has error %v, want an uncertain one", err)
 	}
-	return reqs
+	return reqs, err
+}
+
+// TestAbandonedTakeTellsItsEnd: one that is refused in the end has spent nothing.
+func TestAbandonedTakeTellsItsEnd(t *testing.T) {
+	for _, isFull := range []bool{false, true} {
+		server := redistest.Start(t)
+		way := startGate(t, server.Addr())
+		s := newStore(t, newShard(t, ShardOptions{Primary: way.listener.Addr().String()}), nil)
+		reqs, err := abandon(t, s, way)
+		if isFull {
+			other := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+			all := reqs[0]
+			all.Cost, all.ID = all.Events, "others"
+			must(t, store.Answers(t.Context(), other.Charge, []store.Request{all})[0].Err)
+		}
+		ended := make(chan error, 1)
+		store.LateOf(err).Then(func(err error) { ended <- err })
+		way.open()
+		if err := <-ended; errors.Is(err, store.ErrNotExecuted) != isFull || !isFull && err != nil {
+			t.Errorf("of a full bucket %t: it ends with %v", isFull, err)
+		}
+	}
 }
 
 func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
@@ -126,7 +149,7 @@ func TestRefundDoesNotOvertakeItsTake(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			way := startGate(t, redistest.Start(t).Addr())
 			s := newStore(t, newShard(t, ShardOptions{Primary: way.listener.Addr().String()}), nil)
-			reqs := abandon(t, s, way)
+			reqs, _ := abandon(t, s, way)
 			done := make(chan error, 1)
 			refund(s, reqs, done)
 			select {
@@ -149,7 +172,7 @@ func TestCloseRefundsAbandonedTakes(t *testing.T) {
 	way := startGate(t, server.Addr())
 	shard := NewShard(ShardOptions{Primary: way.listener.Addr().String(), DialTimeout: waitTimeout})
 	s := newStore(t, shard, nil)
-	reqs := abandon(t, s, way)
+	reqs, _ := abandon(t, s, way)
 	done := make(chan error, 1)
 	s.RefundReported(storetest.Posts(reqs), func(_ int, st store.State) { done <- st.Err })
 	go way.open()

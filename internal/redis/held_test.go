@@ -42,6 +42,9 @@ func TestHeldIsBounded(t *testing.T) {
 		if n /= 24; n != 100 || last.Held != 100 || last.IsHeld {
 			t.Errorf("%v: %d are held, the last answer says %+v", a, n, last)
 		}
+		end := reqs[500]
+		end.Cost = 0
+		must(t, store.Answers(t.Context(), s.Refund, []store.Request{end})[0].Err)
 		at, err := server.Client().PExpireTime(t.Context(), held).Result()
 		must(t, err)
 		if late := at.Microseconds() - lastHeld.Now - (10 * time.Minute).Microseconds(); late < 0 || late > 2e6 {

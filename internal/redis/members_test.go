@@ -73,6 +73,24 @@ func TestExpiredMembersGoInParts(t *testing.T) {
 	}
 }
 
+// TestMembersOfTheFutureGo with the next write, by a clock that was set back: later they would count.
+func TestMembersOfTheFutureGo(t *testing.T) {
+	clock := storetest.NewClock(time.Now())
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.clock = clock.Now })
+	for _, a := range []store.Algorithm{store.SlidingLog, store.Concurrency} {
+		limit := &store.Limit{Zone: "future", Algorithm: a, Window: time.Minute}
+		for i, by := range []time.Duration{time.Hour, -time.Hour} {
+			clock.Advance(by)
+			r := store.Request{Limit: limit, ClientKey: "k", ID: fmt.Sprint(i), Events: 10, Cost: 1}
+			must(t, store.Answers(t.Context(), s.Take, []store.Request{r})[0].Err)
+		}
+		if n := server.Client().ZCard(t.Context(), s.asker.Keys.Key(limit, "k")).Val(); n != 1 {
+			t.Errorf("%s: there are %d members", a, n)
+		}
+	}
+}
+
 // TestRefundedLogExpires: a part of the only request is given back, which leaves the rest,
 // and the bucket expires as it did before.
 func TestRefundedLogExpires(t *testing.T) {

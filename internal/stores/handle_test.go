@@ -328,3 +328,54 @@ func TestErrorsAreLoggedByKind(t *testing.T) {
 		t.Errorf("the last entry is %v, want one for 3 times", last)
 	}
 }
+
+// TestForesightCountsNothing, in memory either, where requests are decided without the store.
+func TestForesightCountsNothing(t *testing.T) {
+	h, _ := newRemoteHandle(t)
+	defer h.Unload()
+	open := h.open.Load()
+	r := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, ClientKey: "alice", Events: 1, Cost: 1}
+	for n, of := range []*Opened{open.Foresight(t.Context()), open.Foresight(t.Context()).Local.Opened, open.Local.Opened} {
+		for range 2 {
+			if st := of.Accounts.AdmitAlone(new(r)); !st.Allowed && n < 2 || st.Err != nil {
+				t.Errorf("%d: %+v", n, st)
+			}
+		}
+	}
+	if st := store.Answers(t.Context(), open.Local.Buckets.Peek, []store.Request{r})[0]; st.Used != 1 {
+		t.Errorf("%d count in memory, want the one that was no foresight", st.Used)
+	}
+}
+
+// moved is a store whose shards have these copies of each bucket.
+type moved struct {
+	store.Operable
+	found store.Inspection
+}
+
+func (s moved) Inspect(context.Context, store.Request) store.Inspection { return s.found }
+
+// TestPeekShowsThePresentOwner: the one before is shown only while the present one has nothing yet.
+func TestPeekShowsThePresentOwner(t *testing.T) {
+	for _, exists := range []bool{true, false} {
+		shown := store.Inspection{Copies: []store.Copy{{Exists: exists, State: store.State{Used: 1}}}}
+		shown.Previous = []store.Inspection{{Copies: []store.Copy{{Exists: true, State: store.State{Used: 2}}}}}
+		o := &Opened{Operable: moved{found: shown}}
+		if st := o.Peek(t.Context(), store.Request{}); (st.Used == 1) != exists {
+			t.Errorf("the present owner has the bucket %t, and %d are shown", exists, st.Used)
+		}
+	}
+}
+
+// TestUncertainChargesAreNotLost: operators are told of those that no shard will get.
+func TestUncertainChargesAreNotLost(t *testing.T) {
+	began, o := time.Now(), &Opened{Name: t.Name()}
+	NoteLost(o.Name, "a", 1, store.ErrUncertain)
+	if err := o.Lost("a", began); err != nil {
+		t.Errorf("lost: %v", err)
+	}
+	NoteLost(o.Name, "a", 1, store.ErrNotExecuted)
+	if o.Lost("a", began) == nil {
+		t.Error("a charge that was not executed is not lost")
+	}
+}

@@ -1,6 +1,7 @@
 package stores
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"runtime"
@@ -157,5 +158,29 @@ func TestKnownClientsEndWithTheirStore(t *testing.T) {
 	next.Unload()
 	if refs, ok := Pool.References(knownClientsKey(t.Name())); ok {
 		t.Errorf("after the last config %d use them", refs)
+	}
+}
+
+// lookedAt are accounts that note the looks for buckets.
+type lookedAt struct {
+	Accounts
+	looks []store.Request
+}
+
+func (s *lookedAt) Peek(_ context.Context, asks []*store.Ask) {
+	for _, a := range asks {
+		s.looks, a.State = append(s.looks, a.Request), store.State{Err: store.ErrNotExecuted}
+	}
+}
+
+// TestLookForABucketAsksNotWhatIsHeld, which costs the store a script for each made-up key.
+func TestLookForABucketAsksNotWhatIsHeld(t *testing.T) {
+	s := new(lookedAt)
+	n := &newcomers{base: s, known: newKnownClients(1000, time.Unix(1_700_000_000, 0))}
+	a := store.Ask{Request: *requestOf("new")}
+	a.Events, a.Hold = 5, store.HearsHeld
+	n.overflow(t.Context(), []*store.Ask{&a}, time.Unix(1_700_000_000, 0), false)
+	if len(s.looks) != 1 || s.looks[0].Hold != 0 || a.Hold == 0 {
+		t.Errorf("the store is asked %+v for %+v", s.looks, a.Request)
 	}
 }

@@ -132,3 +132,16 @@ func TestTwinShardsAreNoDisagreement(t *testing.T) {
 		t.Errorf("%q of twins", p.disagreements)
 	}
 }
+
+// TestConfigThatHasEndedTellsNothing: others do not disagree with a config by which only some requests still go.
+func TestConfigThatHasEndedTellsNothing(t *testing.T) {
+	h, _ := newRemoteHandle(t)
+	open, err := h.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer h.Leave()
+	if h.Unload(); open.presence.life.Err() == nil {
+		t.Error("others are told of it for as long as a request runs")
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 func testEmpty(f *fixture) {
@@ -322,4 +323,32 @@ func testFractionalInstants(f *fixture) {
 	f.wantUsed("charge a nanosecond before the reset", f.charge(r), 2)
 	f.clock.Advance(time.Nanosecond)
 	f.wantUsed("charge at the reset", f.charge(r), 1)
+}
+
+// testLateCharges: a charge whose time is over changes nothing, and none counts longer than if it had come just now,
+// whatever its caller's clock says. What opens a window ends it when its caller says.
+func testLateCharges(f *fixture) {
+	for name, r := range f.kinds() {
+		t := algorithm.Of(r.Limit.Algorithm)
+		if t.Lease {
+			continue
+		}
+		for used := range int64(2) {
+			if over := r; !t.Drains() {
+				over.Ends = f.now()
+				f.wantUsed(name+": charge that is over", f.charge(over), used)
+			}
+			f.charge(r)
+		}
+		f.reset(r)
+		r.Ends = f.now() + micros(10*r.Limit.Window)
+		f.charge(r)
+		f.clock.Advance(2 * r.Limit.Window)
+		f.wantUsed(name+": check two windows later", f.check(r), 0)
+	}
+	r := f.request()
+	r.Limit = f.limit("opened", time.Minute)
+	if r.Ends = f.now() + micros(time.Second); f.check(r).Reset != r.Ends {
+		f.Errorf("a check opens a window that ends at %d, want %d", f.check(r).Reset, r.Ends)
+	}
 }

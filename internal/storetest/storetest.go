@@ -93,6 +93,7 @@ var contract = []struct {
 	{"Held", testHeld},
 	{"HeldEnds", testHeldEnds},
 	{"Penalty", testPenalty},
+	{"LateCharges", testLateCharges},
 
 	{"WindowClosesAtReset", testWindowClosesAtReset},
 	{"WindowFollowsWindow", testWindowFollowsWindow},

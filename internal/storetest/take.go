@@ -79,8 +79,12 @@ func testRefundGivesBack(f *fixture) {
 		r.Receipt = f.take(r).Receipt
 		half := r
 		half.Cost = 2
-		if s := f.refund(half); s.Used != 2 || s.Remaining != 3 {
+		s := f.refund(half)
+		if s.Used != 2 || s.Remaining != 3 {
 			f.Errorf("%s: refund of 2 of 4: %+v", name, s)
+		}
+		if after := f.now() + micros(r.Limit.Window); r.Limit.Algorithm == store.SlidingLog && s.Reset != after {
+			f.Errorf("%s: what is left counts until %d, want %d", name, s.Reset, after)
 		}
 		if algorithm.Of(r.Limit.Algorithm).NeedsID {
 			// The ID selects what is refunded, so r refunds the rest.
@@ -239,6 +243,15 @@ func testHeldEnds(f *fixture) {
 		other.ID, other.Hold = "later000", 9
 		if s := f.take(other); s.Held != 1 {
 			f.Errorf("%s: take a window later: %+v", name, s)
+		}
+		// What was held by a clock that was ahead is not.
+		f.clock.Advance(far)
+		other.ID, other.Hold = "future00", 10
+		f.take(other)
+		f.clock.Advance(-far)
+		other.ID, other.Hold = "present0", 11
+		if s := f.take(other); s.Held != 1 {
+			f.Errorf("%s: take by a clock that was set back: %+v", name, s)
 		}
 		// A hold outlasts a bucket that refunds have emptied.
 		emptied, last := r, r

@@ -284,3 +284,64 @@ func TestRepeatedCheckForgetsLandedCharges(t *testing.T) {
 		t.Errorf("a request beside the one charge in flight has to do %d, and is allowed: %t", do, w.State.Allowed)
 	}
 }
+
+// TestAloneBesideAReplica: a window that a replica shows, and this process has not opened, counts while the store is
+// silent, and no other one is opened beside it.
+func TestAloneBesideAReplica(t *testing.T) {
+	const second = 1_000_000
+	m, r := &Moment{Now: 1000 * second, Trust: second}, requestOf("alice", 5)
+	b := New(0, m)
+	for range 2 {
+		if st := b.AskAlone(&r, m); !st.Allowed {
+			t.Fatalf("alone: %+v", st)
+		}
+		b.SettleUnknown(&r, 1, m)
+		m.Now += 50 * second
+	}
+	b.hear(&r, &store.State{Replica: true, Limit: 5, Used: 5, Now: m.Now, Content: store.Content{5, m.Now + 30*second}}, m.Now, m)
+	if st := b.AskAlone(&r, m); st.Allowed || st.RetryAfter != 30*time.Second {
+		t.Errorf("beside a full window of a replica: %+v", st)
+	}
+}
+
+// TestTakeAwaitsAReset although there was room: others may have used that up, for which an operator empties the bucket.
+func TestTakeAwaitsAReset(t *testing.T) {
+	const now = 1_000_000
+	m, r := &Moment{Now: now, Trust: now}, requestOf("alice", 5)
+	b := New(0, m)
+	b.hear(&r, &store.State{Allowed: true, Limit: 5, Used: 1, Now: now, Content: store.Content{1, 2 * now}}, now, m)
+	b.ResetSent(m)
+	if !b.AwaitReturn(Waiter{Request: &r}, m) {
+		t.Error("a take does not wait for the reset")
+	}
+}
+
+// TestLateCountOfLeases: of answers that overtake each other the one with fewer leases makes no room, so that a client
+// awaits its own that come back.
+func TestLateCountOfLeases(t *testing.T) {
+	m, r := &Moment{Now: 1, Trust: 1_000_000}, requestOf("alice", 6)
+	r.Limit.Algorithm = store.Concurrency
+	b := New(0, m)
+	for _, used := range []int64{5, 1} {
+		mark := b.TakeSent(&r, m)
+		b.TakeAnswered(&r, &store.State{Allowed: true, Limit: 6, Used: used, Now: m.Now}, m.Now, mark, m)
+	}
+	b.RefundSent(&r, m)
+	if !b.AwaitReturn(Waiter{Request: &r}, m) {
+		t.Error("a take does not wait for a lease that comes back")
+	}
+}
+
+// TestChargeOfBeforeAReset refuses no take after it, although it is answered while that is in flight.
+func TestChargeOfBeforeAReset(t *testing.T) {
+	m, r := &Moment{Now: 1, Trust: 1_000_000}, requestOf("alice", 5)
+	b := New(0, m)
+	b.Settle([]*store.Request{new(r)}, 0, m)
+	b.ResetSent(m)
+	b.ResetDone(m)
+	mark := b.TakeSent(&r, m)
+	b.Delivered(&r, &store.State{Used: 5, Now: m.Now}, m)
+	if landed := b.extras().landed - mark; landed != 0 {
+		t.Errorf("%d may have come after the take", landed)
+	}
+}

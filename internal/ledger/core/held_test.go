@@ -83,14 +83,21 @@ func TestEndOfWhatIsHeldIsHeard(t *testing.T) {
 	asks(t, &b, &r, m, 1)
 	end := r
 	end.Cost, end.Hold = 0, 7
+	first := m.Now
+	b.RefundSent(&end, m)
+	m.Now++
 	b.RefundSent(&end, m)
 	sent := m.Now
-	if b.Gauges().Owing != 1 || b.Worth(m) != InUse || b.isDisturbed() {
+	if b.Gauges().Owing != 2 || b.Worth(m) != InUse || b.isDisturbed() {
 		t.Errorf("%+v, worth %d, disturbed %v", b.Gauges(), b.Worth(m), b.isDisturbed())
 	}
 	m.Now++
 	if w := (Waiter{Request: &r}); !b.AwaitReturn(w, m) {
 		t.Error("a take does not wait for it")
+	}
+	b.RefundArrived(&end, refusal(&end, m.Now, 1), first, m)
+	if len(m.Turns) != 0 {
+		t.Error("a take does not wait for the second one")
 	}
 	st := refusal(&end, m.Now, 0)
 	st.Allowed, st.RetryAfter = true, 0

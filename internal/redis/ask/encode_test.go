@@ -6,8 +6,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 func TestBucketKey(t *testing.T) {
@@ -106,5 +108,26 @@ func TestSlotMatchesRedis(t *testing.T) {
 				t.Errorf("the buckets of %q are in slots %d and %d, %v", client, want, second, err)
 			}
 		}
+	}
+}
+
+// TestEndOfAHoldMayRunTwice: it is repeated if its reply is lost, and a refund is not, which would give back twice.
+func TestEndOfAHoldMayRunTwice(t *testing.T) {
+	for cost, want := range map[int64]bool{0: true, 1: false} {
+		call, r := new(wire.ScriptCall), store.Request{Limit: hourly, ClientKey: "k", Events: 10, Cost: cost, Hold: 7}
+		if (Op{Operation: algorithm.Refund}).Command(Keys{Prefix: "rl"}, &r, call); call.Reads != want {
+			t.Errorf("a refund of %d may run twice: %t", cost, call.Reads)
+		}
+	}
+}
+
+// TestEndThatIsGivenNeedsAScript: without one the window would end later than that of the client's other owner.
+func TestEndThatIsGivenNeedsAScript(t *testing.T) {
+	r := store.Request{Limit: hourly, ClientKey: "k", Events: 10, Cost: 1}
+	if !CanOpen(&r, time.Second) {
+		t.Error("a window that begins when it is opened needs a script")
+	}
+	if r.Ends = -time.Minute.Microseconds(); CanOpen(&r, time.Second) {
+		t.Error("a window whose end is given needs none")
 	}
 }

@@ -10,6 +10,9 @@ import (
 // NewClock returns a clock that reads at instants after start, on a machine whose clock is now.
 func NewClock(start time.Time, now func() time.Time) *Clock { return &Clock{start: start, now: now} }
 
+// Observe makes the clock hear a time at an instant.
+func (c *Clock) Observe(now, at time.Time) { c.observe(now.UnixMicro(), at, at) }
+
 // Offline runs commands as a lane does, without its connection.
 type Offline struct {
 	// To runs commands.
