@@ -456,7 +456,7 @@ func (holdingsAPI) CaddyModule() caddy.ModuleInfo {
 // Routes implements [caddy.AdminRouter].
 func (holdingsAPI) Routes() []caddy.AdminRoute {
 	return []caddy.AdminRoute{{Pattern: "/test/holdings", Handler: caddy.AdminHandlerFunc(func(w http.ResponseWriter, _ *http.Request) error {
-		h := holdings{Stacks: caddytest.Goroutines(module, "redis/go-redis", "maypok86/otter")}
+		h := holdings{Stacks: caddytest.Goroutines(module, "redis/go-redis")}
 		h.Goroutines = len(h.Stacks)
 		h.countBytes()
 		return json.NewEncoder(w).Encode(h)

@@ -91,7 +91,7 @@ func findProblems(running runningConfig, measured *traffic, now time.Time) (all 
 			handle.Leave()
 		}
 	}
-	all = append(all, measured.problems(running, now)...)
+	all = append(all, measured.problems(now)...)
 	for _, l := range running.Limiters() {
 		for _, z := range l.Zones {
 			for _, text := range z.KeyProblems() {

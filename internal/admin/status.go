@@ -75,7 +75,7 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 		s.Rule = &shown
 	}
 	for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
-		s.Decisions[o.String()] = telemetry.ValueOf(z.Counts.Decisions[o])
+		s.Decisions[o.String()] = z.Counts.Decisions[o].Value()
 	}
 	return s
 }

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
@@ -31,10 +32,15 @@ const (
 type traffic struct {
 	began time.Time
 	zones map[string]*zoneTraffic
+	// sorted are the zones in alphabetical order.
+	sorted []*zoneTraffic
 }
 
 // zoneTraffic is that of one zone, in all stores.
 type zoneTraffic struct {
+	bound []zoneInStore
+	// handlers are the limiters of all handlers with the zone.
+	handlers []*limiter.Limiter
 	// first is the count of requests when the config was loaded.
 	first int64
 	// looks are in the order of time; the first is the last one that is older than a minute.
@@ -51,32 +57,64 @@ type look struct {
 
 // measure takes a look at each zone.
 func (t *traffic) measure(running runningConfig, now time.Time) {
-	if t.zones == nil {
-		t.began, t.zones = now, map[string]*zoneTraffic{}
+	isFirst := t.zones == nil
+	if isFirst {
+		t.begin(running, now)
 	}
-	for name, zone := range zonesInStores(running) {
-		counts := &zone[0].Counts
+	for _, zone := range t.sorted {
+		counts := zone.bound[0].Counts
 		l := look{
-			at: now, requests: telemetry.ValueOf(counts.Requests), allowed: telemetry.ValueOf(counts.Decisions[telemetry.ErrorAllowed]),
-			evicted: telemetry.ValueOf(telemetry.Default.Evicted.WithLabelValues(name)),
+			at: now, requests: counts.Requests.Value(), allowed: counts.Decisions[telemetry.ErrorAllowed].Value(),
+			evicted: counts.Evicted.Value(),
 		}
-		for _, bound := range zone {
-			l.samples = append(l.samples, limiter.TakeSample(limiter.ZoneID{Store: bound.store.Name, Zone: name}))
+		for _, bound := range zone.bound {
+			if s := bound.TakeSample(bound.store); s.Requests > 0 {
+				l.samples = append(l.samples, s)
+			}
 		}
-		if t.zones[name] == nil {
+		if isFirst {
 			// What came before is none of this config's.
-			l.samples = nil
-			t.zones[name] = &zoneTraffic{first: l.requests}
+			l.samples, zone.first = nil, l.requests
 		}
-		t.zones[name].add(l)
+		zone.add(l)
 	}
 }
 
+// begin notes the zones, which stay the same while the config runs.
+func (t *traffic) begin(running runningConfig, now time.Time) {
+	t.began, t.zones = now, map[string]*zoneTraffic{}
+	for name, bound := range zonesInStores(running) {
+		t.zones[name] = &zoneTraffic{bound: bound}
+	}
+	for _, l := range running.Limiters() {
+		for _, z := range l.Zones {
+			zone := t.zones[z.Name]
+			zone.handlers = append(zone.handlers, l)
+		}
+	}
+	for _, name := range sortedKeys(t.zones) {
+		t.sorted = append(t.sorted, t.zones[name])
+	}
+}
+
+// add adds a look. Of a zone without requests only the last one is kept.
 func (z *zoneTraffic) add(l look) {
+	if len(z.looks) == 1 && z.looks[0].isSame(&l) {
+		z.looks[0].at = l.at
+		return
+	}
 	z.looks = append(z.looks, l)
 	for len(z.looks) > 1 && l.at.Sub(z.looks[1].at) >= trafficLasts {
 		z.looks = z.looks[1:]
 	}
+	if first := &z.looks[0]; !slices.ContainsFunc(z.looks[1:], func(l look) bool { return !first.isSame(&l) }) {
+		z.looks = []look{l}
+	}
+}
+
+// isSame reports whether no request has come between two looks, the second of which is l.
+func (f *look) isSame(l *look) bool {
+	return f.requests == l.requests && f.allowed == l.allowed && f.evicted == l.evicted && len(l.samples) == 0
 }
 
 // minute is what a zone's requests of the last minute were like. Forwarded, empty and ofOne are
@@ -134,14 +172,10 @@ func (t *traffic) uncheckedRate(zone string) (rate float64) {
 }
 
 // problems returns what is wrong with the requests of the zones.
-func (t *traffic) problems(running runningConfig, now time.Time) (all []problem) {
-	zones := zonesInStores(running)
-	for _, name := range sortedKeys(zones) {
-		measured := t.zones[name]
-		if measured == nil {
-			continue
-		}
-		zone, m := zones[name][0], measured.last(now)
+func (t *traffic) problems(now time.Time) (all []problem) {
+	for _, measured := range t.sorted {
+		zone, m := &measured.bound[0], measured.last(now)
+		name := zone.Name
 		add := func(k kind, format string, args ...any) {
 			all = append(all, problem{
 				adminapi.Problem{Store: zone.store.Name, Zone: name, Text: "zone " + name + ": " + fmt.Sprintf(format, args...)},
@@ -165,7 +199,7 @@ func (t *traffic) problems(running runningConfig, now time.Time) (all []problem)
 		if m.evicted > 0 {
 			add(adminapi.ProblemEvicted, "%d buckets that counted were forgotten in the last minute, so their clients begin anew: %s", m.evicted, evictionRemedy(zone.store))
 		}
-		if !m.decided && now.Sub(t.began) >= idleFor && isInUse(running, name) && !isUnlimited(zone.rule()) {
+		if !m.decided && now.Sub(t.began) >= idleFor && slices.ContainsFunc(measured.handlers, (*limiter.Limiter).IsInUse) && !isUnlimited(zone.rule()) {
 			add(adminapi.ProblemIdleZone, "it has decided about no request since the config was loaded, although its handler gets requests: see to it that its matcher fits some, that events is not unlimited for all, and that no zone before refuses them")
 		}
 	}
@@ -181,18 +215,6 @@ func evictionRemedy(handle *stores.Handle) string {
 		}
 	}
 	return "raise max_buckets, or set max_new_buckets"
-}
-
-// isInUse reports whether a handler with the zone gets requests.
-func isInUse(running runningConfig, zone string) bool {
-	for _, l := range running.Limiters() {
-		for _, z := range l.Zones {
-			if z.Name == zone && l.IsInUse() {
-				return true
-			}
-		}
-	}
-	return false
 }
 
 // isUnlimited reports whether operators have lifted the limit.

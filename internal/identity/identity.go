@@ -69,11 +69,17 @@ func (s *Shards) find(name string) uint32 {
 func (s *Shards) Place(number uint32) *store.Place { return (*s.places.Load())[number-1] }
 
 // Limits numbers limits from 0 on, so that a bucket need not carry its limit. The
-// zero value is empty. Numbers last: limits come from configs, so there are few.
+// zero value is empty. Numbers last.
 type Limits struct {
-	mu sync.Mutex
 	// table is replaced as a whole, so that readers need no lock.
 	table atomic.Pointer[limitTable]
+
+	mu sync.Mutex
+	// fresh are numbers that the table lacks, and misses counts the lookups of them. The table
+	// takes them in after as many as there are limits, so that each limit is copied a few times
+	// however many there are.
+	fresh  map[store.Limit]uint32
+	misses int
 }
 
 // fewLimits is how many limits are compared one by one.
@@ -97,26 +103,35 @@ func (l *Limits) Number(limit *store.Limit) uint32 {
 			return n
 		}
 	}
-	return l.add(limit)
+	return l.find(limit)
 }
 
 // Limit returns the limit of that number.
 func (l *Limits) Limit(number uint32) *store.Limit { return l.table.Load().limits[number] }
 
-func (l *Limits) add(limit *store.Limit) uint32 {
+// find returns the number of a limit that the table may lack, or gives it one.
+func (l *Limits) find(limit *store.Limit) uint32 {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	next := limitTable{numbers: map[store.Limit]uint32{}}
-	if t := l.table.Load(); t != nil {
-		if n, ok := t.numbers[*limit]; ok {
-			return n
-		}
-		next.numbers, next.limits = maps.Clone(t.numbers), slices.Clone(t.limits)
+	t := l.table.Load()
+	if t == nil {
+		t, l.fresh = new(limitTable), map[store.Limit]uint32{}
 	}
-	n := uint32(len(next.limits))
+	if n, ok := t.numbers[*limit]; ok {
+		return n
+	}
+	if n, ok := l.fresh[*limit]; ok {
+		if l.misses++; l.misses >= len(t.limits) {
+			maps.Copy(l.fresh, t.numbers)
+			l.table.Store(&limitTable{l.fresh, t.limits})
+			l.fresh, l.misses = map[store.Limit]uint32{}, 0
+		}
+		return n
+	}
+	n := uint32(len(t.limits)) //nolint:gosec // few
 	own := *limit
-	next.numbers[own] = n
-	next.limits = append(next.limits, &own)
-	l.table.Store(&next)
+	l.fresh[own] = n
+	// Readers see no more of a shared array than their table has.
+	l.table.Store(&limitTable{t.numbers, append(t.limits, &own)})
 	return n
 }

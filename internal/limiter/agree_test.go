@@ -213,10 +213,8 @@ func (s *verdictSite) serve() (got observed) {
 func (s *verdictSite) decisions() map[string]int64 {
 	counts := map[string]int64{}
 	for _, z := range s.zones {
-		for o, c := range z.Counts.Decisions {
-			if c != nil {
-				counts[z.Name+" "+telemetry.Outcome(o).String()] = telemetry.ValueOf(c)
-			}
+		for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
+			counts[z.Name+" "+o.String()] = z.Counts.Decisions[o].Value()
 		}
 	}
 	return counts
@@ -363,11 +361,11 @@ func TestDecisionOfARequestThatWaitedIsCountedOnce(t *testing.T) {
 		}
 	})
 	for outcome, want := range map[telemetry.Outcome]int64{telemetry.Allowed: 2, telemetry.Refused: 1} {
-		if n := telemetry.ValueOf(outer.Counts.Decisions[outcome]); n != want {
+		if n := outer.Counts.Decisions[outcome].Value(); n != want {
 			t.Errorf("%d decisions are %v, want %d", n, outcome, want)
 		}
 	}
-	if n := telemetry.ValueOf(outer.Counts.Requests); n != 3 {
+	if n := outer.Counts.Requests.Value(); n != 3 {
 		t.Errorf("%d requests are counted, want 3", n)
 	}
 }
@@ -421,12 +419,9 @@ func TestDecisionsBeforeAWaitStand(t *testing.T) {
 				pass(time.Minute)
 			})
 			got := outcomes{}
-			for o, counter := range c.outer.Counts.Decisions {
-				if counter == nil {
-					continue
-				}
-				if n := telemetry.ValueOf(counter); n > 0 {
-					got[telemetry.Outcome(o)] = n
+			for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
+				if n := c.outer.Counts.Decisions[o].Value(); n > 0 {
+					got[o] = n
 				}
 			}
 			if !maps.Equal(got, c.want) {

@@ -96,7 +96,7 @@ func (l *Limiter) GiveBack(h *Hold, amount int64) error {
 		return err
 	}
 	if z := l.zoneOf(h); z != nil {
-		z.Counts.Refunded.Add(float64(amount))
+		z.Counts.Refunded.Add(amount)
 		z.room.wake(string(h.ClientKey))
 	}
 	return nil
@@ -128,7 +128,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 	}
 	open.Charge([]*store.Request{&req})
 	if z := l.zoneOf(h); z != nil {
-		z.Counts.Charged.Add(float64(amount))
+		z.Counts.Charged.Add(amount)
 	}
 	return nil
 }

@@ -187,7 +187,7 @@ func (s *settlements) refund(z *inZone, back int64) {
 	}
 	req.Cost = back
 	to.refunds = append(to.refunds, &req)
-	z.Counts.Refunded.Add(float64(back))
+	z.Counts.Refunded.Add(back)
 	z.show(back, 0)
 }
 

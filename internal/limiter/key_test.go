@@ -41,7 +41,7 @@ func (v values) replacer() *caddy.Replacer {
 
 // keyZone is a zone that counts by these texts, ready to make client keys.
 func keyZone(texts ...string) *Zone {
-	z := &Zone{Name: "test", Key: texts, templates: compileKey(texts)}
+	z := &Zone{Name: "test", Counts: new(telemetry.ZoneCounters), Key: texts, templates: compileKey(texts)}
 	z.bound[ownStore] = boundZone{Zone: z, handle: new(stores.Handle)}
 	return z
 }

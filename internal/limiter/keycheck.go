@@ -273,6 +273,7 @@ func (z *Zone) reportDoubts(l *Limiter) {
 		level := zap.InfoLevel
 		if d.isLikely {
 			level = zap.WarnLevel
+			z.doubts = append(z.doubts, d.text)
 		}
 		l.Logger.Log(level, "key may not tell clients apart",
 			zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.String("problem", d.text))
@@ -281,11 +282,7 @@ func (z *Zone) reportDoubts(l *Limiter) {
 
 // KeyProblems returns what is likely wrong with the zone's key, by its texts and by requests.
 func (z *Zone) KeyProblems() (problems []string) {
-	for _, d := range doubtsAbout(z.Key) {
-		if d.isLikely {
-			problems = append(problems, d.text)
-		}
-	}
+	problems = slices.Clone(z.doubts)
 	if name := z.unknown.Load(); name != nil && strings.IndexByte(*name, '.') < 0 {
 		problems = append(problems, unknownText(*name))
 	}

@@ -48,13 +48,13 @@ const (
 // how many at once. Where either is 0 or unlimited, the request has that limit.
 func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) (events, burst int64) {
 	if burst = z.Burst.Number; z.Burst.isDynamic() {
-		if burst = z.read("burst", z.Burst, &z.burst, 1, store.MaxEvents, "2^52", repl, l); burst <= 0 {
+		if burst = z.read(telemetry.OptionBurst, z.Burst, &z.burst, 1, store.MaxEvents, "2^52", repl, l); burst <= 0 {
 			return burst, 0
 		}
 	}
 	if events = z.Events.Number; z.Events.isDynamic() || z.Burst.isDynamic() {
 		t := algorithm.Of(z.Algorithm)
-		events = z.read("events", z.Events, &z.events, algorithm.LeastEvents(burst, z.Window), t.MostEvents, t.MostWords, repl, l)
+		events = z.read(telemetry.OptionEvents, z.Events, &z.events, algorithm.LeastEvents(burst, z.Window), t.MostEvents, t.MostWords, repl, l)
 	}
 	if events <= 0 {
 		burst = 0
@@ -64,8 +64,8 @@ func (z *Zone) eventsFor(repl *caddy.Replacer, l *Limiter) (events, burst int64)
 
 // read returns the number that q yields, which is the nearest one if it is out of range,
 // or unlimited.
-func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, words string, repl *caddy.Replacer, l *Limiter) int64 {
-	text := strconv.FormatInt(q.Number, 10)
+func (z *Zone) read(option telemetry.Option, q Quantity, log *quota, least, most int64, words string, repl *caddy.Replacer, l *Limiter) int64 {
+	name, text := option.String(), strconv.FormatInt(q.Number, 10)
 	if q.isDynamic() {
 		text = strings.TrimSpace(repl.ReplaceAll(q.Text, ""))
 	}
@@ -81,7 +81,7 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 				zap.String("zone", z.Name), zap.String(name, clipped(text)), zap.Int64("fallback", q.Number), zap.Int64("times", times),
 			}, l.hintFields(q.Text)...)...)
 		}
-		l.countUnreadable(z, name, telemetry.NotFound)
+		l.countUnreadable(z, option, telemetry.NotFound)
 		n = q.Number
 	case n == 0:
 		return 0
@@ -91,7 +91,7 @@ func (z *Zone) read(name string, q Quantity, log *quota, least, most int64, word
 		return n
 	}
 	if !isUnreadable {
-		l.countUnreadable(z, name, telemetry.OutOfRange)
+		l.countUnreadable(z, option, telemetry.OutOfRange)
 	}
 	if times, log := l.mayLog(&log.outOfRange); log {
 		l.Logger.Warn(fmt.Sprintf("%s is not a number from %d to %s; using the nearest", name, least, words),
@@ -129,9 +129,9 @@ func (z *Zone) Bounded(o *store.Override) (events, burst int64) {
 	return events, burst
 }
 
-func (l *Limiter) countUnreadable(z *Zone, option string, cause telemetry.Cause) {
+func (l *Limiter) countUnreadable(z *Zone, option telemetry.Option, cause telemetry.Cause) {
 	if l.simulation == nil {
-		telemetry.Default.Unreadable.WithLabelValues(z.Name, option, cause.String()).Inc()
+		z.Counts.Unreadable[option][cause].Inc()
 	}
 }
 
@@ -172,7 +172,7 @@ func (z *Zone) finalCost(repl *caddy.Replacer, l *Limiter, resp *response) int64
 	if r.cause == telemetry.Known {
 		return cost
 	}
-	l.countUnreadable(z, "cost", r.cause)
+	l.countUnreadable(z, telemetry.OptionCost, r.cause)
 	if times, log := l.mayLog(&z.noCost[r.cause]); log {
 		l.Logger.Warn("cost is not known; charging the fallback or, if that is more, what is known", append(r.fields(),
 			zap.String("zone", z.Name), zap.Error(err),

@@ -16,7 +16,7 @@ func costZone(t *testing.T, sum string, fallback int64) *Zone {
 	if _, rest, err := ParseSum(sum); err != nil || rest != "" {
 		t.Fatalf("%s: %v, rest %q", sum, err, rest)
 	}
-	z := &Zone{Name: "test", Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: sum, Number: fallback}}
+	z := &Zone{Name: "test", Counts: new(telemetry.ZoneCounters), Key: []string{"static"}, Events: Quantity{Number: 10}, Cost: Quantity{Text: sum, Number: fallback}}
 	z.prepare()
 	return z
 }

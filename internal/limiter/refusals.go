@@ -13,11 +13,9 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"github.com/go-kratos/aegis/topk"
-	"github.com/maypok86/otter/v2"
 	"go.uber.org/zap"
 	"go.uber.org/zap/zapcore"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -140,11 +138,12 @@ const (
 // before, and notes it.
 func (z *inZone) isFirst(about uint32) bool {
 	st := &z.ask.State
-	now := logged{lasts: z.limit.Window}
+	now := z.of.limiter.Now()
+	is := logged{until: now.Add(z.limit.Window)}
 	if algorithm.Of(z.limit.Algorithm).Windowed() && st.Reset > st.Now && about != aboutBlock {
-		now = logged{st.Reset, time.Duration(st.Reset-st.Now) * time.Microsecond}
+		is = logged{st.Reset, now.Add(time.Duration(st.Reset-st.Now) * time.Microsecond)}
 	}
-	return z.recent.isFirst(z.recent.idOf(about, &z.limit, z.decidedBy()), now)
+	return z.recent.isFirst(z.recent.idOf(about, &z.limit, z.decidedBy()), is, now)
 }
 
 // shownKey returns the client key as it may be shown: itself with log_key, or else
@@ -162,50 +161,6 @@ func (l *Limiter) shown(key string) string {
 func clientIP(r *http.Request) string {
 	ip, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
 	return ip
-}
-
-// maxRecentClients bounds the memory. A client beyond it costs another log entry.
-const maxRecentClients = 100_000
-
-// recentClients are what was logged of the buckets of a zone in their windows.
-type recentClients struct {
-	limits identity.Limits
-	seen   *otter.Cache[identity.ID, logged]
-}
-
-// logged is the window in which something was logged: its end, or 0 if the algorithm has
-// no windows, and how long it lasted from then on.
-type logged struct {
-	reset int64
-	lasts time.Duration
-}
-
-func newRecentClients() *recentClients {
-	return &recentClients{seen: otter.Must(&otter.Options[identity.ID, logged]{
-		MaximumSize:      maxRecentClients,
-		ExpiryCalculator: otter.ExpiryWritingFunc(func(e otter.Entry[identity.ID, logged]) time.Duration { return e.Value.lasts }),
-	})}
-}
-
-// idOf identifies what is logged of a bucket: limits that differ in their window have
-// buckets of their own.
-func (c *recentClients) idOf(about uint32, limit *store.Limit, clientKey string) identity.ID {
-	return identity.ID{Limit: c.limits.Number(limit)*abouts + about, Key: clientKey}
-}
-
-// isFirst reports whether nothing was logged in the window, and notes it.
-func (c *recentClients) isFirst(id identity.ID, now logged) bool {
-	if was, found := c.seen.GetIfPresent(id); found && was.reset == now.reset {
-		return false
-	}
-	isFirst := false
-	c.seen.Compute(id, func(was logged, found bool) (logged, otter.ComputeOp) {
-		if isFirst = !found || was.reset != now.reset; isFirst {
-			return now, otter.WriteOp
-		}
-		return was, otter.CancelOp
-	})
-	return isFirst
 }
 
 // refusedClients counts which clients of a zone were refused most in the last
@@ -311,7 +266,7 @@ func (c *refusedClients) lastOf(clientKey string) int64 {
 func (z *Zone) ForgetReports(storeName, clientKey string) {
 	if state := findState(ZoneID{storeName, z.Name}); state != nil {
 		for _, about := range []uint32{aboutRefusal, aboutNearness} {
-			state.recent.seen.Invalidate(state.recent.idOf(about, &z.limit, clientKey))
+			state.recent.forget(state.recent.idOf(about, &z.limit, clientKey))
 		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"sync/atomic"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
 // sampleSize is how many requests of a zone are looked at between two calls of TakeSample.
@@ -86,12 +88,12 @@ func (s *requestSample) take() Sample {
 	return taken
 }
 
-// TakeSample returns the sample of a zone's requests in a store, and begins another.
-func TakeSample(id ZoneID) Sample {
-	if state := findState(id); state != nil {
-		return state.sample.take()
+// TakeSample returns the sample of the zone's requests in a store in which it counts, and begins another.
+func (z *Zone) TakeSample(in *stores.Handle) Sample {
+	if z.bound[ownStore].handle == in {
+		return z.bound[ownStore].sample.take()
 	}
-	return Sample{}
+	return z.bound[rolloutStore].sample.take()
 }
 
 // isForwarded reports whether a proxy tells, in a header that Caddy does not believe or that the

@@ -214,7 +214,7 @@ func (e *evaluation) settleZones(t *tracker, status int, hasEnded bool) {
 	if !hasEnded && e.chargesWhole(status) {
 		for _, z := range e.zones {
 			z.show(0, z.ask.Cost)
-			z.Counts.Charged.Add(float64(z.ask.Cost))
+			z.Counts.Charged.Add(z.ask.Cost)
 			z.reportNear()
 		}
 		for _, z := range e.zones {
@@ -367,12 +367,12 @@ func (s *spend) lose() {
 
 // countSettled counts the final cost of a request in the zone.
 func (z *inZone) countSettled(spent, cost int64, free bool) {
-	counts := &z.Counts
-	counts.Charged.Add(float64(cost))
+	counts := z.Counts
+	counts.Charged.Add(cost)
 	if spent > cost {
-		counts.Refunded.Add(float64(spent - cost))
+		counts.Refunded.Add(spent - cost)
 	} else if free {
-		counts.Free.Add(float64(z.ask.Cost))
+		counts.Free.Add(z.ask.Cost)
 	}
 }
 
@@ -469,7 +469,7 @@ func (e *evaluation) giveBack(some func(z *inZone) bool) {
 		z.noteForgiven()
 		spent := z.spent()
 		if !z.isLease {
-			z.Counts.Refunded.Add(float64(spent))
+			z.Counts.Refunded.Add(spent)
 		}
 		all.add(z, finalOf(spent, 0), spent, 0)
 	}

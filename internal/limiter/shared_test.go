@@ -174,7 +174,7 @@ func TestTakeInMemoryIsTheClientsOwn(t *testing.T) {
 // TestFirstOfABucketAndWindow: what is logged once is remembered by bucket and window. A
 // reload to another window, or the next window, begins anew; other events do not.
 func TestFirstOfABucketAndWindow(t *testing.T) {
-	c := newRecentClients()
+	c, now := new(recentClients), time.Now()
 	day := store.Limit{Zone: "z", Window: 24 * time.Hour}
 	second := day
 	second.Window = time.Second
@@ -196,7 +196,7 @@ func TestFirstOfABucketAndWindow(t *testing.T) {
 		{aboutBlock, &day, "alice", 0, true},
 		{aboutBlock, &day, "alice", 0, false},
 	} {
-		if got := c.isFirst(c.idOf(s.about, s.limit, s.client), logged{s.reset, time.Hour}); got != s.want {
+		if got := c.isFirst(c.idOf(s.about, s.limit, s.client), logged{s.reset, now.Add(time.Hour)}, now); got != s.want {
 			t.Errorf("%d: first %t, want %t", n, got, s.want)
 		}
 	}

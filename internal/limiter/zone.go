@@ -77,7 +77,7 @@ type Zone struct {
 	Enforce *float64
 
 	// Counts are set by New.
-	Counts telemetry.ZoneCounters
+	Counts *telemetry.ZoneCounters
 
 	templates []keyTemplate
 	// sum is the cost, if that depends on the request, and paths are those in the JSON of
@@ -96,7 +96,9 @@ type Zone struct {
 	bound    [maxStores]boundZone
 
 	noKey, repeats, never, obeyed telemetry.LogThrottle
-	// unknown is a placeholder of the key that nothing defined for some request, or nil.
+	// doubts are what is likely wrong with the key, by its texts, and unknown is a placeholder of it
+	// that nothing defined for some request, or nil.
+	doubts        []string
 	unknown       atomic.Pointer[string]
 	noCost        [telemetry.Causes]telemetry.LogThrottle
 	events, burst quota
@@ -159,6 +161,7 @@ type boundZone struct {
 func (z *Zone) countIn(in int, handle *stores.Handle) {
 	state := acquireState(handle, z.Name)
 	z.Counts = state.counts
+	z.expectSeries(cmp.Or(z.OnError, handle.OnError), handle.IsRemote())
 	handle.OnOverrides(state.room.wakeAll)
 	handle.NoteZone(z.Name, z.DefinitionDigest())
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
@@ -176,10 +179,10 @@ type ZoneID struct{ Store, Zone string }
 // zoneState is what a zone has in a store besides its buckets. Configs and requests
 // that use the store share it, and it ends with the last of them.
 type zoneState struct {
-	counts  telemetry.ZoneCounters
+	counts  *telemetry.ZoneCounters
 	refused *refusedClients
 	sample  requestSample
-	recent  *recentClients
+	recent  recentClients
 	running runningTakes
 	room    *waitingRoom
 	pace    pace
@@ -207,7 +210,7 @@ func acquireState(handle *stores.Handle, zone string) *zoneState {
 	if state == nil {
 		state = &zoneState{
 			counts:  telemetry.Default.Zone(zone),
-			refused: newRefusedClients(time.Now()), recent: newRecentClients(), room: newWaitingRoom(),
+			refused: newRefusedClients(time.Now()), room: newWaitingRoom(),
 		}
 		zoneStates.used[id] = state
 	}
@@ -247,20 +250,13 @@ func findState(id ZoneID) *zoneState {
 	return zoneStates.used[id]
 }
 
-// releaseState ends one use. A zone's metrics, which do not name the store, end with
-// its last state.
+// releaseState ends one use.
 func releaseState(id ZoneID) {
 	zoneStates.Lock()
 	defer zoneStates.Unlock()
 	state := zoneStates.used[id]
-	if state.users--; state.users > 0 {
-		return
+	if state.users--; state.users == 0 {
+		delete(zoneStates.used, id)
+		telemetry.Default.ForgetZone(id.Zone)
 	}
-	delete(zoneStates.used, id)
-	for other := range zoneStates.used {
-		if other.Zone == id.Zone {
-			return
-		}
-	}
-	telemetry.Default.ForgetZone(id.Zone)
 }

@@ -7,6 +7,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strconv"
+	"strings"
 	"testing"
 	"time"
 
@@ -43,7 +44,8 @@ func TestEventsForABurst(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := &Zone{
-				Name: "test", Algorithm: store.GCRA, Events: Quantity{Text: "{" + headerA + "}", Number: 10},
+				Counts: new(telemetry.ZoneCounters),
+				Name:   "test", Algorithm: store.GCRA, Events: Quantity{Text: "{" + headerA + "}", Number: 10},
 				Burst: Quantity{Number: test.burst}, Window: test.window,
 			}
 			h, logs := keyHandler()
@@ -82,7 +84,8 @@ func TestBurstByPlan(t *testing.T) {
 		{"1", "200", year, 2, 200, 1},
 	} {
 		z := &Zone{
-			Name: "test", Algorithm: store.GCRA, Window: test.window,
+			Counts: new(telemetry.ZoneCounters),
+			Name:   "test", Algorithm: store.GCRA, Window: test.window,
 			Events: Quantity{Text: "{" + headerA + "}", Number: 10}, Burst: Quantity{Text: "{" + headerB + "}", Number: 7},
 		}
 		h, logs := keyHandler()
@@ -99,7 +102,8 @@ func TestBurstByPlan(t *testing.T) {
 func TestBurstOfACentury(t *testing.T) {
 	const burst = 100
 	z := &Zone{
-		Name: "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: store.GCRA, Events: Quantity{Number: 1}, Burst: Quantity{Number: burst},
+		Counts: new(telemetry.ZoneCounters),
+		Name:   "test", Key: []string{"static"}, Cost: Quantity{Number: 1}, Algorithm: store.GCRA, Events: Quantity{Number: 1}, Burst: Quantity{Number: burst},
 		Window: 365 * 24 * time.Hour,
 	}
 	z.prepare()
@@ -165,7 +169,7 @@ func TestEventsForARequest(t *testing.T) {
 		"number and the word": {"5 unlimited", 10, "using the fallback"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			z := &Zone{Name: "test", Events: Quantity{Text: "{" + headerA + "}", Number: 10}}
+			z := &Zone{Name: "test", Counts: new(telemetry.ZoneCounters), Events: Quantity{Text: "{" + headerA + "}", Number: 10}}
 			h, logs := keyHandler()
 			if got, _ := z.eventsFor(values{headerA: test.quota}.replacer(), h); got != test.want {
 				t.Errorf("events are %d, want %d", got, test.want)
@@ -295,7 +299,7 @@ func TestReservedOfARequest(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := test.zone
-			z.Key, z.Reserves = []string{"static"}, []Reserve{reserveFor(25, "POST")}
+			z.Counts, z.Key, z.Reserves = new(telemetry.ZoneCounters), []string{"static"}, []Reserve{reserveFor(25, "POST")}
 			z.prepare()
 			h, _ := keyHandler()
 			repl := values{headerA: test.quota}.replacer()
@@ -309,6 +313,37 @@ func TestReservedOfARequest(t *testing.T) {
 	}
 }
 
+// seriesByName are the series that zones export: by zone and metric, what their other labels say.
+func seriesByName(t *testing.T) map[string]map[string][]string {
+	t.Helper()
+	registry := prometheus.NewPedanticRegistry()
+	if err := telemetry.Default.Register(registry); err != nil {
+		t.Fatal(err)
+	}
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	all := map[string]map[string][]string{}
+	for _, family := range families {
+		for _, metric := range family.GetMetric() {
+			zone, others := "", []string{}
+			for _, label := range metric.GetLabel() {
+				if label.GetName() == "zone" {
+					zone = label.GetValue()
+				} else {
+					others = append(others, label.GetValue())
+				}
+			}
+			if all[zone] == nil {
+				all[zone] = map[string][]string{}
+			}
+			all[zone][family.GetName()] = append(all[zone][family.GetName()], strings.Join(others, " "))
+		}
+	}
+	return all
+}
+
 // TestZoneStateLivesWithTheStore: a config takes the state over if the last user of the
 // previous one has not left, and begins anew otherwise.
 func TestZoneStateLivesWithTheStore(t *testing.T) {
@@ -320,29 +355,24 @@ func TestZoneStateLivesWithTheStore(t *testing.T) {
 		return u
 	}
 	series := func() (n int) {
-		found := make(chan prometheus.Metric)
-		go func() {
-			telemetry.Default.Requests.Collect(found)
-			close(found)
-		}()
-		for range found {
-			n++
+		for _, named := range seriesByName(t) {
+			n += len(named["caddy_rate_limit_requests_total"])
 		}
 		return n
 	}
 	before := series()
 	one, other := load("one"), load("other")
-	state := acquireState(one, "zone")
-	if acquireState(one, "zone") != state {
+	state := acquireState(one, "lives")
+	if acquireState(one, "lives") != state {
 		t.Error("another handler's zone has another state")
 	}
-	if acquireState(other, "zone") == state || acquireState(one, "zone2") == state {
+	if acquireState(other, "lives") == state || acquireState(one, "lives2") == state {
 		t.Error("two zones share a state")
 	}
 	state.counts.Requests.Inc()
 
 	next := load("one")
-	if acquireState(next, "zone") != state {
+	if acquireState(next, "lives") != state {
 		t.Error("a zone that is loaded again has another state")
 	}
 	if _, err := one.Enter(); err != nil {
@@ -350,17 +380,17 @@ func TestZoneStateLivesWithTheStore(t *testing.T) {
 	}
 	one.Unload()
 	next.Unload()
-	if findState(ZoneID{"one", "zone"}) == nil {
+	if findState(ZoneID{"one", "lives"}) == nil {
 		t.Error("the state is gone while a request uses it")
 	}
 	one.Leave()
-	if findState(ZoneID{"one", "zone"}) != nil {
+	if findState(ZoneID{"one", "lives"}) != nil {
 		t.Error("the state outlives the store's last user")
 	}
 	if n := series() - before; n != 1 {
 		t.Errorf("%d zones have metrics, want that of the other store", n)
 	}
-	if n := telemetry.ValueOf(acquireState(other, "zone").counts.Requests); n != 1 {
+	if n := acquireState(other, "lives").counts.Requests.Value(); n != 1 {
 		t.Errorf("%d requests are counted of the zone in both stores, want 1", n)
 	}
 	other.Unload()

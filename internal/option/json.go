@@ -10,6 +10,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -161,13 +162,20 @@ func located(path string, err error) error {
 	return fmt.Errorf("%s: %w", path, err)
 }
 
+// fieldsOf has the fields of structs that were asked for: a config has many values of few types.
+var fieldsOf sync.Map
+
 // JSONFields returns the fields of JSON that a struct has, those of embedded ones included.
 func JSONFields(t reflect.Type) (fields []reflect.StructField) {
+	if known, ok := fieldsOf.Load(t); ok {
+		return known.([]reflect.StructField)
+	}
 	for _, field := range reflect.VisibleFields(t) {
 		if field.IsExported() && JSONName(field) != "" {
 			fields = append(fields, field)
 		}
 	}
+	fieldsOf.Store(t, fields)
 	return fields
 }
 
@@ -201,12 +209,13 @@ func placeOf(t reflect.Type, name string, outer []enclosing) string {
 
 // fieldType returns the type of a struct's field with that name in JSON.
 func fieldType(t reflect.Type, name string, outer []enclosing) (reflect.Type, error) {
+	fields := JSONFields(t)
+	// The decoder ignores case, too.
+	if i := slices.IndexFunc(fields, func(f reflect.StructField) bool { return strings.EqualFold(JSONName(f), name) }); i >= 0 {
+		return fields[i].Type, nil
+	}
 	var known []string
-	for _, field := range JSONFields(t) {
-		// The decoder ignores case, too.
-		if strings.EqualFold(JSONName(field), name) {
-			return field.Type, nil
-		}
+	for _, field := range fields {
 		known = append(known, JSONName(field))
 	}
 	switch near := DidYouMean(name, known); {

@@ -261,6 +261,12 @@ func (h *Handle) ReportError(now time.Time, zone, clientKey string, err error) {
 	}
 }
 
+// IsRemote reports whether the store is open, and is a [store.Remote].
+func (h *Handle) IsRemote() bool {
+	open := h.open.Load()
+	return open != nil && open.IsRemote
+}
+
 // Leave ends what Enter began.
 func (h *Handle) Leave() {
 	if h.users.Add(-1) > 0 {

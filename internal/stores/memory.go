@@ -18,7 +18,9 @@ func MemoryOptions(name string, logger *zap.Logger, maxBuckets int) memory.Optio
 	logger = logger.With(zap.String("store", name))
 	return memory.Options{
 		MaxBuckets: maxBuckets,
-		OnEvict:    func(zone string) { telemetry.Default.Evicted.WithLabelValues(zone).Inc() },
+		OnEvict: func(zone string) {
+			telemetry.Default.OfZone(zone, func(c *telemetry.ZoneCounters) { c.Evicted.Inc() })
+		},
 		OnJump: func(by time.Duration) {
 			logger.Warn("this machine's clock has jumped: let it follow a time server that adjusts it gradually (NTP)", zap.Duration("by", by))
 		},

@@ -156,7 +156,7 @@ func (r *newcomerRate) inOrder(now time.Time) time.Time {
 }
 
 func (n *newcomers) report(zone string, now time.Time) {
-	telemetry.Default.Overflowed.WithLabelValues(zone).Inc()
+	telemetry.Default.OfZone(zone, func(c *telemetry.ZoneCounters) { c.Overflowed.Inc() })
 	if times, log := n.reports.Report(now); log {
 		n.logger.Warn("too many new clients: those beyond the bound share one bucket of their zone",
 			zap.String("store", n.store), zap.String("zone", zone), zap.Int("max_new_buckets", n.most), zap.Int64("times", times))

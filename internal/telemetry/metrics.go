@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -25,23 +24,13 @@ import (
 // start over at a reload.
 var Default = newMetricSet()
 
-// Metrics are the metrics of requests and of calls of stores.
+// Metrics are the metrics of zones and of calls of stores.
 type Metrics struct {
-	Requests    *prometheus.CounterVec
-	declined    *prometheus.CounterVec
-	decisions   *prometheus.CounterVec
-	settled     *prometheus.CounterVec
+	zones       zones
 	StoreErrors *prometheus.CounterVec
 	// StoreDuration measures commands to servers.
 	StoreDuration *prometheus.HistogramVec
 	Undelivered   *prometheus.CounterVec
-	Overflowed    *prometheus.CounterVec
-	// Evicted counts, by zone, the buckets of memory stores.
-	Evicted    *prometheus.CounterVec
-	forgiven   *prometheus.CounterVec
-	near       *prometheus.CounterVec
-	waited     *prometheus.CounterVec
-	Unreadable *prometheus.CounterVec
 }
 
 // Outcome is the decision of a zone about a request.
@@ -109,14 +98,6 @@ func (c Cause) String() string {
 	return [Causes]string{"", "not_found", "not_json", "encoding", "broken_off", "out_of_range"}[c]
 }
 
-// ZoneCounters are the counters of one zone, looked up once.
-type ZoneCounters struct {
-	Requests, Declined      prometheus.Counter
-	Decisions               [Outcomes]prometheus.Counter
-	Charged, Free, Refunded prometheus.Counter
-	Forgiven, Near, Waited  prometheus.Counter
-}
-
 func newMetricSet() *Metrics {
 	counter := func(name, help string, labels ...string) *prometheus.CounterVec {
 		return prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -124,14 +105,7 @@ func newMetricSet() *Metrics {
 		}, labels)
 	}
 	return &Metrics{
-		Requests: counter("requests_total", "Requests that a zone decided about.", "zone"),
-		declined: counter("declined_requests_total", "Requests that a zone refused.", "zone"),
-		decisions: counter("decisions_total",
-			"Decisions of zones: "+strings.ReplaceAll(Listed(OutcomeWords()), "`", "")+".",
-			"zone", "outcome"),
-		settled: counter("settled_cost_total",
-			"Cost of requests by what the response made of it: charged, free because of the status, or refunded. Zones with concurrency spend nothing and are not counted.",
-			"zone", "kind"),
+		zones: zones{used: map[string]*usedZone{}},
 		StoreErrors: counter("store_errors_total",
 			"Checks and takes that a store could not answer, by kind of error.", "store", "kind"),
 		StoreDuration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
@@ -139,71 +113,17 @@ func newMetricSet() *Metrics {
 			Help:    "Duration of commands to the servers of shards, including the wait for a pipeline.",
 			Buckets: durationBuckets,
 		}, []string{"store", "shard", "role", "operation"}),
-		Overflowed: counter("overflowed_requests_total",
-			"Requests of new clients beyond max_new_buckets, which share one bucket.", "zone"),
-		Evicted: counter("evicted_buckets_total",
-			"Buckets in memory that were forgotten although they counted, because there were max_buckets.", "zone"),
-		forgiven: counter("forgiven_total",
-			"Responses whose status has emptied the bucket of their client (reset_status).", "zone"),
-		near: counter("near_clients_total",
-			"Clients that have used up the share of a zone's limit that warn names, once for each window.", "zone"),
-		waited: counter("waited_requests_total",
-			"Requests that were held in a line (max_wait), by the first zone for which they waited.", "zone"),
-		Unreadable: counter("unreadable_total",
-			"Requests for which the placeholder of an option (events, burst or cost) yielded no number, or one out of range, so that the fallback or the nearest number counted.", "zone", "option", "cause"),
 		Undelivered: counter("undelivered_total",
 			"Charges, refunds and penalties that failed: lost (not counted), uncertain (outcome unknown) or expired (their window is over).",
 			"store", "shard", "operation", "outcome"),
 	}
 }
 
-// Zone returns the counters of a zone.
-func (m *Metrics) Zone(name string) ZoneCounters {
-	c := ZoneCounters{
-		Requests: m.Requests.WithLabelValues(name), Declined: m.declined.WithLabelValues(name),
-		Charged:  m.settled.WithLabelValues(name, "charged"),
-		Free:     m.settled.WithLabelValues(name, "free"),
-		Refunded: m.settled.WithLabelValues(name, "refunded"),
-		Forgiven: m.forgiven.WithLabelValues(name),
-		Near:     m.near.WithLabelValues(name),
-		Waited:   m.waited.WithLabelValues(name),
-	}
-	for cause := NotFound; cause < Causes; cause++ {
-		m.Unreadable.WithLabelValues(name, "cost", cause.String())
-	}
-	for _, option := range []string{"events", "burst"} {
-		m.Unreadable.WithLabelValues(name, option, NotFound.String())
-		m.Unreadable.WithLabelValues(name, option, OutOfRange.String())
-	}
-	m.Evicted.WithLabelValues(name)
-	for o := Allowed; o < Outcomes; o++ {
-		c.Decisions[o] = m.decisions.WithLabelValues(name, o.String())
-	}
-	return c
-}
-
-// ForgetZone removes the metrics of a zone.
-func (m *Metrics) ForgetZone(name string) {
-	for _, c := range []*prometheus.CounterVec{m.Requests, m.declined, m.decisions, m.settled, m.Overflowed, m.Evicted, m.forgiven, m.near, m.waited, m.Unreadable} {
-		c.DeletePartialMatch(prometheus.Labels{"zone": name})
-	}
-}
-
-// vector is metrics of one name.
-type vector interface {
-	prometheus.Collector
-	Reset()
-}
-
-func (m *Metrics) vectors() []vector {
-	return []vector{m.Requests, m.declined, m.decisions, m.settled, m.StoreErrors, m.StoreDuration, m.Undelivered, m.Overflowed, m.Evicted, m.forgiven, m.near, m.waited, m.Unreadable}
-}
-
-// Reset removes all series. A process of tests that passes to another test begins anew.
+// Reset removes all series of stores. A process of tests that passes to another test begins anew.
 func (m *Metrics) Reset() {
-	for _, v := range m.vectors() {
-		v.Reset()
-	}
+	m.StoreErrors.Reset()
+	m.StoreDuration.Reset()
+	m.Undelivered.Reset()
 }
 
 // Register adds the metrics and other collectors to the registry of a config. Every
@@ -212,10 +132,7 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 	if registry == nil {
 		return nil
 	}
-	for _, v := range m.vectors() {
-		others = append(others, v)
-	}
-	for _, c := range others {
+	for _, c := range append(others, &m.zones, m.StoreErrors, m.StoreDuration, m.Undelivered) {
 		var already prometheus.AlreadyRegisteredError
 		if err := registry.Register(c); err != nil && !errors.As(err, &already) {
 			return fmt.Errorf("register metrics: %w", err)
@@ -256,15 +173,6 @@ func OutcomeLabel(err error) string {
 
 // durationBuckets range from a call to a near server to the longest wait for a charge.
 var durationBuckets = []float64{.0001, .00025, .0005, .001, .0025, .005, .01, .025, .05, .1, .25, .5, 1, 2.5}
-
-// ValueOf returns the value of a counter.
-func ValueOf(c prometheus.Counter) int64 {
-	var m dto.Metric
-	if err := c.Write(&m); err != nil {
-		return 0
-	}
-	return int64(m.GetCounter().GetValue())
-}
 
 // CallsOf returns how many of the store commands of some operations, by their names, have been measured,
 // and how many seconds they took, by store.
