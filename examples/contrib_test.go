@@ -204,6 +204,7 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	primary := servers[0].Primary.Addr()
 	proxy := redistest.StartProxy(t, primary)
 	global := strings.Replace(servers.Store("check_timeout 2s", "charge_timeout 2s", "max_new_buckets 1"), primary, proxy.Addr(), 1)
+	global = strings.Replace(global, "{", "{\nstore memory memory", 1)
 	c := caddytest.Start(t, `
 {
 	{{global}}
@@ -213,8 +214,11 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 	rate_limit {
 		zone api {
 			key {header.X-Key}
-			events 1000
+			events {header.X-Plan} 1000
 			window 1h
+			warn 80
+			max_wait 1s
+			reset_status 418
 			match {
 				path /api
 			}
@@ -227,6 +231,17 @@ func exportedMetrics(t *testing.T) map[string]exportedMetric {
 			batch 2
 			match {
 				path /takes
+			}
+		}
+	}
+	rate_limit {
+		store memory
+		zone memory {
+			key {header.X-Key}
+			events 1
+			window 1h
+			match {
+				path /memory
 			}
 		}
 	}
