@@ -18,6 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/lab/guarantees"
 	"github.com/shardlimit/caddy-shardlimit/lab/scaling"
 	"github.com/shardlimit/caddy-shardlimit/lab/soak"
+	"github.com/shardlimit/caddy-shardlimit/lab/zones"
 )
 
 var programs = []struct {
@@ -30,6 +31,7 @@ var programs = []struct {
 	{"calls", "count the calls to Redis per request", calls.Run},
 	{"algorithms", "draw and measure the algorithms", algorithms.Run},
 	{"scaling", "compute the servers that traffic needs, for docs/capacity.md too", scaling.Run},
+	{"zones", "measure Caddys with many zones", zones.Run},
 	{"soak", "break something every few seconds under load, and balance the books", soak.Run},
 	{"demo", "show the limiter at work on Redis servers of its own", demo.Run},
 }
