@@ -55,7 +55,7 @@ export PATH := $(PATH):$(CURDIR)/bin/needed
 SOAK              ?= 20000
 
 .DEFAULT_GOAL := help
-.PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
+.PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling zones fmt demo
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 15
@@ -203,6 +203,10 @@ guarantees: ## measure what clients get against the bounds, into dist/evidence
 
 scaling: ## compute the servers that traffic needs from docs/evidence.md, for docs/capacity.md
 	cd lab && $(GO) run . scaling
+
+zones: ## measure Caddys with ten thousand zones
+	scripts/install-needed.sh redis-server
+	cd lab && $(GO) run . zones
 
 fmt: $(GOLANGCI) ## format the code and group its imports
 	gofmt -w .
