@@ -43,7 +43,7 @@ type zoneTraffic struct {
 	handlers []*limiter.Limiter
 	// first is the count of requests when the config was loaded.
 	first int64
-	// looks are in the order of time; the first is the last one that is older than a minute.
+	// looks are in the order of time; the first is the last one kept that is older than a minute.
 	looks []look
 }
 
@@ -97,18 +97,15 @@ func (t *traffic) begin(running runningConfig, now time.Time) {
 	}
 }
 
-// add adds a look. Of a zone without requests only the last one is kept.
+// add adds a look. Of looks without a request in between, the first and the last are kept.
 func (z *zoneTraffic) add(l look) {
-	if len(z.looks) == 1 && z.looks[0].isSame(&l) {
-		z.looks[0].at = l.at
-		return
+	if n := len(z.looks); n > 1 && z.looks[n-2].isSame(&z.looks[n-1]) && z.looks[n-1].isSame(&l) {
+		z.looks[n-1].at = l.at
+	} else {
+		z.looks = append(z.looks, l)
 	}
-	z.looks = append(z.looks, l)
 	for len(z.looks) > 1 && l.at.Sub(z.looks[1].at) >= trafficLasts {
 		z.looks = z.looks[1:]
-	}
-	if first := &z.looks[0]; !slices.ContainsFunc(z.looks[1:], func(l look) bool { return !first.isSame(&l) }) {
-		z.looks = []look{l}
 	}
 }
 
@@ -134,7 +131,8 @@ func (z *zoneTraffic) last(now time.Time) (m minute) {
 	if now.Sub(to.at) >= trafficLasts {
 		return m
 	}
-	m.seconds = secondsOf(&from, &to)
+	// Without requests before, the first look may be older.
+	m.seconds = min(secondsOf(&from, &to), (trafficLasts + lookPeriod).Seconds())
 	m.requests, m.allowed, m.evicted = to.requests-from.requests, to.allowed-from.allowed, to.evicted-from.evicted
 	ofKey := map[uint64]int{}
 	for _, l := range z.looks[1:] {

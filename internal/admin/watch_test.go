@@ -266,6 +266,34 @@ func TestRatesOfProblems(t *testing.T) {
 	says("after it", "0.0 a second, 0.0 a second", "requests pass unlimited: ")
 }
 
+// TestRatesAfterAQuietTime are those of the last minute and seconds. Of the quiet time two looks are kept.
+func TestRatesAfterAQuietTime(t *testing.T) {
+	w := startWatched(t, headerKey, 0)
+	for range 3 {
+		for range 100 {
+			w.pass(lookPeriod)
+		}
+		if n := len(w.watch.traffic.zones[nameIn(t, "api")].looks); n != 2 {
+			t.Errorf("%d looks are kept of a zone without requests, want 2", n)
+		}
+		w.module.fails = true
+		for i := range 20 {
+			w.request(map[bool]func(int) string{true: each}[i%2 == 0], i, true)
+		}
+		w.pass(lookPeriod)
+		w.module.fails = false
+		texts := ""
+		for _, p := range w.watch.Problems() {
+			texts += p.Text + "\n"
+		}
+		for _, want := range []string{"20 of 20 requests in the last minute passed unchecked (now 10.0 a second)", "50 % of the requests (about 0.2 a second)"} {
+			if !strings.Contains(texts, want) {
+				t.Errorf("problems are %s, want %s", texts, want)
+			}
+		}
+	}
+}
+
 // never matches no request.
 type never struct{}
 

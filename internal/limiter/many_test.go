@@ -174,3 +174,17 @@ func TestRecentClientsAreFew(t *testing.T) {
 		t.Errorf("after their window, %d clients are remembered, want the one that came again", len(c.seen))
 	}
 }
+
+// TestRejectedConfigExportsNothing: a config that does not run changes no metrics.
+func TestRejectedConfigExportsNothing(t *testing.T) {
+	handle := &stores.Handle{Name: t.Name(), Module: memoryModule{memory.NewBuckets()}, Logger: zap.NewNop()}
+	if _, err := handle.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer handle.Unload()
+	z := &Zone{Name: "rejected", Key: []string{"static"}, Events: Quantity{Number: 1}, Cost: Quantity{Number: 1}, Window: time.Minute}
+	New(Config{Zones: []*Zone{z}, Store: handle, Logger: zap.NewNop(), Now: time.Now})
+	if series := seriesByName(t)["rejected"]; series != nil {
+		t.Errorf("a zone that does not run exports %v", series)
+	}
+}

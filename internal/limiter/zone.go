@@ -161,7 +161,6 @@ type boundZone struct {
 func (z *Zone) countIn(in int, handle *stores.Handle) {
 	state := acquireState(handle, z.Name)
 	z.Counts = state.counts
-	z.expectSeries(cmp.Or(z.OnError, handle.OnError), handle.IsRemote())
 	handle.OnOverrides(state.room.wakeAll)
 	handle.NoteZone(z.Name, z.DefinitionDigest())
 	z.bound[in] = boundZone{z, state, in, handle, cmp.Or(z.OnError, handle.OnError)}
@@ -224,6 +223,7 @@ func (z *boundZone) run() {
 	zoneStates.Lock()
 	s.started = append(s.started, z.Zone)
 	zoneStates.Unlock()
+	z.expectSeries(z.onError, z.handle.IsRemote())
 	z.handle.OnClose(func() {
 		zoneStates.Lock()
 		defer zoneStates.Unlock()
