@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
+	"weak"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
@@ -271,4 +273,37 @@ func TestServerThatSplitsItsKeysIsSentNoBundles(t *testing.T) {
 			waitForCount(t, server, fmt.Sprint("client", i), 2*(round+1))
 		}
 	}
+}
+
+// TestRequestsAreNotKept: once requests are over, nothing of a shard leads to their limits, and so to their config.
+func TestRequestsAreNotKept(t *testing.T) {
+	t.Parallel()
+	s := newStore(t, newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), nil)
+	ask := func(n int) weak.Pointer[store.Limit] {
+		limit := &store.Limit{Zone: fmt.Sprint("kept", n), Algorithm: store.FixedWindow, Window: time.Hour}
+		for _, do := range []func(context.Context, []*store.Ask){s.Check, s.Charge, s.Take, s.Peek} {
+			for _, st := range store.Answers(t.Context(), do, takes(limit, 3)) {
+				redistest.Must(t, st.Err)
+			}
+		}
+		charges := takes(limit, 3)
+		reported := make(chan store.State, len(charges))
+		s.ChargeReported([]*store.Request{&charges[0], &charges[1], &charges[2]}, func(_ int, st store.State) { reported <- st })
+		for range charges {
+			redistest.Must(t, (<-reported).Err)
+		}
+		return weak.Make(limit)
+	}
+	var limits []weak.Pointer[store.Limit]
+	for n := range 20 {
+		limits = append(limits, ask(n))
+	}
+	redistest.Eventually(t, "the limits are collected", func() error {
+		runtime.GC()
+		kept := slices.DeleteFunc(slices.Clone(limits), func(p weak.Pointer[store.Limit]) bool { return p.Value() == nil })
+		if len(kept) > 0 {
+			return fmt.Errorf("%d of %d limits are kept", len(kept), len(limits))
+		}
+		return nil
+	})
 }

@@ -76,6 +76,8 @@ func (l *Lane) run(batch []*Call, cmds []*Command) {
 			return nil
 		})
 	}
+	// The space outlives the requests, whose limits lead to a whole config.
+	clear(cmds)
 }
 
 // claim makes c the worker's, and reports whether it is still wanted.
