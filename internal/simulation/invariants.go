@@ -3,6 +3,7 @@ package simulation
 import (
 	"errors"
 	"slices"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -180,10 +181,13 @@ func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, 
 		s.fail("%s refused %s, although what is in the way was held for %d microseconds: %+v", p.name, c.key, s.now()-c.heldSince, *st)
 	}
 	s.isOneWindow(c, st, alone || st.InFlight || st.Penalty != 0)
-	// Where nothing fails, a refusal is due to what was spent, or was about to be.
-	if most := s.mostUsed(c); !s.faults && s.now() >= c.reset && st.Penalty == 0 && most+r.Cost <= r.Capacity() {
-		s.fail("%s refused %s, of whose %d at most %d were used: %+v", p.name, c.key, r.Capacity(), most, *st)
-	}
+	// Where nothing fails, a refusal is due to what was spent, or was about to be: requests that were admitted at the same
+	// instant may be heard of after it.
+	s.after(time.Nanosecond, func() {
+		if most := s.mostUsed(c); !s.faults && s.now() >= c.reset && st.Penalty == 0 && most+r.Cost <= r.Capacity() {
+			s.fail("%s refused %s, of whose %d at most %d were used: %+v", p.name, c.key, r.Capacity(), most, *st)
+		}
+	})
 }
 
 // refundTime is how long all refunds of a request take at most, where nothing fails.

@@ -98,7 +98,7 @@ func NewRun(seed uint64, at Servers) *Run {
 			s.come(c.beside)
 		}
 	}
-	s.repeat(s.faults, 3*s.window(), "fault", s.fault)
+	s.repeat(s.faults, s.window(), "fault", s.fault)
 	s.repeat(s.resets, 3*s.window(), "reset", s.reset)
 	s.repeat(rng.chance(0.3), 3*s.window(), "reload", s.reload)
 	// What a process had counted is not known once it has ended.
