@@ -52,7 +52,7 @@ TARGETS           ?=
 # What scripts/install-needed.sh unpacks for those who are not root.
 export PATH := $(PATH):$(CURDIR)/bin/needed
 # How many simulated histories make soak goes through: about twenty minutes' worth.
-SOAK              ?= 12000
+SOAK              ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
