@@ -20,7 +20,7 @@ LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
-# documents, configs, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
+# documents, configs, arithmetic, commands, the page in a browser, simulations, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
 UNRACED            = caddy-shardlimit$$|/(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
@@ -52,7 +52,7 @@ TARGETS           ?=
 # What scripts/install-needed.sh unpacks for those who are not root.
 export PATH := $(PATH):$(CURDIR)/bin/needed
 # How many simulated histories make soak goes through: about twenty minutes' worth.
-SOAK              ?= 20000
+SOAK              ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling fmt demo
