@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,8 +17,6 @@ import (
 	"time"
 	"unicode/utf8"
 	"unique"
-
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
@@ -29,41 +28,341 @@ import (
 // A server loads this when overrides are first asked for.
 var scriptOverride = wire.NewScript(luascripts.Override, "")
 
-// lastOverrides are those that were last read of a shard, by key. Reading overrides that
-// have not changed costs a short reply, and a reload while the shard is down ends none.
-type lastOverrides struct {
-	mu   sync.Mutex
-	read map[string]*readOverrides
+// overrideVersion is one of an override, which all shards and processes keep alike.
+type overrideVersion struct {
+	// number is the version; of two with the same one the higher digest counts.
+	number int64
+	digest uint64
+	id     string
+	// until is when it ends by this machine's clock, in microseconds, and keep until when it is remembered, in
+	// milliseconds by the clock of the server that has made it. No earlier version lasts longer.
+	until, keep int64
+	content     string
+	// override is nil if it was removed, or damaged is not nil.
+	override *store.Override
+	damaged  error
 }
 
-// readOverrides is what was read of a shard. It never changes.
-type readOverrides struct {
-	version string
-	// at is when they were read as a whole, by this machine's clock, and since by the monotonic one.
+// highestVersion is the highest one that is believed; sums of digests are less.
+const highestVersion = 1 << 52
+
+// headSize is the size of the numbers before a content.
+const headSize = 24
+
+// versionIn reads a value of the hash; nil if it is none of ours. now is the server's time in milliseconds, and
+// here this machine's.
+func (p *Operator) versionIn(name, value string, now int64, here time.Time) *overrideVersion {
+	if len(value) < headSize {
+		return nil
+	}
+	numbers, err := wire.Unpack(nil, value[:headSize])
+	if err != nil || numbers[0] < 1 || numbers[0] > highestVersion || numbers[1] < 0 || numbers[1] > store.MaxInteger || numbers[2] < earliest || numbers[2] > store.MaxInteger {
+		return nil
+	}
+	// A part of the reply would keep all of it.
+	return p.newVersion(name, numbers[0], untilOf(numbers[1], now, here), numbers[2], strings.Clone(value[headSize:]))
+}
+
+// earliest is before all instants that are believed, in milliseconds.
+const earliest = 1_000_000_000_000
+
+// untilOf returns when by this machine's clock something ends that ends at an instant by the server's.
+func untilOf(till, now int64, here time.Time) int64 {
+	if till >= store.NoEnd {
+		return store.NoEnd
+	}
+	return here.UnixMicro() + (till-now)*1000
+}
+
+func (p *Operator) newVersion(name string, number, until, keep int64, content string) *overrideVersion {
+	sum := sha1.Sum(slices.Concat([]byte(name+"\n"), wire.AppendPacked(nil, number), []byte(content))) //nolint:gosec // no secret: Redis has no other one
+	v := &overrideVersion{number: number, id: hex.EncodeToString(sum[:]), until: until, keep: keep, content: content}
+	v.digest, _ = strconv.ParseUint(v.id[:13], 16, 64)
+	if content == "" {
+		return v
+	}
+	if v.override, v.damaged = p.decode(content); v.damaged == nil && name != nameUnder(ask.Keys{}, v.override.ID()) {
+		v.damaged = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
+	}
+	if v.damaged != nil {
+		v.override, v.damaged = nil, p.named(v.damaged, name)
+		return v
+	}
+	v.override.Version = v.id
+	v.shift(0)
+	return v
+}
+
+// sameClock is by how much clocks may differ that are taken for the same.
+const sameClock = 5 * time.Second
+
+// shift moves the end by so many microseconds, because this machine's clock was set. It changes v.
+func (v *overrideVersion) shift(by int64) {
+	if v.until != store.NoEnd {
+		v.until += by
+	}
+	if v.override == nil {
+		return
+	}
+	o := v.override
+	if by := v.until - o.Until; max(by, -by) > sameClock.Microseconds() {
+		if v.until != store.NoEnd && o.Until != store.NoEnd {
+			o.Since += by
+		}
+		o.Until = v.until
+	}
+}
+
+// isLater reports whether v comes after other, of which there may be none.
+func (v *overrideVersion) isLater(other *overrideVersion) bool {
+	return other == nil || v.number > other.number || v.number == other.number && v.digest > other.digest
+}
+
+// isLive reports whether it is in force at now, in microseconds.
+func (v *overrideVersion) isLive(now int64) bool { return v != nil && v.content != "" && v.until > now }
+
+// isKept reports whether it is remembered at an instant, in milliseconds.
+func (v *overrideVersion) isKept(at int64) bool {
+	return v.keep > at || v.content != "" && v.until == store.NoEnd
+}
+
+// overrideState is what a process knows of a store's overrides, from any shard and its own changes. Absence on a shard removes
+// nothing from it. It never changes.
+type overrideState struct {
+	all map[string]*overrideVersion
+	// sum is that of the digests, and log has the last changes, the first one first.
+	sum uint64
+	log []logged
+	// at is when this was made by this machine's clock, and since by the monotonic one.
 	at, since time.Time
-	// all and damaged are by name.
-	all     map[string]*store.Override
-	damaged map[string]damaged
-	// handedTo are the versions of the shards of the store that have them too, and isLogHandedOver is set if
-	// they have the log of changes.
-	handedTo        string
-	isLogHandedOver bool
-	// ends are what was last removed on the shards of the store when they had the versions endsAt.
-	ends   ends
-	endsAt string
+	// seen is when a shard was in touch last, and forgets when the first version is not remembered any more, in
+	// milliseconds.
+	seen, forgets int64
 }
 
-// damaged says why an override cannot be read, and which version it has for the script.
-type damaged struct {
-	err     error
-	version string
+// logged is a change as the sets of changes have it.
+type logged struct {
+	version int64
+	text    string
 }
 
-// isSteppedOver reports whether this machine's clock was set before now and after they were read: then
-// they end at other times by the server's clock.
-func (r *readOverrides) isSteppedOver(now time.Time) bool {
-	step := now.UnixMicro() - r.at.UnixMicro() - time.Since(r.since).Microseconds()
-	return max(step, -step) > sameClock.Microseconds()
+func (a logged) compare(b logged) int { return cmp.Or(cmp.Compare(a.version, b.version), cmp.Compare(a.text, b.text)) }
+
+// learned is what was read or made.
+type learned struct {
+	all  map[string]*overrideVersion
+	log  []string
+	seen int64
+}
+
+// with returns the state with what was learned, or s if it has that.
+func (s *overrideState) with(l *learned, now time.Time) *overrideState {
+	next := *s
+	isCopied := false
+	set := func(name string, v *overrideVersion) {
+		if !isCopied {
+			isCopied, next.all = true, maps.Clone(s.all)
+			if next.all == nil {
+				next.all = map[string]*overrideVersion{}
+			}
+		}
+		if before := next.all[name]; before != nil {
+			next.sum -= before.digest
+		}
+		delete(next.all, name)
+		if v != nil {
+			next.all[name] = v
+			next.sum, next.forgets = next.sum+v.digest, min(next.forgets, v.keep)
+		}
+		next.sum %= highestVersion
+	}
+	for name, v := range l.all {
+		if v.isKept(now.UnixMilli()) && v.isLater(s.all[name]) {
+			set(name, v)
+		}
+	}
+	if now.UnixMilli() >= next.forgets {
+		next.forgets = math.MaxInt64
+		for name, v := range next.all {
+			if !v.isKept(now.UnixMilli()) {
+				set(name, nil)
+			} else if v.keep > now.UnixMilli() {
+				next.forgets = min(next.forgets, v.keep)
+			}
+		}
+	}
+	isNew := next.note(l.log)
+	if next.seen = max(s.seen, l.seen); !isCopied && !isNew && next.seen == s.seen && next.forgets == s.forgets {
+		return s
+	}
+	return &next
+}
+
+// note adds changes to the log of s, and reports whether it lacked any. It changes s, and no log.
+func (s *overrideState) note(texts []string) (isNew bool) {
+	log := slices.Clone(s.log)
+	for _, text := range texts {
+		first, _, _ := strings.Cut(text, "\n")
+		version, err := strconv.ParseInt(first, 10, 64)
+		if err != nil || strings.Count(text, "\n") != linesOfChange-1 {
+			continue
+		}
+		change := logged{version, text}
+		if i, isThere := slices.BinarySearchFunc(log, change, logged.compare); !isThere {
+			log, isNew = slices.Insert(log, i, logged{version, strings.Clone(text)}), true
+		}
+	}
+	if isNew {
+		s.log = log[max(len(log)-store.MaxAudited, 0):]
+	}
+	return isNew
+}
+
+// stepped returns the state after this machine's clock was set, by which its versions end at other times.
+func (s *overrideState) stepped(now time.Time) *overrideState {
+	by := now.UnixMicro() - s.at.UnixMicro() - time.Since(s.since).Microseconds()
+	if max(by, -by) <= sameClock.Microseconds() {
+		return s
+	}
+	next := *s
+	next.at, next.since, next.all = now, time.Now(), make(map[string]*overrideVersion, len(s.all))
+	for name, v := range s.all {
+		moved := *v
+		if v.override != nil {
+			o := *v.override
+			moved.override = &o
+		}
+		moved.shift(by)
+		next.all[name] = &moved
+	}
+	return &next
+}
+
+// shardOverrides is what is known of a shard's hash. It outlives configs: a reload while the shard is down ends
+// no override, and one that has not changed is not read again.
+type shardOverrides struct {
+	// state is what the last look at the shard knew.
+	state *overrideState
+	// isRead is set once the hash was read, up to the change of that number.
+	isRead bool
+	number int64
+	// unequal is how it differed from the state at the last look, if it did.
+	unequal string
+	// unsound are the names with a value that is none of ours.
+	unsound map[string]bool
+}
+
+// overrideStates are those of stores, by key_prefix and key_secret.
+type overrideStates struct {
+	mu sync.Mutex
+	of map[string]*shardOverrides
+}
+
+func (s *overrideStates) at(key string) *shardOverrides {
+	if s.of == nil {
+		s.of = map[string]*shardOverrides{}
+	}
+	if s.of[key] == nil {
+		s.of[key] = &shardOverrides{}
+	}
+	return s.of[key]
+}
+
+// remember calls f with what is known of a shard, which f may change.
+func (p *Operator) remember(shard *Shard, f func(s *shardOverrides)) {
+	shard.overrides.mu.Lock()
+	defer shard.overrides.mu.Unlock()
+	f(shard.overrides.at(p.asker.Keys.Overrides() + " " + p.asker.Keys.SecretID()))
+}
+
+// operatorOverrides are those of the shards of an operator.
+type operatorOverrides struct {
+	mu    sync.Mutex
+	state *overrideState
+	// set shows the state of, and the unsound values.
+	set     *store.OverrideSet
+	of      *overrideState
+	unsound map[string]bool
+}
+
+// learn adds to what is known, and returns it.
+func (p *Operator) learn(l *learned) *overrideState {
+	p.overrides.mu.Lock()
+	defer p.overrides.mu.Unlock()
+	now := p.now()
+	state := p.overrides.state
+	if state == nil {
+		state = &overrideState{at: now, since: time.Now(), forgets: math.MaxInt64}
+	}
+	state = state.stepped(now)
+	for _, shard := range p.shards() {
+		p.remember(shard, func(s *shardOverrides) {
+			if s.state != nil && (s.state.sum != state.sum || len(s.state.log) != len(state.log)) {
+				// Another config has learned it.
+				before := s.state.stepped(now)
+				state = state.with(&learned{all: before.all, log: before.texts(), seen: before.seen}, now)
+			}
+		})
+	}
+	state = state.with(l, now)
+	for _, shard := range p.shards() {
+		p.remember(shard, func(s *shardOverrides) { s.state = state })
+	}
+	p.overrides.state = state
+	return state
+}
+
+func (s *overrideState) texts() []string {
+	texts := make([]string, len(s.log))
+	for i := range s.log {
+		texts[i] = s.log[i].text
+	}
+	return texts
+}
+
+// Overrides implements [store.Operable]: the latest versions of all shards. It writes back to a shard what that has lost.
+func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
+	l, err := p.look(ctx)
+	mended := p.mend(ctx, l)
+	return p.shown(), errors.Join(err, mended)
+}
+
+// shown returns the set of what is known.
+func (p *Operator) shown() *store.OverrideSet {
+	unsound := map[string]bool{}
+	for _, shard := range p.shards() {
+		p.remember(shard, func(s *shardOverrides) { maps.Copy(unsound, s.unsound) })
+	}
+	o := &p.overrides
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	maps.DeleteFunc(unsound, func(name string, _ bool) bool { return o.state.all[name] != nil })
+	if o.set != nil && o.of == o.state && maps.Equal(o.unsound, unsound) {
+		return o.set
+	}
+	o.of, o.unsound = o.state, unsound
+	now, latest, broken := p.now().UnixMicro(), map[store.OverrideID]*store.Override{}, map[store.OverrideID]error{}
+	for name, v := range o.state.all {
+		switch {
+		case !v.isLive(now):
+		case v.damaged != nil:
+			broken[idOf(name)] = v.damaged
+		default:
+			id := v.override.ID()
+			if id.ClientKey != "" {
+				id.ClientKey = p.asker.Keys.Client(id.ClientKey)
+			}
+			// One may have been set before there was a key_secret.
+			if other := latest[id]; other == nil || v.override.Since > other.Since {
+				latest[id] = v.override
+			}
+		}
+	}
+	for name := range unsound {
+		broken[idOf(name)] = p.named(fmt.Errorf("%w: an override has no version, or no instant at which it ends", store.ErrDamaged), name)
+	}
+	o.set = store.NewOverrideSet(latest, broken)
+	return o.set
 }
 
 // nameOf returns the name of an override in the hash, which has the kept form of the client key.
@@ -90,258 +389,6 @@ type keptOverride struct {
 	Secret string `json:"secret,omitempty"`
 }
 
-// Overrides implements [store.Operable]: those of all shards; of two that contradict each other the
-// later one.
-func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
-	read, err := p.readAll(ctx)
-	p.overrides.mu.Lock()
-	defer p.overrides.mu.Unlock()
-	if !maps.Equal(read, p.overrides.of) {
-		p.overrides.of, p.overrides.set = read, p.merged(read)
-	}
-	return p.overrides.set, err
-}
-
-// mergedOverrides are the set that was last made, and of what.
-type mergedOverrides struct {
-	mu  sync.Mutex
-	of  map[*Shard]*readOverrides
-	set *store.OverrideSet
-}
-
-func (p *Operator) merged(read map[*Shard]*readOverrides) *store.OverrideSet {
-	latest, broken := map[store.OverrideID]*store.Override{}, map[store.OverrideID]error{}
-	for _, r := range read {
-		for name, d := range r.damaged {
-			broken[idOf(name)] = d.err
-		}
-		for _, o := range r.all {
-			id := o.ID()
-			if id.ClientKey != "" {
-				id.ClientKey = p.asker.Keys.Client(id.ClientKey)
-			}
-			if other, ok := latest[id]; !ok || o.Since > other.Since {
-				latest[id] = o
-			}
-		}
-	}
-	return store.NewOverrideSet(latest, broken)
-}
-
-// readAll reads those of all shards. Where a shard does not answer, it returns what was known.
-func (p *Operator) readAll(ctx context.Context) (map[*Shard]*readOverrides, error) {
-	var mu sync.Mutex
-	all := map[*Shard]*readOverrides{}
-	err := p.atAllShards(func(shard *Shard) error {
-		read, err := p.overridesOf(ctx, shard)
-		mu.Lock()
-		defer mu.Unlock()
-		all[shard] = read
-		return err
-	})
-	return all, err
-}
-
-// overridesOf asks for the version first: reading overrides that have not changed costs
-// no script, and needs no right of its own.
-func (p *Operator) overridesOf(ctx context.Context, shard *Shard) (*readOverrides, error) {
-	last, key := &shard.overrides, p.asker.Keys.Overrides()+" "+p.asker.Keys.SecretID()
-	last.mu.Lock()
-	known := last.read[key]
-	last.mu.Unlock()
-	if known == nil {
-		known = &readOverrides{}
-	}
-	// While a shard is down, what was known stays: that ends no block.
-	var read *readOverrides
-	err := contain.Run(func() (err error) {
-		read, err = p.refresh(ctx, shard, known)
-		return err
-	})
-	if err != nil {
-		return known, err
-	}
-	if isGivenUp := !slices.ContainsFunc(p.members, func(m Member) bool { return m.Shard == shard }); isGivenUp && read.handedTo != p.versionsKept(key) {
-		handed := *read
-		err = p.handOver(ctx, shard, &handed)
-		read = &handed
-	}
-	last.mu.Lock()
-	defer last.mu.Unlock()
-	if last.read == nil {
-		last.read = map[string]*readOverrides{}
-	}
-	last.read[key] = read
-	return read, err
-}
-
-// versionsKept are the versions that the shards of the store had when they were read last, under a key of
-// lastOverrides.
-func (p *Operator) versionsKept(key string) string {
-	there := map[*Shard]*readOverrides{}
-	for _, m := range p.members {
-		last := &m.Shard.overrides
-		last.mu.Lock()
-		there[m.Shard] = last.read[key]
-		last.mu.Unlock()
-	}
-	return p.versionsOf(there)
-}
-
-// versionsOf are the versions of what was read of the shards of the store.
-func (p *Operator) versionsOf(there map[*Shard]*readOverrides) string {
-	var all strings.Builder
-	for _, m := range p.members {
-		if read := there[m.Shard]; read != nil {
-			all.WriteString(read.version)
-		}
-		all.WriteByte('\n')
-	}
-	return all.String()
-}
-
-// refresh returns what a shard has now: known, if that has not changed.
-func (p *Operator) refresh(ctx context.Context, shard *Shard, known *readOverrides) (*readOverrides, error) {
-	cmd, err := p.askOwner(ctx, shard, p.asker.Keys.Overrides(), true, func(bool) *wire.Command {
-		return wire.NewCommand("hget", p.asker.Keys.Overrides(), "v")
-	})
-	if err != nil {
-		return nil, err
-	}
-	version, _ := cmd.Result()
-	isOld := known.isSteppedOver(p.now())
-	switch {
-	case version == "":
-		return p.withoutVersion(ctx, shard, known)
-	case version == known.version && !isOld:
-		return known, nil
-	}
-	if known.version != "" && !isOld {
-		if read, err := p.changesSince(ctx, shard, known); read != nil || err != nil {
-			return read, err
-		}
-	}
-	return p.readWhole(ctx, shard)
-}
-
-// withoutVersion returns what a shard has that shows no version. If its overrides lack one, they are read as a
-// whole each time, until the next change gives them one.
-func (p *Operator) withoutVersion(ctx context.Context, shard *Shard, known *readOverrides) (*readOverrides, error) {
-	cmd, err := p.askOwner(ctx, shard, p.asker.Keys.Overrides(), true, func(bool) *wire.Command {
-		return wire.NewCommand("exists", p.asker.Keys.Overrides())
-	})
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case cmd.Cmder.(*goredis.Cmd).Val() != int64(0):
-		return p.readWhole(ctx, shard)
-	case len(known.all)+len(known.damaged) == 0 && known.version == "":
-		return known, nil
-	}
-	return &readOverrides{}, nil
-}
-
-// changesSince returns known with what has changed since, or nil if the shard does not know that.
-func (p *Operator) changesSince(ctx context.Context, shard *Shard, known *readOverrides) (*readOverrides, error) {
-	reply, err := p.runOverride(ctx, shard, "changes", known.version)
-	if err != nil || reply == "LOST" {
-		return nil, err
-	}
-	next := *known
-	next.all, next.damaged, next.handedTo, next.isLogHandedOver = maps.Clone(known.all), maps.Clone(known.damaged), "", false
-	if _, next.version, err = next.take(p, reply, p.now()); err != nil {
-		return nil, err
-	}
-	return &next, nil
-}
-
-// readWhole reads all overrides of a shard, in parts that cost it little, and then what has changed
-// meanwhile.
-func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*readOverrides, error) {
-	read := &readOverrides{at: p.now(), since: time.Now(), all: map[string]*store.Override{}, damaged: map[string]damaged{}}
-	var versions [2]string
-	for cursor := "0"; ; {
-		reply, err := p.runOverride(ctx, shard, "page", cursor)
-		if err != nil {
-			return nil, err
-		}
-		isFirst := cursor == "0"
-		if cursor, versions[1], err = read.take(p, reply, p.now()); err != nil {
-			return nil, err
-		}
-		if isFirst {
-			versions[0] = versions[1]
-		}
-		if cursor == "0" {
-			break
-		}
-	}
-	if read.version = versions[0]; versions[0] == versions[1] {
-		return read, nil
-	}
-	if now, err := p.changesSince(ctx, shard, read); now != nil || err != nil {
-		return now, err
-	}
-	return p.readWhole(ctx, shard)
-}
-
-// take takes in a page of overrides, or what has changed, read at now. It changes r, and returns the next cursor
-// and the version.
-func (r *readOverrides) take(p *Operator, reply string, now time.Time) (cursor, version string, err error) {
-	frames, err := framesOf(reply)
-	if err != nil || len(frames) == 0 {
-		return "", "", cmp.Or(err, errFrames)
-	}
-	for _, f := range frames[1:] {
-		// A part of the reply would keep all of it.
-		name := strings.Clone(f.texts[0])
-		o, version, err := p.overrideIn(f, now)
-		delete(r.all, name)
-		delete(r.damaged, name)
-		switch {
-		case err != nil:
-			r.damaged[name] = damaged{err, version}
-		case o != nil:
-			r.all[name] = o
-		}
-	}
-	return frames[0].word, strings.Clone(frames[0].texts[0]), nil
-}
-
-// sameClock is by how much clocks may differ that are taken for the same.
-const sameClock = 5 * time.Second
-
-// overrideIn reads an override in a frame, with its version unless it is gone. By this machine's clock it ends
-// when it does by the server's.
-func (p *Operator) overrideIn(f frame, now time.Time) (_ *store.Override, version string, err error) {
-	name, content := f.texts[0], f.texts[1]
-	switch f.word {
-	case "-":
-		return nil, "", nil
-	case "!":
-		return nil, expectNone, p.named(fmt.Errorf("%w: an override has no instant at which it ends", store.ErrDamaged), name)
-	}
-	left, err := strconv.ParseInt(f.word, 10, 64)
-	if err != nil {
-		return nil, expectAny, fmt.Errorf("%w: the override %.100q ends in %.100q ms", store.ErrDamaged, name, f.word)
-	}
-	version = versionOf(content)
-	o, err := p.decode(content)
-	if err == nil && name != nameUnder(ask.Keys{}, o.ID()) {
-		err = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
-	}
-	if err != nil {
-		return nil, version, p.named(err, name)
-	}
-	if o.Until != store.NoEnd {
-		if shift := now.UnixMicro() + left*1000 - o.Until; max(shift, -shift) > sameClock.Microseconds() {
-			o.Since, o.Until = o.Since+shift, o.Until+shift
-		}
-	}
-	return o, version, nil
-}
-
 // named returns the error of an override with its name in the hash, which has the client key for a command that
 // ends it, or with what ends it if none can.
 func (p *Operator) named(err error, name string) error {
@@ -365,16 +412,9 @@ func (p *Operator) decode(content string) (*store.Override, error) {
 	if o.Secret != "" && o.Secret != p.asker.Keys.SecretID() {
 		return nil, fmt.Errorf("%w: the %s of %s in zone %s was written under another key_secret, so it holds for nobody", store.ErrDamaged, o.Kind, o.ClientKey, o.Zone)
 	}
-	o.Version = versionOf(content)
 	// Many have these in common.
 	o.Kind, o.Zone, o.By, o.Reason = unique.Make(o.Kind).Value(), unique.Make(o.Zone).Value(), unique.Make(o.By).Value(), unique.Make(o.Reason).Value()
 	return &o.Override, nil
-}
-
-// versionOf returns the digest of a content, which the script knows too.
-func versionOf(content string) string {
-	sum := sha1.Sum([]byte(content)) //nolint:gosec // no secret: Redis has no other one
-	return hex.EncodeToString(sum[:])
 }
 
 // encode returns the content of an override.
@@ -402,23 +442,36 @@ func (p *Operator) lasts(o *store.Override) int64 {
 	return max((o.Until-p.now().UnixMicro()+999)/1000, 1)
 }
 
+// shards returns the shards of the store, and those before a resharding.
+func (p *Operator) shards() (all []*Shard) {
+	for _, m := range slices.Concat(p.members, p.previous) {
+		if !slices.Contains(all, m.Shard) {
+			all = append(all, m.Shard)
+		}
+	}
+	return all
+}
+
+func (p *Operator) shardName(shard *Shard) string {
+	all := slices.Concat(p.members, p.previous)
+	if i := slices.IndexFunc(all, func(m Member) bool { return m.Shard == shard }); i >= 0 {
+		return all[i].Name
+	}
+	return ""
+}
+
 // atAllShards calls f for each shard of the store, and for those before a resharding, at
 // the same time.
 func (p *Operator) atAllShards(f func(shard *Shard) error) error {
 	var mu sync.Mutex
 	var wg sync.WaitGroup
 	var errs []error
-	seen := map[*Shard]bool{}
-	for _, m := range slices.Concat(p.members, p.previous) {
-		if seen[m.Shard] {
-			continue
-		}
-		seen[m.Shard] = true
+	for _, shard := range p.shards() {
 		wg.Go(func() {
-			if err := contain.Run(func() error { return f(m.Shard) }); err != nil {
+			if err := contain.Run(func() error { return f(shard) }); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("shard %s: %w", m.Name, err))
+				errs = append(errs, fmt.Errorf("shard %s: %w", p.shardName(shard), err))
 			}
 		})
 	}
@@ -462,7 +515,7 @@ func framesOf(reply string) (all []frame, err error) {
 
 // runOverride runs the script of overrides in a shard.
 func (p *Operator) runOverride(ctx context.Context, shard *Shard, op string, args ...any) (reply string, err error) {
-	cmd, err := p.askOwner(ctx, shard, p.asker.Keys.Overrides(), op != opChange && op != opLog, func(isReplica bool) *wire.Command {
+	cmd, err := p.ask(ctx, shard, p.asker.Keys.Overrides(), op == opPage || op == opChanges, func(isReplica bool) *wire.Command {
 		// Some proxies hide EVALSHA_RO, which replicas alone need.
 		keys := []any{p.asker.Keys.Overrides(), p.asker.Keys.OverrideLog()}
 		return wire.NewEval(scriptOverride, isReplica, keys, append([]any{op}, args...)...)

@@ -2,6 +2,8 @@ package operate
 
 import (
 	"context"
+	"crypto/sha1"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -144,6 +146,12 @@ func (p *Operator) recordsIn(reply, shard string) (word string, found []store.Re
 		})
 	}
 	return word, found, err
+}
+
+// versionOf returns the digest of a value, which the script knows too.
+func versionOf(value string) string {
+	sum := sha1.Sum([]byte(value)) //nolint:gosec // no secret: Redis has no other one
+	return hex.EncodeToString(sum[:])
 }
 
 // cutNumber returns the number at the beginning of a text, and what follows the space behind it.
