@@ -22,18 +22,20 @@ CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
 # documents, configs, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
-UNRACED            = caddy-shardlimit$$|/(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redis/ask|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
+UNRACED            = caddy-shardlimit$$|/(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
 BUILD              = $(GO) test -tags build -count=1 -timeout 30m -v ./e2e/build ./e2e/clients
 # Packages whose tests take longest with the race detector run first.
 LONGEST            = internal/redis internal/ledger internal/limiter internal/redis/wire
 # The servers of the family that make family runs with, of those that make servers unpacks.
 SERVERS           ?= redis-server-8.0 valkey-server-8.0 valkey-server-8.1 valkey-server-9.1
-# make test runs with Debian's redis-server. make check runs with the newest of the family what depends on the server.
-NEWEST             = $(CURDIR)/bin/servers/valkey-server-9.1
+# make test runs with Debian's redis-server. make check runs with REDISTEST_SERVER, or the newest of the family,
+# packages with concurrent code, the pairs, and of the other tests of whole Caddys those that depend on the server.
+NEWEST             = $(or $(REDISTEST_SERVER),$(CURDIR)/bin/servers/valkey-server-9.1)
 WITH_NEWEST        = REDISTEST_SERVER=$(NEWEST) REDISTEST_FAMILY=$$(command -v redis-server)
-# Of the tests of whole Caddys those that depend on the server, and the pairs of features.
-FAMILY             = ^TestPairs$$|Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
+# DEPENDENT are tests of whole Caddys that depend on the server; FAMILY adds the pairs of features.
+DEPENDENT          = Sentinel|Cluster|Shard|Failover|Rights|TLS|Check|Login|Reshard|Overrides
+FAMILY             = ^TestPairs$$|$(DEPENDENT)
 # The files of ./e2e whose tests run with the race detector, because requests overlap, with each other or with a
 # change. The tests of the other files do one thing at a time.
 OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
@@ -85,8 +87,9 @@ race-packages:
 
 unraced:
 	packages=$$($(GO) list ./...) && $(TEST) $$(echo "$$packages" | grep -E '$(UNRACED)')
-	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -skip '^TestPairs$$|'"$$tests" ./e2e
-	SWEEP=$${SWEEP:-more} $(TEST) -run '^TestPairs$$' ./e2e
+	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -run '$(DEPENDENT)' -skip "$$tests" ./e2e
+	tests="$(OVERLAPPING)" && $(TEST) -skip '$(FAMILY)|'"$$tests" ./e2e
+	$(WITH_NEWEST) SWEEP=$${SWEEP:-more} $(TEST) -run '^TestPairs$$' ./e2e
 	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
@@ -98,7 +101,7 @@ lab:
 check check-all family lint bench-quick soak fmt: export GOFLAGS += -tags=check
 
 check: export RACETIME = 40m
-check: servers ## run all tests, those of make test and all others, with the race detector where code runs concurrently, and with Valkey where the server counts: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, and a sample of the model
+check: $(if $(REDISTEST_SERVER),,servers) ## run all tests, those of make test and all others, with the race detector where code runs concurrently, and with Valkey where the server counts: pairs of features, simulations, the laboratory, contrib, the browser, other proxies; each fuzz target for FUZZTIME, the README's build, and a sample of the model
 	scripts/install-needed.sh
 	@$(MAKE) --no-print-directory race
 	@UNGUIDED=1 $(MAKE) --no-print-directory -j 3 -O fuzz-build-model unraced lab
@@ -110,7 +113,7 @@ fuzz-build-model:
 
 check-all: export SWEEP = all
 check-all: export RACETIME = 4h
-check-all: servers ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
+check-all: $(if $(REDISTEST_SERVER),,servers) ## run what make check does with all pairs of features, all cases of all sweeps, and the whole model, in hours
 	scripts/install-needed.sh
 	@$(MAKE) --no-print-directory race unraced lab family
 	@$(MAKE) --no-print-directory fuzz-build-model contrib FUZZTIME=1m

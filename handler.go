@@ -169,7 +169,7 @@ func (l *Limits) provision(ctx caddy.Context) error {
 	config := limiter.Config{
 		Headers: cmp.Or(l.Headers, limiter.HeadersGitHub), Jitter: l.Jitter, Problem: l.Problem,
 		LogRefusals: cmp.Or(l.LogRefusals, limiter.LogFirst), LogKey: l.LogKey,
-		Logger: ctx.Logger(), Now: time.Now,
+		Logger: ctx.Logger(), Now: time.Now, IsService: l.isService,
 	}
 	if config.Store, err = l.openStore(ctx, app); err != nil {
 		return err
@@ -228,12 +228,13 @@ func (l *Limits) Cleanup() error {
 // Rollout moves a share of a handler's clients to another store, to try it out on
 // some of them before all use it. A hash of the key of the handler's first zone, the same in
 // every process, decides which clients move: a higher percentage moves more clients, and
-// none of them back. If that key is the same for all requests, they move together.
+// none of them back. If that key is the same for all requests, they move together. In
+// `rate_limit_service` the zone of a call's first descriptor decides.
 //
 // A request counts in one store, in all its zones: while the percentage is between 0 and 100,
 // the clients of zones with another key than the first one have a limit in each store.
 // Counts do not move. Handlers that share a zone therefore need the same rollout
-// and the same first zone.
+// and the same first zone, which of `rate_limits` is the first in alphabetical order.
 type Rollout struct {
 	// The name of the other store: one in the `rate_limit` app that is not the
 	// handler's own. Required.

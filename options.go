@@ -164,7 +164,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			}),
 			Check:   z.validateBatch,
 			Section: aboutCosts, Default: "`off`",
-			Doc: "With `charge before`: how many events this Caddy takes from the store at once, to serve requests without another call: a number up to `events`, `auto`, which follows the traffic, or `off`. Other Caddys cannot use what one has taken: they may refuse a client while that one still holds events, with `auto` at most 10 percent of `events` together.",
+			Doc: "With `charge before`: how many events this Caddy takes from the store at once, to serve requests without another call: a number up to `events`, `auto`, which follows the traffic, or `off`. Others cannot use these, and may refuse a client meanwhile, with `auto` at most 10 percent of `events`.",
 		},
 		{
 			Name: "count_status", JSON: []string{"count_status", "count_status_not"}, Args: "[not] <code|class|grpc:code>... | all",
@@ -200,7 +200,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Name: "max_wait", JSON: []string{"max_wait", "max_wait_queue"}, Args: "<duration> [<n>]",
 			Field: option.Field{Set: z.parseMaxWait, Text: z.maxWaitText}, Check: z.validateMaxWait,
 			Section: aboutRefusals, Default: "0, none is held",
-			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds in each store, by default 1000. Requests that would wait longer are refused immediately. If too many wait, the newest request of the address or key with most is refused. A client that leaves is noticed, unless its request (HTTP/1) has an unread body over 4 KiB. Write `charge before` with it.",
+			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds in each store, by default 1000. Requests that would wait longer are refused immediately. If too many wait, the newest request of the address or key with most is refused. A client that leaves is noticed, unless its request (HTTP/1) has an unread body over 4 KiB.",
 			Parts: map[string]string{
 				"max_wait_queue": "How many requests of the zone this Caddy holds at the same time, in each store. Requests beyond it are refused. Default: 1000.",
 			},

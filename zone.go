@@ -124,9 +124,9 @@ type Zone struct {
 
 	// With `charge before`: how many events this Caddy takes from the store at
 	// once, to serve requests without another call: a number up to `events`,
-	// `auto`, which follows the traffic, or `off`. Other Caddys cannot use what
-	// one has taken: they may refuse a client while that one still holds events,
-	// with `auto` at most 10 percent of `events` together. Default: `off`.
+	// `auto`, which follows the traffic, or `off`. Others cannot use these, and
+	// may refuse a client meanwhile, with `auto` at most 10 percent of `events`.
+	// Default: `off`.
 	Batch Batch `json:"batch,omitempty"`
 
 	// The response statuses that cost something: codes like `401` and classes like
@@ -158,7 +158,7 @@ type Zone struct {
 	// each store, by default 1000. Requests that would wait longer are refused
 	// immediately. If too many wait, the newest request of the address or key with
 	// most is refused. A client that leaves is noticed, unless its request
-	// (HTTP/1) has an unread body over 4 KiB. Write `charge before` with it.
+	// (HTTP/1) has an unread body over 4 KiB.
 	// Default: 0, none is held. In a Caddyfile: `max_wait <duration> [<n>]`.
 	MaxWait caddy.Duration `json:"max_wait,omitempty"`
 

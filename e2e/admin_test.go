@@ -77,10 +77,17 @@ func isTimeout(text string) bool {
 
 // primaryUsed returns what the primary has counted in a client's only bucket, or -1 if it has none.
 func (a bucketsAnswer) primaryUsed() int64 {
-	if len(a.Buckets) != 1 || len(a.Buckets[0].Servers) == 0 || a.Buckets[0].Servers[0].State == nil {
+	if len(a.Buckets) != 1 {
 		return -1
 	}
-	return a.Buckets[0].Servers[0].State.Used
+	return a.Buckets[0].primaryUsed()
+}
+
+func (s *bucketServers) primaryUsed() int64 {
+	if len(s.Servers) == 0 || s.Servers[0].State == nil {
+		return -1
+	}
+	return s.Servers[0].State.Used
 }
 
 // seesReset returns an error if a request is refused after the primary's replies from before a

@@ -553,6 +553,12 @@ var features = []feature{
 		},
 	},
 	{
+		name:      "held by the dead",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("charge before") },
+		disturb:   func(p *pairRun) []func() { return []func(){p.holdForTheDead, p.holdForTheDead} },
+		allow:     func(_ *pairRun, b *bounds) { b.takes = true },
+	},
+	{
 		name:    "false reset",
 		disturb: func(p *pairRun) []func() { return []func(){p.storeFalseReset} },
 	},

@@ -15,6 +15,8 @@ import (
 	"sync"
 	"time"
 
+	goredis "github.com/redis/go-redis/v9"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
 
@@ -307,6 +309,23 @@ func (p *pairRun) storeFalseReset() {
 		a := p.ask(pairRequest{pairClient: c})
 		if p.tell(a); !a.served() {
 			p.complain("a client whose bucket has a false reset gets %d, %v, %v", a.status, a.err, a.header)
+		}
+	}
+}
+
+// holdForTheDead makes a Caddy that has died hold an event in each bucket: nobody passes for it.
+func (p *pairRun) holdForTheDead() {
+	p.t.Helper()
+	for _, shard := range p.shards {
+		if !shard.Primary.Running() {
+			continue
+		}
+		client := shard.Primary.Client()
+		keys, err := client.Keys(p.t.Context(), "rl:*:"+zoneAPI+":*").Result()
+		must(p.t, "keys", err)
+		for _, key := range keys {
+			until := time.Now().Add(time.Minute).UnixMicro()
+			must(p.t, "hold", client.ZAdd(p.t.Context(), strings.TrimSuffix(key, " held")+" held", goredis.Z{Score: float64(until), Member: "4294967295:1"}).Err())
 		}
 	}
 }

@@ -270,8 +270,9 @@ func TestRolloutMovesRequestsAsAWhole(t *testing.T) {
 		there := servers[at : at+1]
 		must(t, key, ask(key, http.StatusOK).Shows(http.StatusOK, 100, counts[at]+1))
 		must(t, key, want("status", ask(key, http.StatusNotModified).Status, http.StatusNotModified))
-		counts[at]++
-		there.AwaitUsed(t, "first", key, 2)
+		must(t, key, want("status", ask(key, http.StatusNotFound).Status, http.StatusNotFound))
+		counts[at] += 2
+		there.AwaitUsed(t, "first", key, 3)
 		there.AwaitUsed(t, "second", "all", counts[at])
 		must(t, key, want("what the other store has", servers[1-at:2-at].Content(t, "first", key).Used, 0))
 	}
@@ -279,5 +280,5 @@ func TestRolloutMovesRequestsAsAWhole(t *testing.T) {
 	must(t, "client of the store that is down", errors.Join(want("status", ask(client[0], http.StatusOK).Status, http.StatusServiceUnavailable),
 		ask(client[1], http.StatusOK).Shows(http.StatusOK, 100, counts[1]+1)))
 	c.Stop()
-	must(t, "at the end", want("what is used of the first zone", servers[1:].Content(t, "first", client[1]).Used, 3))
+	must(t, "at the end", want("what is used of the first zone", servers[1:].Content(t, "first", client[1]).Used, 4))
 }

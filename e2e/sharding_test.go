@@ -252,6 +252,8 @@ func TestReshardingOneCaddyAtATime(t *testing.T) {
 				served[client]++
 			}
 			switch was, ok := resets[client]; {
+			case a.Status != http.StatusOK && a.RetryAfter == 1:
+				// What the other Caddy's last take held is on its way to be held no more.
 			case !ok:
 				resets[client] = a.Reset
 			case was != a.Reset:
@@ -349,11 +351,7 @@ func TestReshardingChargesRunningRequests(t *testing.T) {
 					a = bucketsOf(c, http.MethodGet, "api-"+charge+"?key="+name(n))
 					used := a.primaryUsed()
 					if former := a.Buckets[0].Previous; former != nil {
-						held, _, err := former.primary()
-						if err != nil {
-							return err
-						}
-						used = max(used, held.used)
+						used = max(used, former.primaryUsed())
 					}
 					return want("its count", used, before+1)
 				})

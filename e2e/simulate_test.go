@@ -70,6 +70,15 @@ func TestSimulatePredicts(t *testing.T) {
 		for algorithm, mode := range ways {
 			zone := algorithm + "." + mode
 			for used := range int64(events + 2) {
+				eventually(t, "what requests held is settled", func() error {
+					sets := 0
+					for _, shard := range servers {
+						keys, err := shard.Primary.Client().Keys(t.Context(), "* held").Result()
+						must(t, "keys", err)
+						sets += len(keys)
+					}
+					return want("number of sets", sets, 0)
+				})
 				before := dumpOf(t, servers)
 				s := simulate(c, "/"+zone, "X-Key: alice")
 				must(t, zone+", Redis", want("unchanged", maps.Equal(before, dumpOf(t, servers)), true))

@@ -142,13 +142,9 @@ func awaitScripts(t *testing.T, s caddytest.Shards, n int) {
 	eventually(t, "scripts have run", func() error { return want("their number", scriptsRun(t, s), n) })
 }
 
-// scriptsOf returns how many scripts an admitted request runs: a take, or a check and a charge.
-func scriptsOf(mode string) int {
-	if mode == "before" {
-		return 1
-	}
-	return 2
-}
+// scriptsOfRequest is how many scripts an admitted request runs: a take and, because that leaves little, the end of what
+// it holds; or a check and a charge.
+const scriptsOfRequest = 2
 
 // keepFull fills alice's bucket of the zone slow, gcra of that many events per second, for the time
 // d, and returns when it has room.
@@ -191,7 +187,7 @@ func TestHeldRequestsLeaveInOrder(t *testing.T) {
 				c := startWith(t, store, zoneWith("slow", "algorithm gcra", fmt.Sprint("events ", test.events), "window 1s", "burst 1",
 					"max_wait 10m", "charge "+test.mode), backend.proxy())
 				must(t, "first request", want("status", c.Probe("/", "X-Key: alice", "X-Name: before").Status, http.StatusOK))
-				before := scriptsOf(test.mode)
+				before := scriptsOfRequest
 				awaitScripts(t, servers, before)
 				free := keepFull(t, servers, test.events, full)
 				all, names := []caddytest.Running{}, []string{"before"}
@@ -257,7 +253,7 @@ func TestClientThatLeavesTheLine(t *testing.T) {
 				first := c.Probe("/", "X-Key: alice", "X-Name: before", "X-Cost: 160")
 				must(t, "request", want("status", first.Status, http.StatusOK))
 				room, inTime := first.Sent.Add(full), true
-				awaitScripts(t, servers, scriptsOf(mode))
+				awaitScripts(t, servers, scriptsOfRequest)
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
 				var gone, stay []caddytest.Running
@@ -347,9 +343,9 @@ func TestWaitThatWouldBeTooLong(t *testing.T) {
 				again := waitInLine(ctx, t, c, "again", header)
 				if store != "" {
 					servers.AwaitUsed(t, zone, "bob", 1)
-					// Two requests passed. The reply to a charge or a take reported a full bucket, and
-					// six later requests decided without a call.
-					awaitScripts(t, servers, before+2*scriptsOf(mode))
+					// Two requests passed. The reply to a charge or a take reported a full bucket, or that to the
+					// end of what the take held, and six later requests decided without a call.
+					awaitScripts(t, servers, before+2*scriptsOfRequest)
 				}
 
 				// No other request waits in this zone.
@@ -412,7 +408,7 @@ func TestMaxWaitEndsInTheLine(t *testing.T) {
 				// Another client sends it: a Caddy that knows alice's bucket to be full would not
 				// ask until when.
 				must(t, "first request", want("status", c.Probe("/", "X-Key: bob", "X-Name: before").Status, http.StatusOK))
-				before := scriptsOf(mode)
+				before := scriptsOfRequest
 				awaitScripts(t, servers, before)
 				room := keepFull(t, servers, 20, full)
 				first, inTime := waitInLineUntil(t.Context(), t, c, room, "first")

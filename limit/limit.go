@@ -203,6 +203,9 @@ func (l *Limit) request(key string, n int64) (store.Request, error) {
 	if algorithm.Of(l.config.Algorithm).NeedsID {
 		r.ID = identity.NewRequestID()
 	}
+	if !algorithm.Of(l.config.Algorithm).Lease {
+		r.Hold = store.HearsHeld
+	}
 	return r, nil
 }
 
@@ -246,14 +249,30 @@ func mayAsk(n int64) error {
 // the take, and does no harm if that did not run.
 func (l *Limit) take(ctx context.Context, r *store.Request) (store.State, error) {
 	st, err := l.call(ctx, l.store.buckets.Take, r)
-	if r.ID != "" && errors.Is(err, ErrUncertain) {
-		l.store.remote.RefundReported(*r, func(st store.State) {
-			if st.Err == nil {
-				l.lines.wake(r.ClientKey)
-			}
-		})
+	if !errors.Is(err, ErrUncertain) {
+		return st, err
 	}
+	if back := *r; r.ID == "" {
+		store.LateOf(err).Then(func(error) { l.endHold(back) })
+		return st, err
+	}
+	l.store.remote.RefundReported(*r, func(st store.State) {
+		if st.Err == nil {
+			l.lines.wake(r.ClientKey)
+		}
+	})
 	return st, err
+}
+
+// endHold makes what r has taken count for good, without waiting.
+func (l *Limit) endHold(r store.Request) {
+	switch r.Cost = 0; {
+	case !r.MayHold():
+	case l.store.remote != nil:
+		l.store.remote.RefundDetached([]*store.Request{&r})
+	default:
+		l.store.buckets.Refund(context.Background(), []*store.Ask{{Request: r}})
+	}
 }
 
 // call makes an operation on one bucket. If ctx has ended, the error is that of ctx, whatever the store
@@ -265,7 +284,7 @@ func (l *Limit) call(ctx context.Context, op func(context.Context, []*store.Ask)
 	case err == nil:
 		return asked.State, nil
 	case ctx.Err() != nil && errors.Is(err, ErrUncertain):
-		return store.State{}, fmt.Errorf("limit: limit %q: %w: %w", l.config.Name, ErrUncertain, ctx.Err())
+		return store.State{}, fmt.Errorf("limit: limit %q: %w: %w", l.config.Name, err, ctx.Err())
 	case ctx.Err() != nil:
 		return store.State{}, ctx.Err()
 	default:

@@ -65,6 +65,9 @@ func (l *Limit) reserve(ctx context.Context, key string, n int64, take func(cont
 	if err != nil {
 		return nil, err
 	}
+	if request.Hold != 0 {
+		request.Hold = store.NewHold()
+	}
 	if l.store.open.Add(1) > maxReservations {
 		l.store.open.Add(-1)
 		return nil, ErrTooMany
@@ -75,6 +78,7 @@ func (l *Limit) reserve(ctx context.Context, key string, n int64, take func(cont
 		return nil, err
 	}
 	request.Receipt = st.Receipt
+	request.NoteHold(&st)
 	r := &Reservation{limit: l, request: request, result: resultOf(&st), deadline: time.Now().Add(l.config.ReserveFor)}
 	r.timer = time.AfterFunc(l.config.ReserveFor, r.expire)
 	return r, nil
@@ -128,8 +132,10 @@ func (r *Reservation) settle(ctx context.Context, actual int64) error {
 	l, request := r.limit, r.request
 	switch diff := actual - request.Cost; {
 	case diff == 0:
+		l.endHold(request)
 		return nil
 	case diff > 0:
+		l.endHold(request)
 		if request.Cost = diff; request.ID != "" {
 			// What is under the old ID stays.
 			request.ID = identity.NewRequestID()

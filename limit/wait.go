@@ -37,8 +37,8 @@ type waiter struct {
 
 // Wait spends n events of the bucket of key as soon as they fit. Those who wait in this process for
 // the same bucket are served in order of arrival. It returns [ErrNever] at once if n exceeds the
-// limit, [ErrDeadline] as soon as what counts now leaves no room before the deadline of ctx, even if
-// others would give some back until then, the error of ctx if that ends, [ErrUnavailable] if the store
+// limit, [ErrDeadline] as soon as what counts now leaves no room before the deadline of ctx, but for what running
+// requests and reservations hold and others would give back until then, the error of ctx if that ends, [ErrUnavailable] if the store
 // does not answer, also to those behind in the line, and [ErrClosed] once the store is closed. After an
 // error nothing was spent, unless it is [ErrUncertain].
 func (l *Limit) Wait(ctx context.Context, key string, n int64) error {
@@ -85,8 +85,8 @@ func (l *Limit) await(ctx context.Context, r *store.Request) (store.State, error
 			continue
 		}
 		until := time.Now().Add(st.RetryAfter)
-		// When a slot becomes free is a guess.
-		isKnown := !algorithm.Of(l.config.Algorithm).Lease
+		// When a slot becomes free, or what is held comes back, is a guess.
+		isKnown := !algorithm.Of(l.config.Algorithm).Lease && !st.InFlight
 		if isKnown && !l.lines.postpone(r.ClientKey, w, until) {
 			return store.State{}, ErrDeadline
 		}

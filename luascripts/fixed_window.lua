@@ -22,7 +22,8 @@
 --          the penalty, when it was opened or 0; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, align, longest, lasts, identity = struct.unpack('<dddddddd', ARGV[2])
+local now, window, cost, bound, align, longest, lasts, identity
+now, window, cost, bound, align, longest, lasts, identity, tail = struct.unpack('<dddddddd', ARGV[2])
 local b = op == 'charge' and call('HMGET', key, 'r', 'p', 'b') or call('HMGET', key, 'r', 'p', 'b', 'c')
 local reset, penalty, born, count = number(b[1]), number(b[2]), number(b[3]), number(b[4])
 local isSound = sound(count, reset, penalty, born)
@@ -105,6 +106,7 @@ if open and counts then
     count, wrote = 9007199254740991, true
     call('HSET', key, 'c', count)
   end
+  leaves, took, ends = bound - count, cost, reset
   return struct.pack('<dddddd', now, 1, count, reset, penalty, born)
 end
 
@@ -187,4 +189,5 @@ elseif op == 'penalize' and penalty <= now then
     call('PEXPIRE', key, lifetime(penalty))
   end
 end
+leaves, took, ends = bound - count, cost, reset
 return struct.pack('<dddddd', now, spent, count, reset, penalty, born)

@@ -5,7 +5,7 @@
 --          events, the events that drain in a span, the beginning of the busy
 --          time, the events spent in it but for those that were last and were
 --          refunded, that span, end of the penalty
--- ARGV[1]  check, charge, take, refund or penalize; peek, which writes nothing
+-- ARGV[1]  charge, take, refund or penalize; check and peek write nothing
 -- ARGV[2]  packed doubles:
 --          now, or 0 for this server's clock
 --          window
@@ -19,11 +19,12 @@
 --          time then
 --          take and refund: the capacity
 --          how long a penalty lasts at most
---          check, charge and take: the arrival time of a bucket that is empty, or 0
+--          charge and take: the arrival time of a bucket that is empty, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, events, cost, whole, part, first, second, capacity, lasts, ends = struct.unpack('<ddddddddddd', ARGV[2])
+local now, window, events, cost, whole, part, first, second, capacity, lasts, arrives
+now, window, events, cost, whole, part, first, second, capacity, lasts, arrives, tail = struct.unpack('<ddddddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -64,9 +65,9 @@ local function mean(time, n)
   rate = math.floor(most / math.max(each, 1))
   span = math.min(math.max(math.floor(each * rate), 1), most)
 end
-local opens = op == 'charge' and cost > 0 or (op == 'check' or op == 'take') and penalty <= now
-if opens and last <= now and ends > now then
-  tat, rest, last, rate, span, changed = ends, 0, ends, events, window, true
+local opens = op == 'charge' and cost > 0 or op == 'take' and penalty <= now
+if opens and last <= now and arrives > now then
+  tat, rest, last, rate, span, changed = arrives, 0, arrives, events, window, true
   busy, sum = math.max(busy, now), math.min(math.ceil((tat - now) * (rate / span)), most)
 end
 if op == 'charge' or op == 'take' then
@@ -109,6 +110,7 @@ if op == 'charge' or op == 'take' then
       busy, sum = math.max(busy, now) + 1, most - cost
     end
     sum = sum + cost
+    leaves, took = capacity - math.min(math.ceil(count() * (1 - exactness)), most), cost
   end
 elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.

@@ -24,3 +24,6 @@ local function number(text)
 end
 -- The reading of the clock, which the buckets of a call share.
 local time
+-- What run tells held.lua: where its numbers end in ARGV[2] and, of a take that has spent something, what that
+-- leaves of the capacity, what it has spent and, if that is known, when it counts no more.
+local tail, leaves, took, ends = math.huge, 0, 0

@@ -23,13 +23,13 @@ var Override = read("override")
 // Record keeps small values that processes share.
 var Record = read("record")
 
-// script makes files, which handle one bucket, a function, and appends end, which runs
-// it.
+// script makes files, which handle one bucket, a function, and appends what follows it, and end, which runs
+// both.
 func script(end string, names []string) (text string) {
 	for _, name := range names {
 		text += read(name)
 	}
-	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("guard") + read(end)
+	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("held") + read("guard") + read(end)
 }
 
 func read(name string) string {

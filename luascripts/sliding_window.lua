@@ -16,7 +16,8 @@
 --          previous, end of the penalty, when the bucket was made
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, unit, lasts, identity = struct.unpack('<ddddddd', ARGV[2])
+local now, window, cost, bound, unit, lasts, identity
+now, window, cost, bound, unit, lasts, identity, tail = struct.unpack('<ddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -82,6 +83,7 @@ elseif op == 'take' then
   if penalty <= now and (cost == 0 or math.min(current + weighted, 9007199254740991) + cost <= bound) then
     spent = spend()
   end
+  leaves, took = bound - math.min(current + weighted, 9007199254740991), cost
 elseif op == 'refund' then
   if cost == 0 or born ~= identity then
     -- Nothing to give back.

@@ -105,6 +105,9 @@ func (s *Service) reserve(ctx context.Context, asked *limitv1.ReserveRequest) (*
 			return nil, invalid("zone %s is charged always, by what was used, so nothing is reserved there: call Take", c.items[i].Zone.Name)
 		}
 	}
+	for i := range c.items {
+		c.items[i].Reserves = true
+	}
 	digest, err := c.digest("reserve", asked)
 	if err != nil {
 		return nil, err

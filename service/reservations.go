@@ -373,12 +373,28 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 		case errors.Is(err, store.ErrChanged):
 			continue
 		case err != nil:
+			// It may have been written, and what is done names nothing that is held.
+			s.endHolds(next)
 			return nil, s.failure(idPrefix+id, err)
 		case next.Phase == owing:
 			// Whoever finds it later goes on.
 			s.report(s.settle(ctx, is, next))
+		default:
+			s.endHolds(next)
 		}
 		return next, nil
+	}
+}
+
+// endHolds makes what a reservation that has ended holds count for good, where nothing is given back.
+func (s *Service) endHolds(r *record) {
+	for i := range r.Holds {
+		if h := &r.Holds[i]; h.IsTaken && h.Hold > store.HearsHeld && r.Owed[i] >= 0 {
+			s.report(s.guarded(func() error {
+				s.limiter.EndHold(h)
+				return nil
+			}))
+		}
 	}
 }
 
@@ -421,6 +437,7 @@ func (s *Service) settle(ctx context.Context, at store.Record, r *record) error 
 	if err != nil {
 		return unlessChanged(err)
 	}
+	s.endHolds(&mine)
 	mine.Owed, err = s.carryOut(mine.Owed, mine.Holds)
 	mine.Phase = done
 	left := mine.kept()

@@ -234,6 +234,38 @@ func TestSettlingThatWasNotEnded(t *testing.T) {
 	}
 }
 
+// TestWhatHasEndedIsHeldNoMore, whoever ends it: a call, or the sweep of one that came no further.
+func TestWhatHasEndedIsHeldNoMore(t *testing.T) {
+	for name, costs := range map[phase]int64{open: 90, owing: 95, settling: 95} {
+		t.Run(string(name), func(t *testing.T) {
+			f := newFixture(t)
+			isHeld := func(want bool) {
+				t.Helper()
+				a, err := f.take(t.Context(), &limitv1.TakeRequest{Domain: "a", Descriptors: f.descriptors(20)})
+				f.must("take", err)
+				if wait := a.GetStatuses()[0].GetRetryAfter().AsDuration(); a.GetCode() != limitv1.Code_OVER_LIMIT || (wait <= time.Second) != want {
+					t.Errorf("a take is answered with %v, and something is held: %v", a, want)
+				}
+			}
+			_, err := f.reserve(t.Context(), f.reserving(90))
+			f.must("reserve", err)
+			isHeld(true)
+			if name == open {
+				_, err = f.commit(t.Context(), &limitv1.CommitRequest{RequestId: f.user, Hits: []uint64{uint64(costs)}})
+				f.must("commit", err)
+			} else {
+				at, r := f.there()
+				r = r.ended(committed, []int64{costs})
+				r.Phase = name
+				_, err = f.put(t.Context(), at, r, 0)
+				f.must("put", err)
+				f.must("sweep", f.sweep(t.Context()))
+			}
+			isHeld(false)
+		})
+	}
+}
+
 // TestDebtToAStoreThatIsGone is tried again, ever more rarely, and then given up.
 func TestDebtToAStoreThatIsGone(t *testing.T) {
 	f := newFixture(t)

@@ -27,7 +27,7 @@ type Override struct {
 	// Burst comes with Events, where the algorithm has a burst; 0 is that of Events.
 	Burst int64 `json:"burst,omitempty"`
 	// Enforce and Rollout are percentages of the clients, from 0 to 100; nil leaves what the
-	// config says.
+	// config says. Rollout has an effect in the first zone of a handler.
 	Enforce *float64 `json:"enforce,omitempty"`
 	Rollout *float64 `json:"rollout,omitempty"`
 	// Reason is the operator's, and By the address from which it was asked for.

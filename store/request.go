@@ -1,6 +1,9 @@
 package store
 
-import "time"
+import (
+	"math/rand/v2"
+	"time"
+)
 
 // Request asks about one bucket.
 type Request struct {
@@ -30,6 +33,10 @@ type Request struct {
 	Primary bool
 	// Shared is set for a Charge that the client's other owners get as well: with its shard it is gone.
 	Shared bool
+	// Hold, unless it is 0, makes the state of a Check, Peek, Take or Refund say what is held in the bucket. A Take
+	// under [NewHold] is held if it leaves little: what it has spent may come back. A Refund under the same number,
+	// of any cost, ends that. Leases are not held.
+	Hold uint32
 	// Cost is what the request spends, or gets back, from 0 to MaxInteger.
 	Cost int64
 	// Batch is how many events this process may take at once, to serve other
@@ -47,8 +54,8 @@ type Request struct {
 	// arrived when its request settled. A Check or Take that opens a window opens it until then. It is an
 	// instant by the store's clock, in microseconds since 1970 or, less than 0, minus the time that is left; 0 is
 	// as if the request had just settled. The store believes no later instant than a charge of now would have, and counts no charge
-	// that is over. Under [GCRA] it is the arrival time at
-	// which a Check, Charge or Take opens an empty bucket. It does not matter under [Concurrency].
+	// that is over. Under [GCRA] it is the arrival time that a Charge or Take gives an empty bucket. It does not
+	// matter under [Concurrency].
 	Ends int64
 	// Until is the instant at which a penalty ends. For a Check or Charge under
 	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0
@@ -56,6 +63,35 @@ type Request struct {
 	// answer shows whether it is so.
 	Until int64
 }
+
+// HearsHeld is the Hold of a request that holds nothing.
+const HearsHeld = 1
+
+// batchHold is set in the numbers under which batches are held.
+const batchHold = 1 << 31
+
+// NewHold returns a number under which a Take is held. Two that are equal count once.
+func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(batchHold-HearsHeld-1) }
+
+// MayHold reports whether r may be held, or ends that as a refund.
+func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
+
+// NoteHold notes whether the take of r, which was answered with st, is held.
+func (r *Request) NoteHold(st *State) {
+	if r.MayHold() && !st.IsHeld {
+		r.Hold = HearsHeld
+	}
+}
+
+// HoldAsBatch makes r, which fetches a batch for others too, be held under another number than its own.
+func (r *Request) HoldAsBatch() {
+	if r.MayHold() {
+		r.Hold |= batchHold
+	}
+}
+
+// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16.
+func (r *Request) LeastUnheld() int64 { return max((r.Capacity()+3)/4, 16) }
 
 // BatchAuto lets the traffic decide how large batches are.
 const BatchAuto = -1

@@ -21,8 +21,13 @@ type State struct {
 	// Replica is set if a replica answered, which may lag behind.
 	Replica bool
 	// InFlight is set if the cost would fit but for requests of this process
-	// that were admitted and are not charged yet.
+	// that were admitted and are not charged yet, or for what is held.
 	InFlight bool
+	// IsHeld is set if a Take is held.
+	IsHeld bool
+	// Held is how much of Used is held, and may come back: any more from [MaxMembers] on. It is 0 if the request has
+	// no Hold, or is a Take that leaves enough not to be held.
+	Held int32
 	// Limit is the request's Capacity, or 0 if that is less.
 	Limit int64
 	// Used is what has been spent and still counts; it can be above Limit. It

@@ -144,14 +144,15 @@ func (z zoneInStore) limitNow() func(r *store.Request) bool {
 }
 
 // zonesInStores returns the zones of the config by name: one for each store in which
-// handlers count zones of that name, of a handler whose own store it is if there is one.
+// handlers count zones of that name. It prefers handlers with that store of their own, and
+// among them one with a rollout that moves the zone's clients.
 func zonesInStores(running runningConfig) map[string][]zoneInStore {
 	zones := map[string][]zoneInStore{}
-	for _, isOwn := range []bool{true, false} {
+	for _, best := range [][2]bool{{true, true}, {true, false}, {false, true}, {false, false}} {
 		for _, l := range running.Limiters() {
 			for _, z := range l.Zones {
 				for _, s := range l.Stores() {
-					if (s == l.Store) == isOwn && !slices.Contains(storeNames(zones[z.Name]), s.Name) {
+					if is := [2]bool{s == l.Store, l.Moves(z)}; is == best && !slices.Contains(storeNames(zones[z.Name]), s.Name) {
 						zones[z.Name] = append(zones[z.Name], zoneInStore{z, s, l})
 					}
 				}

@@ -302,7 +302,7 @@ func (z zoneInStore) unused(o *store.Override) string {
 		return fmt.Sprintf("burst: zone %s has the algorithm %s, which has no burst", z.Name, z.Algorithm)
 	case o.Rollout != nil && z.limiter.Rollout == nil:
 		return fmt.Sprintf("rollout: the handler of zone %s has none, which names the other store", z.Name)
-	case o.Rollout != nil && z.limiter.Zones[0] != z.Zone:
+	case o.Rollout != nil && !z.limiter.Moves(z.Zone):
 		return fmt.Sprintf("rollout: the first zone of the handler decides, which is %s", z.limiter.Zones[0].Name)
 	}
 	return ""

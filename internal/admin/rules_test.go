@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -116,6 +117,21 @@ func TestSettingOfAnotherConfig(t *testing.T) {
 	made, err := c.imports(t, `{"kind":"zone","zone":"log","store":"own","events":30,"burst":5},{"kind":"zone","zone":"slow","store":"own","rollout":5}`, "")
 	if err != nil || len(made.Changes) != 2 || !strings.Contains(made.Changes[0].Warning, "has no burst") || !strings.Contains(made.Changes[1].Warning, "rollout: the handler") {
 		t.Errorf("%+v, %v", made, err)
+	}
+}
+
+// TestRolloutIsSetOfTheFirstZone of a handler, whichever others have the zone; status names it with the others.
+func TestRolloutIsSetOfTheFirstZone(t *testing.T) {
+	c := newImportedConfig(t)
+	first := c.limiters[0]
+	both := first.Config
+	both.Zones = []*limiter.Zone{c.limiters[1].Zones[0], first.Zones[0]}
+	c.limiters = []*limiter.Limiter{limiter.New(both), first}
+	c.asked(t, setZone, http.MethodPost, "api", "rollout=5", http.StatusOK, "")
+	c.limiters = c.limiters[:1]
+	c.asked(t, setZone, http.MethodPost, "api", "rollout=5", http.StatusBadRequest, "the first zone of the handler decides, which is slow")
+	if own, other := statusOfZone(c.limiters[0], both.Zones[0]), statusOfZone(c.limiters[0], both.Zones[1]); own.Rollout.By != "" || other.Rollout.By != "slow" {
+		t.Errorf("status has %+v and %+v", own.Rollout, other.Rollout)
 	}
 }
 

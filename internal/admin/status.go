@@ -60,6 +60,9 @@ func statusOfZone(l *limiter.Limiter, z *limiter.Zone) adminapi.Zone {
 	}
 	if l.Rollout != nil {
 		s.Rollout = &adminapi.Rollout{Store: l.Rollout.Store.Name, Percent: l.Rollout.Percent}
+		if !l.Moves(z) {
+			s.Rollout.By = l.Zones[0].Name
+		}
 	}
 	if z.ChargeBefore {
 		s.Charge = limiter.ChargeBefore

@@ -174,6 +174,8 @@ type ZoneShare struct {
 type Rollout struct {
 	Store   string  `json:"store"`
 	Percent float64 `json:"percent"`
+	// By names the zone that decides which requests move, or is empty if this zone does.
+	By string `json:"by,omitempty"`
 }
 
 // Store is the state of a store. One that is not open has a name and a module

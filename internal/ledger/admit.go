@@ -264,15 +264,15 @@ func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.S
 		m := l.moment()
 		b, asked, rest, isServed := l.copyOf(&r, &m), m.Now, r, false
 		if takes {
-			if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
-				return st
-			}
 			if !hasWaited {
 				hasWaited = true
 				taking := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
 				if taking.awaitReturns([]int{0}, until) {
 					continue
 				}
+			}
+			if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
+				return st
 			}
 			rest, isServed = b.Rest(&r, &m)
 		} else if b.AskKnown(&r, &st, &m) {

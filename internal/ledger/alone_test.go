@@ -362,7 +362,7 @@ func TestCountedAloneIsKept(t *testing.T) {
 				m := l.moment()
 				e := l.enter(&r, &m)
 				// So that it is known for a while.
-				e.RefundSent(&m)
+				e.RefundSent(&r, &m)
 				e.RefundArrived(&r, new(store.State), m.Now, &m)
 				e.release(&m)
 			}

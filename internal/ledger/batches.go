@@ -54,7 +54,7 @@ func (b *Registry) giveBack(idle int64) bool {
 	l := b.current()
 	var refunds []*store.Request
 	for _, e := range entries {
-		if refund := b.surplusOf(e, l, idle); refund.Cost > 0 {
+		if refund := b.surplusOf(e, l, idle); refund.Cost > 0 || refund.MayHold() {
 			refunds = append(refunds, &refund)
 		}
 	}
@@ -74,7 +74,7 @@ func (b *Registry) surplusOf(e *entry, l *Ledger, idle int64) (refund store.Requ
 		m.Processes = l.processes(e.BatchLimit())
 		refund = e.Surplus(idle, &m)
 	}
-	if e.Gauges().Tokens == 0 {
+	if !e.Gauges().Reserves {
 		b.mu.Lock()
 		delete(b.reserved, e)
 		b.mu.Unlock()

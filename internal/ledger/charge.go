@@ -60,8 +60,8 @@ func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
 }
 
 // SettleUnknown ends what requests hold whose takes may have spent their cost, which counts here until what
-// the primary says has it. Where the late end of a take says that it did not, the cost is charged; where there is
-// nil, the store knows the take by its ID.
+// the primary says has it. Where the late end of a take says that it did not, the cost is charged, and else it is held no
+// more; where there is nil, the store knows the take by its ID.
 func (l *Ledger) SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late) {
 	m := l.moment()
 	for i := range reqs {
@@ -70,7 +70,7 @@ func (l *Ledger) SettleUnknown(reqs []*store.Request, held []int64, ends []*stor
 		e.release(&m)
 	}
 	for i, end := range ends {
-		if req := []*store.Request{reqs[i]}; end != nil && req[0].Cost > 0 {
+		if req := []*store.Request{reqs[i]}; end != nil && (req[0].Cost > 0 || req[0].MayHold()) {
 			end.Then(func(err error) { l.takeEnded(req, err) })
 		}
 	}
@@ -78,8 +78,13 @@ func (l *Ledger) SettleUnknown(reqs []*store.Request, held []int64, ends []*stor
 
 // takeEnded charges a request that was served, and whose take has ended late, if that spent nothing.
 func (l *Ledger) takeEnded(req []*store.Request, err error) {
+	if req[0].MayHold() && !errors.Is(err, store.ErrNotExecuted) {
+		end := *req[0]
+		end.Cost = 0
+		l.refundOne(end)
+	}
 	switch w := l.writer(); {
-	case err == nil:
+	case err == nil, req[0].Cost == 0:
 	case errors.Is(err, store.ErrNotExecuted):
 		m, out := l.moment(), outgoing{most: 1}
 		e := l.enter(req[0], &m)

@@ -111,7 +111,7 @@ func (l *Ledger) RefundDetached(reqs []*store.Request) {
 	l.refund(slices.DeleteFunc(reqs, l.restore))
 }
 
-// restore puts a refund back into its batch, if it is of one.
+// restore puts a refund back into its batch, if it is of one, and reports whether nothing is left to do.
 func (l *Ledger) restore(r *store.Request) bool {
 	if r.Batch == 0 || r.Cost == 0 {
 		return false
@@ -122,7 +122,11 @@ func (l *Ledger) restore(r *store.Request) bool {
 		return false
 	}
 	defer e.release(&m)
-	return e.Restore(r, &m)
+	if !e.Restore(r, &m) {
+		return false
+	}
+	r.Cost = 0
+	return !r.MayHold()
 }
 
 // refund refunds to the store without waiting for it.
@@ -146,9 +150,9 @@ func (l *Ledger) refunder(r *store.Request) *Ledger {
 	return w
 }
 
-// refundOne refunds what a request costs, if anything.
+// refundOne refunds what a request costs, and ends what it holds, if anything.
 func (l *Ledger) refundOne(r store.Request) {
-	if r.Cost > 0 {
+	if r.Cost > 0 || r.MayHold() {
 		l.refund([]*store.Request{&r})
 	}
 }
@@ -181,8 +185,9 @@ type sentRefund struct {
 func (l *Ledger) beginRefund(n int, request func(i int) *store.Request) []sentRefund {
 	sent, m := make([]sentRefund, n), l.moment()
 	for i := range sent {
-		e := l.enter(request(i), &m)
-		e.RefundSent(&m)
+		r := request(i)
+		e := l.enter(r, &m)
+		e.RefundSent(r, &m)
 		e.release(&m)
 		sent[i] = sentRefund{e, m.Now}
 	}

@@ -112,11 +112,15 @@ func isAnswered(st *store.State) bool { return st.Now != 0 || st.Allowed }
 
 // mostOf returns a state with what another one has more of.
 func mostOf(st, other store.State) store.State {
-	if !other.Allowed && (st.Allowed || other.RetryAfter > st.RetryAfter) {
-		st.Allowed, st.InFlight, st.RetryAfter = false, other.InFlight, other.RetryAfter
+	switch {
+	case !other.Allowed && (st.Allowed || other.RetryAfter > st.RetryAfter):
+		st.Allowed, st.InFlight, st.Held = false, other.InFlight, other.Held
+		st.RetryAfter, st.ResetOtherwise = other.RetryAfter, other.ResetOtherwise
+	case st.Allowed && other.Used > st.Used:
+		st.Held = other.Held
 	}
 	st.Used, st.Remaining = max(st.Used, other.Used), min(st.Remaining, other.Remaining)
-	st.Replica = st.Replica || other.Replica
+	st.Replica, st.IsHeld = st.Replica || other.Replica, st.IsHeld || other.IsHeld
 	if st.Penalty = max(st.Penalty, other.Penalty); st.Penalty > 0 {
 		st.Reset = max(st.Reset, st.Penalty)
 	}

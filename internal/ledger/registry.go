@@ -54,7 +54,7 @@ type Registry struct {
 	// execute, oldest first. A goroutine works on each queue for as long as it
 	// is in the map. Without a view all queues are empty.
 	retryQueues map[string]*retryQueue
-	// reserved are the entries with tokens in their batch.
+	// reserved are the entries with tokens in their batch, or of which the store holds one.
 	reserved map[*entry]bool
 }
 
@@ -116,7 +116,7 @@ func (p *stripe) note(e *entry, before core.Gauges, m *core.Moment) {
 	if d := after.Owing - before.Owing; d != 0 {
 		p.registry.owing.Add(d)
 	}
-	if after.Tokens > 0 && before.Tokens == 0 {
+	if after.Reserves && !before.Reserves {
 		p.registry.noteReserved(e)
 	}
 	p.counts.Add(m.Counts)

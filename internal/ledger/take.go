@@ -17,8 +17,31 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 	}
 	t := taking{call: call{ledger: l, ctx: ctx, asks: asks}}
 	t.marks = t.roomMarks[:0]
+	t.awaitEnds()
 	if !t.refuseKnown() {
 		t.run()
+	}
+}
+
+// awaitEnds waits where a refusal depends on what is about to be held no more.
+func (t *taking) awaitEnds() {
+	var places []int
+	for i := range t.asks {
+		r := &t.asks[i].Request
+		if r.Hold == 0 {
+			continue
+		}
+		m := t.ledger.moment()
+		if e := t.ledger.find(r, &m); e != nil {
+			if e.AwaitsEnd(r, &m) {
+				places = append(places, i)
+			}
+			e.stripe.mu.Unlock()
+		}
+	}
+	if len(places) > 0 {
+		t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+		t.awaitReturns(places, t.until)
 	}
 }
 
@@ -37,6 +60,8 @@ func (l *Ledger) IsFull(r *store.Request) bool {
 // taking is one call of Take.
 type taking struct {
 	call
+	// until is when it waits no longer for what comes back, once it had to.
+	until time.Time
 	// marks are those of the takes in flight.
 	marks     []int64
 	roomMarks [2]int64
@@ -77,8 +102,11 @@ func (t *taking) run() {
 	for i := range all {
 		all[i] = i
 	}
-	began, until := t.ledger.registry.now(), t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
-	t.awaitReturns(all, until)
+	began := t.ledger.registry.now()
+	if t.until.IsZero() {
+		t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	}
+	t.awaitReturns(all, t.until)
 	var own, fetches []int
 	var batches []store.Request
 	waiting := 0
@@ -90,7 +118,9 @@ func (t *taking) run() {
 		switch what, size := t.claim(i); what {
 		case core.Fetch:
 			fetches, batches = append(fetches, i), append(batches, a.Request)
-			batches[len(batches)-1].Cost = size
+			batch := &batches[len(batches)-1]
+			batch.Cost = size
+			batch.HoldAsBatch()
 		case core.Wait:
 			waiting++
 		case core.Take:
@@ -99,7 +129,7 @@ func (t *taking) run() {
 	}
 	again := t.take(own, fetches, batches)
 	t.take(t.await(waiting, again), nil, nil)
-	t.reclaim(began, until)
+	t.reclaim(began)
 }
 
 // claim serves a request from its batch, or says what it has to do.
@@ -307,10 +337,10 @@ func (t *taking) waitNot(waiting []int) (waited int) {
 }
 
 // reclaim tries refused requests again: a batch may have overtaken them, or refunds have arrived since.
-func (t *taking) reclaim(began int64, until time.Time) {
+func (t *taking) reclaim(began int64) {
 	var again []int
 	waiting, places := 0, core.Reclaimable(t.asks)
-	t.awaitReturns(places, until)
+	t.awaitReturns(places, t.until)
 	for _, i := range places {
 		switch t.reclaimOne(i, began) {
 		case core.Wait:

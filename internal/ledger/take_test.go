@@ -504,7 +504,8 @@ func TestReclaim(t *testing.T) {
 					reqs = append(reqs, other)
 				}
 				k := b.refusedTake(1, reqs...)
-				k.reclaim(b.ledgers[0].registry.now(), time.Now().Add(DefaultTimeout))
+				k.until = time.Now().Add(DefaultTimeout)
+				k.reclaim(b.ledgers[0].registry.now())
 				if st := k.asks[0].State; st.Err != nil || st.Allowed != c.served {
 					t.Errorf("a request that costs %d: %+v", c.cost, st)
 				}
@@ -530,7 +531,8 @@ func TestRefusalStands(t *testing.T) {
 		}
 		e.release(&m)
 		k := b.refusedTake(0, b.request(4))
-		go k.reclaim(b.ledgers[0].registry.now(), time.Now().Add(DefaultTimeout))
+		k.until = time.Now().Add(DefaultTimeout)
+		go k.reclaim(b.ledgers[0].registry.now())
 		synctest.Wait()
 		b.refusedTake(0, b.request(1)).fetched(0, &fetch, &store.State{Err: store.ErrUncertain})
 		synctest.Wait()
@@ -539,7 +541,8 @@ func TestRefusalStands(t *testing.T) {
 		}
 		b.sim.setDown(true, false)
 		k = b.refusedTake(1, b.request(3))
-		k.reclaim(b.ledgers[0].registry.now(), time.Now().Add(DefaultTimeout))
+		k.until = time.Now().Add(DefaultTimeout)
+		k.reclaim(b.ledgers[0].registry.now())
 		if st := k.asks[0].State; st.Err != nil || st.Allowed || st.RetryAfter != 1 {
 			t.Errorf("the store is away: %+v", st)
 		}

@@ -385,8 +385,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []*inZone) error {
 		failed = z.ask.Err
 		// A check spends nothing, whatever the store says, nor does a look for a bucket.
 		if z.ChargeBefore && z.bucket != unknownBucket && errors.Is(failed, store.ErrUncertain) {
-			// Requests that on_error admits must not fill a bucket that clients share.
-			if z.becomeUncertain(z.needsID); z.isLost() && z.bucket == ownBucket {
+			if z.becomeUncertain(z.needsID); z.isLost() {
 				z.noteEnd(failed)
 			}
 		}
@@ -510,6 +509,9 @@ func (z *inZone) noteTake() {
 		z.beginTake()
 	}
 	z.ask.Request.Receipt = z.ask.State.Receipt
+	if !z.isUncertain() {
+		z.ask.NoteHold(&z.ask.State)
+	}
 	z.mirror()
 	if z.isLease {
 		z.boundAborted()

@@ -78,8 +78,8 @@ func newPairLimiter(t *testing.T, modules [maxStores]stores.Module, percent floa
 	return h, handles
 }
 
-// TestRequestCountsInOneStore, that of the client of the first zone, also where this one does not match, and each call
-// in that of its first descriptor; the log says whose limits are split.
+// TestRequestCountsInOneStore: the client of the first zone decides, even if that zone does not match; in a service the
+// first descriptor of a call does. The log names the zones with other clients.
 func TestRequestCountsInOneStore(t *testing.T) {
 	core, logs := observer.New(zap.WarnLevel)
 	var modules [maxStores]stores.Module
@@ -98,6 +98,13 @@ func TestRequestCountsInOneStore(t *testing.T) {
 		r.Header.Set("B", group)
 		return caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil), repl
 	}
+	h.IsService = true
+	h.reportOtherClients()
+	if all := logs.TakeAll(); len(all) != 1 || !strings.Contains(all[0].Message, "first descriptor") {
+		t.Errorf("logged %v of a service", all)
+	}
+	New(Config{Rollout: h.Rollout, Logger: zap.NewNop(), IsService: true}) // a service may have no zones
+	h.IsService = false
 	in := map[string]int{}
 	for i := range 40 {
 		// The clients of zone b differ from those of zone a.
@@ -124,7 +131,7 @@ func TestRequestCountsInOneStore(t *testing.T) {
 		first, _ := requestOf(client, "")
 		second, _ := requestOf("client-0", "")
 		p := &Passage{w: httptest.NewRecorder()}
-		_, err := p.MeetEach(h, []Item{{Zone: h.Zones[0], Request: first, Hits: 1}, {Zone: h.Zones[0], Request: second, Hits: 1}})
+		_, err := p.MeetEach(h, []Item{{Zone: h.Zones[0], Request: first, Hits: 1}, {Zone: h.Zones[1], Request: second, Hits: 1}})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -372,12 +379,11 @@ func TestZonesAreObservedWhileSlotsAreGivenBack(t *testing.T) {
 	}
 }
 
-// TestZonesAreObservedWhileTakesAreNoted, in a store that could not be opened: for the race
+// TestZonesAreObservedWhileErrorsAreHandled, of a store that could not be opened: for the race
 // detector.
-func TestZonesAreObservedWhileTakesAreNoted(t *testing.T) {
+func TestZonesAreObservedWhileErrorsAreHandled(t *testing.T) {
 	for range 50 {
-		open := deafModule{memory.New(memory.NewBuckets(), memory.Options{})}
-		h, _ := newPairLimiter(t, [maxStores]stores.Module{brokenModule{}, open}, 0, func(z *Zone) { z.ChargeBefore = true; z.Forgives.Add(500); z.OnError = stores.OnErrorAllow })
+		h, _ := newPairLimiter(t, [maxStores]stores.Module{brokenModule{}, brokenModule{}}, 0, func(z *Zone) { z.ChargeBefore = true; z.Forgives.Add(500); z.OnError = stores.OnErrorAllow })
 		h.Zones[0].enforced = 0
 		h.answeredWith(http.StatusOK)
 	}

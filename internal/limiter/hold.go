@@ -26,6 +26,8 @@ type Hold struct {
 	IsTaken bool          `json:"taken,omitempty"`
 	ID      string        `json:"id,omitempty"`
 	Receipt store.Receipt `json:"receipt,omitzero"`
+	// Hold is the number under which the store holds it, or [store.HearsHeld].
+	Hold uint32 `json:"hold,omitempty"`
 }
 
 // Hold returns what the call holds in the zone at that place of its decisions, once it has ended, and
@@ -39,7 +41,7 @@ func (p *Passage) Hold(place int) (h Hold, counts bool) {
 	}
 	return Hold{
 		Store: z.handle.Name, Limit: *req.Limit, ClientKey: []byte(req.ClientKey), Events: req.Events, Burst: req.Burst,
-		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt,
+		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt, Hold: req.Hold,
 	}, true
 }
 
@@ -81,6 +83,17 @@ func (l *Limiter) GiveBack(h *Hold, amount int64) error {
 	return nil
 }
 
+// EndHold makes what is held count for good, without waiting.
+func (l *Limiter) EndHold(h *Hold) {
+	handle, open, err := l.enterFor(h)
+	if err != nil {
+		return
+	}
+	defer handle.Leave()
+	r := h.request(0)
+	open.Refund([]*store.Request{&r})
+}
+
 // ChargeMore charges an amount to the bucket of a hold, whether or not it fits, as charges of requests are:
 // without waiting, and while the shard is away once it is back. The error wraps [store.ErrNotExecuted].
 func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
@@ -103,7 +116,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 
 func (h *Hold) request(cost int64) store.Request {
 	return store.Request{
-		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt,
+		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt, Hold: h.Hold,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Placeholders of a call of rate_limit_service.
@@ -35,6 +36,8 @@ type Item struct {
 	// Exactly is set if what is taken is written down: the zone takes no batch for it, because another process
 	// may give it back, and what is taken once counts although the caller has left.
 	Exactly bool
+	// Reserves is set if what is taken is held until [Limiter.GiveBack] or [Limiter.EndHold] is called for it.
+	Reserves bool
 	// Cost is what a hit costs. MeetEach sets it.
 	Cost int64
 }
@@ -52,10 +55,11 @@ func (z *Zone) CanGiveBack() bool { return !z.needsID }
 // among those that Decisions visits, or -1 where the zone does not limit it.
 func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 	var e *evaluation
-	in := l.storeOf(items[0].Request, items[0].replacer())
+	chosen := choice{limiter: l}
+	chosen.make(items[0].Zone, items[0].Request, items[0].replacer())
 	for n := range items {
 		item := &items[n]
-		asked, isAsked, err := item.Zone.meet(item.Request, item.replacer(), l, in)
+		asked, isAsked, err := item.Zone.meet(item.Request, item.replacer(), &chosen)
 		if err != nil {
 			p.tracker = nil
 			return nil, err
@@ -70,6 +74,14 @@ func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 		}
 		if item.Cost = asked.req.Cost; item.Exactly {
 			asked.req.Batch = 0
+		}
+		switch {
+		case item.Zone.isLease:
+		case item.Reserves:
+			asked.req.Hold = store.NewHold()
+		case asked.req.Batch == 0:
+			// What it takes never comes back.
+			asked.req.Hold = store.HearsHeld
 		}
 		places = append(places, e.addItem(&asked, item))
 	}
@@ -144,6 +156,20 @@ func (z *inZone) requestOf(r *http.Request) *http.Request {
 	return r
 }
 
+// mayHold reports whether what the request takes in the zone may come back.
+func (z *inZone) mayHold() bool {
+	if item := z.itemOf(); item != nil {
+		return item.Reserves && !z.isLease
+	}
+	return z.mayGiveBack
+}
+
+// keepsHold reports whether what the zone has taken stays held once the call has settled.
+func (z *inZone) keepsHold() bool {
+	item := z.itemOf()
+	return item != nil && item.Reserves && !z.isLocal()
+}
+
 // refund returns what the call gives back in the zone.
 func (z *inZone) refund() int64 {
 	if z.itemOf() == nil || !z.isTaken() {
@@ -175,5 +201,8 @@ func (z *inZone) findsNothing() bool {
 func (z *inZone) refuseLook() {
 	st := &z.ask.State
 	st.Allowed, st.RetryAfter = false, max(time.Duration(st.Reset-st.Now)*time.Microsecond, leastWait)
+	least := z.ask.Request
+	least.Cost = 1
+	algorithm.ShowHeld(st, &least, int64(st.Held))
 	z.answer = hasNoRoom
 }

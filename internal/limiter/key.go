@@ -86,21 +86,33 @@ func PlaceholdersIn(text string) (names []string) {
 // zone that only observes the client counts all together. Without a limit the key does not matter, so
 // nothing is logged of it.
 func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter, isLimited bool) (string, error) {
+	key, i, applies, repeated := z.keyOf(r, repl)
+	if isLimited {
+		z.warnOfKey(i, applies, r, repl, l)
+	}
+	if repeated != "" && z.enforces(key, z.rule(l)) {
+		return "", z.refuseRepeated(repeated, l)
+	}
+	return key, nil
+}
+
+// keyOf returns the client key of a request, the template that made it, and whether that template applies. If a
+// placeholder of it has several values, repeated is its name.
+func (z *Zone) keyOf(r *http.Request, repl *caddy.Replacer) (key string, template int, applies bool, repeated string) {
 	var scratch [128]byte
 	for i := range z.templates {
 		key, applies, repeated := z.templates[i].clientKey(scratch[:0], r, repl, z)
-		if isLast := i == len(z.templates)-1; !applies && !isLast {
-			continue
+		if isLast := i == len(z.templates)-1; applies || isLast {
+			return string(key), i, applies, repeated
 		}
-		if isLimited {
-			z.warnOfKey(i, applies, r, repl, l)
-		}
-		if repeated != "" && z.enforces(string(key), z.rule(l)) {
-			return "", z.refuseRepeated(repeated, l)
-		}
-		return string(key), nil
 	}
-	return "", nil
+	return "", 0, true, ""
+}
+
+// hasClientsOf reports whether a request is of the same client in both zones.
+func (z *Zone) hasClientsOf(other *Zone) bool {
+	return z.networks() == other.networks() &&
+		slices.EqualFunc(z.templates, other.templates, func(a, b keyTemplate) bool { return a.tag == b.tag })
 }
 
 // warnOfKey logs what is doubtful about the key of a request, which is that of template i.

@@ -10,7 +10,6 @@ package limiter
 import (
 	"errors"
 	"net/http"
-	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -28,6 +27,8 @@ type Config struct {
 	Store *stores.Handle
 	// Rollout is nil if no clients are moved.
 	Rollout *Rollout
+	// IsService is set if calls of rate_limit_service are limited, which ask zones each about a client of its own.
+	IsService bool
 	// Headers is HeadersGitHub, HeadersIETF, HeadersBoth or HeadersNone.
 	Headers string
 	// Jitter is the fraction of Retry-After by up to which it is lengthened at
@@ -75,15 +76,21 @@ func New(c Config) *Limiter {
 	return l
 }
 
-// reportOtherClients logs which zones have other clients than the first one, by which a rollout moves requests.
+// reportOtherClients logs the zones whose clients a rollout gives a limit in each store.
 func (l *Limiter) reportOtherClients() {
-	if l.Rollout == nil {
+	const problem = " have a limit in each store while the rollout's percentage is between 0 and 100"
+	switch {
+	case l.Rollout == nil || len(l.Zones) == 0:
+		return
+	case l.IsService:
+		l.Logger.Warn("clients that calls do not name in the first descriptor"+problem, zap.String("hint", "let each call have one descriptor"))
 		return
 	}
+	first := l.Zones[0]
 	for _, z := range l.Zones[1:] {
-		if first := l.Zones[0]; !slices.EqualFunc(z.templates, first.templates, func(a, b keyTemplate) bool { return a.tag == b.tag }) {
-			l.Logger.Warn("clients of a zone have a limit in each store while the rollout's percentage is between 0 and 100: the first zone's clients are moved",
-				zap.String("zone", z.Name), zap.Strings("key", z.Key), zap.String("first", first.Name))
+		if !z.hasClientsOf(first) {
+			l.Logger.Warn("clients of a zone"+problem, zap.String("zone", z.Name), zap.Strings("key", z.Key),
+				zap.String("moved_by", first.Name), zap.String("hint", "give the zone the key of the handler's first zone, or a handler of its own"))
 		}
 	}
 }

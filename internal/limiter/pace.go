@@ -121,7 +121,8 @@ const leastWait = time.Second
 // commonly take. What they hold is then charged, if that is common, or free.
 func (z *inZone) estimateWait() {
 	st := &z.ask.State
-	if z.answer != hasNoRoom || z.role == blocks || st.RetryAfter == store.Never || z.ask.Events == 0 {
+	isHeld := st.InFlight && st.Held > 0
+	if z.answer != hasNoRoom || z.role == blocks || st.RetryAfter == store.Never || z.ask.Events == 0 || isHeld {
 		return
 	}
 	took := z.pace.commonly(z.limit.Window)

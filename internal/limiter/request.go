@@ -122,7 +122,7 @@ type inZone struct {
 	// ask has the request, with its final cost once the zone has settled, and the state.
 	ask store.Ask
 	// rare is nil for most zones.
-	rare *rareZone
+	rare   *rareZone
 	role   role
 	bucket bucket
 	answer

@@ -22,9 +22,9 @@ import (
 // handler counts it already. It returns no evaluation if nothing is left.
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
 	var e *evaluation
-	in := l.storeOf(r, repl)
+	chosen := choice{limiter: l}
 	for _, z := range l.Zones {
-		asked, isAsked, err := z.meet(r, repl, l, in)
+		asked, isAsked, err := z.meet(r, repl, &chosen)
 		switch {
 		case err != nil:
 			return t, nil, err
@@ -48,29 +48,40 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 	return t, e, nil
 }
 
-// storeOf returns in which store all zones count r: that of the client of the first one.
-func (l *Limiter) storeOf(r *http.Request, repl *caddy.Replacer) (in int) {
-	if l.Rollout == nil {
-		return ownStore
-	}
-	first := l.Zones[0]
-	// Where there is no one client, the zone refuses r if it limits it.
-	key, _ := first.clientKey(r, repl, l, false)
-	if l.Rollout.moves(key, first.rule(l)) {
-		return rolloutStore
-	}
-	return ownStore
+// choice is in which store a request counts, made once a zone matches.
+type choice struct {
+	limiter *Limiter
+	in      int
+	isMade  bool
 }
 
-// meet resolves what r, counted in a store, asks of the zone if r matches, and reports whether the zone limits r,
-// or blocks its client.
-func (z *Zone) meet(r *http.Request, repl *caddy.Replacer, l *Limiter, in int) (asked resolved, isAsked bool, err error) {
+// make makes the choice, by the client of a zone.
+func (c *choice) make(by *Zone, r *http.Request, repl *caddy.Replacer) {
+	if c.isMade = true; c.limiter.Rollout == nil {
+		return
+	}
+	if key, _, _, _ := by.keyOf(r, repl); c.limiter.Rollout.moves(key, by.rule(c.limiter)) {
+		c.in = rolloutStore
+	}
+}
+
+// Moves reports whether a rollout moves requests by the client of the zone: the handler's first one, or any zone of a
+// service.
+func (l *Limiter) Moves(by *Zone) bool {
+	return l.Rollout != nil && (l.IsService || l.Zones[0] == by)
+}
+
+// meet resolves what r asks of the zone if r matches, and reports whether the zone limits r, or blocks its client.
+func (z *Zone) meet(r *http.Request, repl *caddy.Replacer, in *choice) (asked resolved, isAsked bool, err error) {
 	if len(z.Matchers) > 0 {
 		if matches, err := z.Matchers.AnyMatchWithError(r); err != nil || !matches {
 			return asked, false, err
 		}
 	}
-	asked, err = z.resolve(r, repl, l, in)
+	if !in.isMade {
+		in.make(in.limiter.Zones[0], r, repl)
+	}
+	asked, err = z.resolve(r, repl, in.limiter, in.in)
 	return asked, err == nil && (asked.req.Events != unlimited || asked.block != nil), err
 }
 
@@ -110,6 +121,9 @@ func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int
 	}
 	if z.needsID {
 		req.ID = identity.NewRequestID()
+	}
+	if z.mayGiveBack {
+		req.Hold = store.NewHold()
 	}
 	return asked, err
 }
@@ -251,7 +265,7 @@ type Rollout struct {
 	moved uint64
 }
 
-// moves reports whether the client is counted in the other store, by a rule of the first zone or the config.
+// moves reports whether the client is counted in the other store, by a rule of the zone or the config.
 func (o *Rollout) moves(clientKey string, rule *store.Override) bool {
 	moved := o.moved
 	if rule != nil && rule.Rollout != nil {

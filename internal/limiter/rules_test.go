@@ -56,7 +56,8 @@ func resolvedFor(t *testing.T, l *Limiter, client, events string) resolved {
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
 	r.Header.Set("A", client)
 	repl := values{headerA: client, headerB: events}.replacer()
-	asked, err := l.Zones[0].resolve(r, repl, l, l.storeOf(r, repl))
+	chosen := choice{limiter: l}
+	asked, _, err := l.Zones[0].meet(r, repl, &chosen)
 	redistest.Must(t, err)
 	return asked
 }

@@ -456,6 +456,10 @@ func (e *evaluation) undo() {
 			// find the new take. The ledger refunds takes as well that it refuses.
 			z.ask.ID = identity.NewRequestID()
 		}
+		if z.mayHold() {
+			// The same holds for what it is held under.
+			z.ask.Hold = store.NewHold()
+		}
 		var left spend
 		if spent.isLost() {
 			left.stored = phaseLost
@@ -509,14 +513,24 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 		spent = 0
 	}
 	if z.alone != localNone {
-		s.local.add(z.localRequest(), localRows[z.alone], finalOf(spent, cost), spent, cost)
+		req, row := z.localRequest(), localRows[z.alone]
+		s.local.endHold(req, row, s.local.add(req, row, finalOf(spent, cost), spent, cost))
 	}
 	if z.isLocal() && f < empties {
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}
 	d := s.store.add(z.ask.Request, z.stored, f, spent, cost)
+	if !z.keepsHold() {
+		s.store.endHold(z.ask.Request, z.stored, d)
+	}
 	if z.isLost() && z.rare != nil {
+		if z.bucket != ownBucket {
+			// Where others count, what was not taken is not charged late: only what it holds ends.
+			end := z.ask.Request
+			end.Cost = 0
+			s.store.unknown, s.store.heldUnknown, s.store.ends = append(s.store.unknown, &end), append(s.store.heldUnknown, 0), append(s.store.ends, nil)
+		}
 		s.store.ends[len(s.store.ends)-1] = z.rare.end
 	}
 	return d
@@ -558,6 +572,17 @@ func (s *settlement) add(req store.Request, phase storePhase, f final, spent, co
 	case dueNothing, dueEnd, dueEmpty, dueRefundFirst:
 	}
 	return d
+}
+
+// endHold ends what a take holds, unless what is due does that anyway.
+func (s *settlement) endHold(req store.Request, phase storePhase, d due) {
+	isOpen := d == dueRepeat || phase == phaseTaken && (d == dueNothing || d == dueCharge)
+	if isOpen && req.MayHold() {
+		// Most end nothing, and need no copy.
+		end := req
+		end.Cost = 0
+		s.refunds = append(s.refunds, &end)
+	}
 }
 
 // send sends it, unless the store could not be opened.

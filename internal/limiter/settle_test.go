@@ -146,7 +146,7 @@ func TestTakeOfUnknownOutcome(t *testing.T) {
 		},
 		"uncertain in a log": {
 			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: store.SlidingLog}, err: uncertain, status: 200, want: 200,
-			asked: []string{"charge 1"},
+			asked: []string{"charge 1", "refund 0"},
 		},
 		"uncertain in a log, and free": {
 			zone: &Zone{ChargeBefore: true, OnError: stores.OnErrorAllow, Algorithm: store.SlidingLog}, err: uncertain, status: 304, want: 304,

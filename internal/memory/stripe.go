@@ -46,7 +46,7 @@ func (s *stripe) run(op algorithm.Operation, id identity.ID, r *store.Request, n
 	switch {
 	case b != nil:
 		b.note(op, r, now)
-		st = op.Run(b.content, &s.asked, now)
+		st = b.run(op, &s.asked, now)
 		if revived = b.due <= now; revived || b.isLate(r.Limit, now) {
 			s.postpone(b)
 			s.publish()
@@ -55,7 +55,7 @@ func (s *stripe) run(op algorithm.Operation, id identity.ID, r *store.Request, n
 		// The caller's key may pin a larger string.
 		b = &bucket{key: strings.Clone(id.Key), limit: id.Limit, content: algorithm.New(r.Limit)}
 		b.note(op, r, now)
-		st = op.Run(b.content, &s.asked, now)
+		st = b.run(op, &s.asked, now)
 		b.due = b.content.Expiry(r.Limit)
 		s.insert(b)
 		return st, false, false
@@ -181,6 +181,14 @@ type bucket struct {
 	capacity int64
 	// asked is the limit of the last request that asked or, if none has, of the first other one.
 	asked store.Asked
+	// held is nil until a take holds something.
+	held *algorithm.Held
+}
+
+func (b *bucket) run(op algorithm.Operation, r *store.Request, now int64) store.State {
+	st := op.Run(b.content, r, now)
+	b.held = b.held.After(op, r, &st)
+	return st
 }
 
 // note notes the limit of a request before op runs.

@@ -82,7 +82,7 @@ func (s *Server) Look(r store.Request, role store.Role, now int64) store.State {
 func (s *Server) Empty(r store.Request) error {
 	var failed error
 	for _, key := range keys.Like(r.Limit, r.ClientKey) {
-		_, err := s.do("DEL", key)
+		_, err := s.do("DEL", key, ask.Held(key))
 		failed = errors.Join(failed, err)
 	}
 	return failed

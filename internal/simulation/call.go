@@ -242,6 +242,7 @@ func (c *call) await(place int, done, again func()) {
 func (c *call) fetch(place int, size int64, done, again func()) {
 	r := c.asks[place].Request
 	r.Cost = size
+	r.HoldAsBatch()
 	c.exchange(r, func(st store.State) {
 		m := c.moment()
 		e := c.of(&r, &m)
@@ -251,6 +252,7 @@ func (c *call) fetch(place int, size int64, done, again func()) {
 			e.period = st.Reset
 		}
 		c.refund(leftover)
+		c.reapLater()
 		if do == core.Take {
 			again()
 			return
@@ -268,6 +270,10 @@ func (c *call) exchange(r store.Request, then func(st store.State)) {
 		m := c.moment()
 		if errors.Is(st.Err, store.ErrUncertain) {
 			c.doubted(r)
+			end := r
+			end.Cost = 0
+			// The take has ended by then.
+			c.after(longestService, func() { c.refund(end) })
 		}
 		do, refund := e.TakeAnswered(&r, &st, asked, mark, &m)
 		c.told(&m)

@@ -176,6 +176,11 @@ func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, 
 	case r.Cost == 0:
 		s.fail("%s refused %s, which costs nothing: %+v", p.name, c.key, *st)
 	}
+	// Where all that is in the way may come back, nobody is refused for long.
+	isFinal := r.Hold != 0 && !alone && !st.InFlight && st.Penalty == 0 && st.RetryAfter != store.Never
+	if isFinal && !s.faults && s.now >= c.reset && !c.differ && c.heldSince != 0 && s.now-c.heldSince > s.lookback() && s.held(c).InFlight {
+		s.fail("%s refused %s, although what is in the way was held for %d microseconds: %+v", p.name, c.key, s.now-c.heldSince, *st)
+	}
 	s.isOneWindow(c, st, alone || st.InFlight || st.Penalty != 0)
 	// Where nothing fails, a refusal is due to what was spent, or was about to be.
 	if most := s.mostUsed(c); !s.faults && s.now >= c.reset && st.Penalty == 0 && most+r.Cost <= r.Capacity() {
@@ -342,6 +347,9 @@ func (s *Run) atEnd() {
 		spare := c.uncertain + c.lost
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
+		}
+		if st := s.held(c); st.Held > 0 && !s.faults {
+			s.fail("%d of %s are held at the end", st.Held, c.key)
 		}
 		if c.counted < c.served-spare && !s.resets && (!s.faults || algorithm.Of(c.limit.Algorithm).Windowed()) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome, %d are lost", c.key, c.served, c.counted, c.uncertain, c.lost)

@@ -232,19 +232,20 @@ func (p *process) restore(r store.Request) {
 	m := p.moment()
 	isRestored := p.of(&r, &m).Restore(&r, &m)
 	p.told(&m)
-	if !isRestored {
-		p.refund(r)
+	if isRestored {
+		r.Cost = 0
 	}
+	p.refund(r)
 }
 
-// refund gives back to the store what the request costs, if anything.
+// refund gives back to the store what the request costs, and ends what it holds, if anything.
 func (p *process) refund(r store.Request) {
-	if r.Cost == 0 {
+	if r.Cost == 0 && !r.MayHold() {
 		return
 	}
 	m := p.moment()
 	e := p.of(&r, &m)
-	e.RefundSent(&m)
+	e.RefundSent(&r, &m)
 	sent := m.Now
 	p.told(&m)
 	p.net.write(opRefund, r, func(st store.State) {
@@ -265,13 +266,13 @@ func (p *process) reap() {
 		if !ok {
 			continue
 		}
-		if e.Gauges().Tokens > 0 {
+		if e.Gauges().Reserves {
 			m := p.moment()
 			refund := e.Surplus(core.IdleBatch, &m)
 			p.told(&m)
 			p.refund(refund)
 		}
-		if e.Gauges().Tokens > 0 {
+		if e.Gauges().Reserves {
 			p.reapLater()
 		}
 	}

@@ -95,6 +95,8 @@ type client struct {
 	// was before.
 	spent int64
 	over  moment
+	// heldSince is since when what is held is all that is in the way of the client's requests, or 0.
+	heldSince int64
 	// missing are costs that the primary may never have heard of.
 	missing []admission
 	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an operator's reset of the
@@ -321,7 +323,11 @@ func (s *Run) ask(clients []*client, p *process, began *arrival) {
 	takes := s.takes || s.mixed && s.chance(0.5)
 	v := &visit{by: p, takes: takes, began: began, clients: clients, alone: make([]bool, n), unknown: make([]bool, n), held: make([]int64, n)}
 	for _, c := range clients {
-		v.reqs = append(v.reqs, s.request(c))
+		r := s.request(c)
+		if takes {
+			r.Hold = uint32(store.HearsHeld + s.requests)
+		}
+		v.reqs = append(v.reqs, r)
 	}
 	if v.isHeldEarly() {
 		for i, c := range clients {
@@ -478,7 +484,11 @@ func (s *Run) settle(v *visit, i int, free bool) {
 	}
 	isTaken := v.takes && st.Err == nil && st.Allowed && !v.alone[i]
 	r.Receipt = st.Receipt
-	spends := r
+	if isTaken {
+		r.NoteHold(st)
+	}
+	spends, end := r, r
+	end.Cost = 0
 	if free {
 		spends.Cost = 0
 	}
@@ -491,6 +501,7 @@ func (s *Run) settle(v *visit, i int, free bool) {
 		}
 	case isTaken:
 		c.served += r.Cost
+		p.refund(end)
 	default:
 		c.served += spends.Cost
 		if held > 0 || spends.Cost > 0 {
@@ -537,8 +548,21 @@ func (s *Run) ran(op algorithm.Operation, r *store.Request, st *store.State) {
 		s.land(c, 0)
 	case opRefund:
 		c.counted -= r.Cost
+		// Until now it counted.
+		c.truth = append(c.truth, moment{s.now, st.Used + r.Cost + c.unlanded})
 		s.land(c, 0)
 	}
+	if held := s.held(c); !held.InFlight {
+		c.heldSince = 0
+	} else if c.heldSince == 0 {
+		c.heldSince = s.now
+	}
+}
+
+// held is what the primary would say of what is held to a request of a client.
+func (s *Run) held(c *client) store.State {
+	r := store.Request{Limit: &c.limit, ClientKey: c.key, Events: c.events, Burst: c.burst, Cost: c.cost, Hold: store.HearsHeld}
+	return s.net.servers.look(r, s.net.clock(), false)
 }
 
 // doubted notes a take of unknown outcome. If it is served alone and was never executed, the

@@ -53,6 +53,6 @@ func higher(local, known store.State) store.State {
 	if known.Used <= local.Used {
 		return local
 	}
-	known.Receipt = local.Receipt
+	known.Receipt, known.IsHeld = local.Receipt, local.IsHeld
 	return known
 }

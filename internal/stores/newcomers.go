@@ -98,6 +98,7 @@ func (n *newcomers) askStore(ctx context.Context, asks []*store.Ask, isLetIn fun
 		// Leases last only while requests run, and a limit of 0 needs no bucket.
 		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !isLetIn(r) {
 			unknown, asked = append(unknown, i), append(asked, *r)
+			asked[len(asked)-1].Hold = 0
 		}
 	}
 	if len(asked) == 0 {

@@ -58,12 +58,15 @@ type model struct {
 	began   time.Time
 	limits  []*store.Limit
 	buckets map[bucketID]algorithm.Bucket
+	held    map[bucketID]*algorithm.Held
 	// expired is the last end of a bucket that the clock has passed: a store may
 	// have forgotten that bucket, so the clock must not run back as far.
 	expired int64
 	// penalty is how long penalties last, or 0 if requests do not say. Zones of other
 	// configs have shorter ones.
 	penalty time.Duration
+	// holds is set if something may come back. Requests of a call have that in common.
+	holds bool
 	// taken is what can be refunded.
 	taken []store.Request
 	ids   int
@@ -77,6 +80,7 @@ type bucketID struct {
 
 func (h *History) newModel(f *fixture, d draws, number int) *model {
 	m := &model{draws: d, History: h, fixture: f, penalty: pick(d, "penalties", 0, time.Hour)}
+	m.holds = !algorithm.Of(h.Limit.Algorithm).Lease && d.Draw("holds", 0, 3) > 0
 	m.restart(fmt.Sprint("history", number))
 	return m
 }
@@ -84,7 +88,7 @@ func (h *History) newModel(f *fixture, d draws, number int) *model {
 // restart begins with other, empty buckets.
 func (m *model) restart(name string) {
 	m.name, m.began = name, time.Now()
-	m.buckets, m.expired, m.taken, m.limits = map[bucketID]algorithm.Bucket{}, 0, nil, nil
+	m.buckets, m.held, m.expired, m.taken, m.limits = map[bucketID]algorithm.Bucket{}, map[bucketID]*algorithm.Held{}, 0, nil, nil
 	for _, zone := range []string{"a", "b"} {
 		limit := m.Limit
 		limit.Zone = name + zone + "." + m.fixture.id
@@ -109,7 +113,8 @@ func (m *model) call() {
 	}
 	for i, got := range states {
 		r := &reqs[i]
-		want := op.Run(m.bucket(r), r, m.now())
+		want, id := op.Run(m.bucket(r), r, m.now()), bucketID{r.Limit, r.ClientKey}
+		m.held[id] = m.held[id].After(op, r, &want)
 		if got != want {
 			m.Fatalf("%s %d of %d in one call, %s, %+v:\n got %+v\nwant %+v", op, i+1, len(reqs), describe(*r), *r, got, want)
 		}
@@ -174,6 +179,9 @@ func (m *model) request(op algorithm.Operation) store.Request {
 	if algorithm.Of(m.Limit.Algorithm).NeedsID {
 		many = 2_000
 	}
+	if m.holds {
+		r.Hold = uint32(m.Draw("hold", store.HearsHeld, 9))
+	}
 	// Few values, so that buckets are used at the same rate again.
 	r.Events = pick(m, "events", 1, 3, 7, 7, 20, 20, 20, 999_983%many, many)
 	switch m.Draw("odd", 0, 19) {
@@ -197,7 +205,7 @@ func (m *model) request(op algorithm.Operation) store.Request {
 		r.Until = m.now() + m.Draw("penalty", 1, micros(time.Hour))
 	}
 	if algorithm.Of(m.Limit.Algorithm).Drains() && m.Draw("opens", 0, 3) == 0 {
-		r.Ends = m.now() + m.Draw("arrival", 0, 2*r.Limit.Window.Microseconds()) - 1
+		r.Ends = m.now() + m.Draw("arrival", 0, r.Limit.Window.Microseconds()) - 1
 	}
 	return r
 }

@@ -90,6 +90,8 @@ var contract = []struct {
 	{"RefundOfAnotherTime", testRefundOfAnotherTime},
 	{"RefundOfAnEarlierBucket", testRefundOfAnEarlierBucket},
 	{"Reserved", testReserved},
+	{"Held", testHeld},
+	{"HeldEnds", testHeldEnds},
 	{"Penalty", testPenalty},
 
 	{"WindowClosesAtReset", testWindowClosesAtReset},
@@ -187,7 +189,7 @@ type operation = func(ctx context.Context, asks []*store.Ask)
 // answers is [store.Answers], but lends states that have been used before.
 func answers(ctx context.Context, op operation, reqs []store.Request) []store.State {
 	used := store.State{
-		Allowed: true, Replica: true, InFlight: true, Limit: 1, Used: 1, Remaining: 1, Reset: 1, ResetOtherwise: 1, RetryAfter: 1, Penalty: 1,
+		Allowed: true, Replica: true, InFlight: true, IsHeld: true, Held: 1, Limit: 1, Used: 1, Remaining: 1, Reset: 1, ResetOtherwise: 1, RetryAfter: 1, Penalty: 1,
 		Now: 1, Content: store.Content{1}, Receipt: store.Receipt{Period: 1}, Err: errUnset,
 	}
 	asks := store.Asks(reqs)

@@ -164,6 +164,100 @@ func testReserved(f *fixture) {
 	}
 }
 
+// testHeld: a take that leaves little is held until a refund under its number, of any cost. Requests that are refused
+// for want of what is held are told so.
+func testHeld(f *fixture) {
+	for name, r := range f.kinds() {
+		if algorithm.Of(r.Limit.Algorithm).Lease {
+			continue
+		}
+		r.Events, r.Cost, r.Hold = 80, 60, store.HearsHeld
+		r.ID = "plenty00"
+		if s := f.take(r); !s.Allowed || s.IsHeld || s.Held != 0 {
+			f.Errorf("%s: take that holds nothing: %+v", name, s)
+		}
+		first := r
+		first.Cost, first.ID, first.Hold = 15, "first000", 7
+		taken := f.take(first)
+		if !taken.Allowed || !taken.IsHeld || taken.Held != 15 {
+			f.Errorf("%s: take that leaves less than a quarter: %+v", name, taken)
+		}
+		first.Receipt = taken.Receipt
+		second := first
+		second.Cost, second.ID, second.Hold = 4, "second00", 8
+		second.Receipt = f.take(second).Receipt
+		for _, ask := range []func(r store.Request) store.State{f.check, f.take, f.peek} {
+			r.ID, r.Cost = "other000", 20
+			if s := ask(r); s.Allowed || !s.InFlight || s.Held != 19 || s.RetryAfter <= 0 || s.RetryAfter > time.Second || s.ResetOtherwise <= s.Now {
+				f.Errorf("%s: refused for want of what is held: %+v", name, s)
+			}
+			if r.Cost = 21; ask(r).InFlight {
+				f.Errorf("%s: refused for want of more than what is held: %+v", name, ask(r))
+			}
+			unheard := r
+			unheard.Cost, unheard.Hold = 20, 0
+			if s := ask(unheard); s.Allowed || s.InFlight || s.Held != 0 {
+				f.Errorf("%s: refused without hearing what is held: %+v", name, s)
+			}
+		}
+		if s := f.refund(second); s.Held != 15 || s.Used != 75 {
+			f.Errorf("%s: refund of the second: %+v", name, s)
+		}
+		first.Cost = 0
+		for range 2 {
+			if s := f.refund(first); s.Held != 0 || s.Used != 75 {
+				f.Errorf("%s: the first is held no more: %+v", name, s)
+			}
+		}
+		r.Cost = 20
+		if s := f.take(r); s.Allowed || s.InFlight || s.Held != 0 {
+			f.Errorf("%s: refused while nothing is held: %+v", name, s)
+		}
+	}
+}
+
+// testHeldEnds: what is held counts once under a number, goes with what was spent, and with the bucket.
+func testHeldEnds(f *fixture) {
+	for name, r := range f.kinds() {
+		if algorithm.Of(r.Limit.Algorithm).Lease {
+			continue
+		}
+		r.Cost, r.Hold = 1, 7
+		for i := range 2 {
+			r.ID = fmt.Sprintf("take%04d", i)
+			if s := f.take(r); !s.IsHeld || s.Held != 1 {
+				f.Errorf("%s: take %d under one number: %+v", name, i, s)
+			}
+		}
+		f.reset(r)
+		other := r
+		other.ID, other.Hold = "other000", 8
+		if s := f.take(other); s.Held != 1 {
+			f.Errorf("%s: take after a reset: %+v", name, s)
+		}
+		f.clock.Advance(r.Limit.Window)
+		other.ID, other.Hold = "later000", 9
+		if s := f.take(other); s.Held != 1 {
+			f.Errorf("%s: take a window later: %+v", name, s)
+		}
+		// Of a long window, for ten minutes, in case that nobody ends it.
+		long := *r.Limit
+		long.Window, r.Limit = 10_000*time.Hour, &long
+		for i, span := range []time.Duration{0, 10*time.Minute - time.Millisecond, time.Millisecond} {
+			f.clock.Advance(span)
+			r.ID, r.Hold = fmt.Sprintf("long%04d", i), uint32(10+i)
+			if s := f.take(r); !s.IsHeld || int(s.Held) != min(i+1, 2) {
+				f.Errorf("%s: take %d in a long window: %+v", name, i, s)
+			}
+		}
+	}
+}
+
+func (f *fixture) peek(r store.Request) store.State {
+	f.Helper()
+	return f.answer(f.store.Peek, []store.Request{r})[0]
+}
+
 func testPenalty(f *fixture) {
 	for name, r := range f.kinds() {
 		if !algorithm.Of(r.Limit.Algorithm).Penalties {

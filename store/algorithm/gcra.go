@@ -11,6 +11,7 @@ import (
 // drains at the rate of its own request, and all that has not drained shrinks alike. So
 // events never drain faster than at the highest rate among them, whatever else is spent.
 type GCRA struct {
+	noWindow
 	// TAT is the theoretical arrival time, when all events have drained: whole
 	// microseconds, and Rest in parts of 1/Events.
 	TAT, Rest int64
@@ -117,13 +118,7 @@ func (b *GCRA) renew(r *store.Request, now int64) {
 	}
 }
 
-// Open implements [Bucket]: a bucket that is empty gets the arrival time that r has for it.
-func (b *GCRA) Open(r *store.Request, now int64) {
-	if !b.isPenalized(now) {
-		b.open(r, now)
-	}
-}
-
+// open gives a bucket that is empty the arrival time that r has for it.
 func (b *GCRA) open(r *store.Request, now int64) {
 	if b.end() > now || r.Ends <= now {
 		return

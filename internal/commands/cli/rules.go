@@ -50,7 +50,7 @@ meanwhile, nothing is changed, and the error says who.
 		"events":  cmd.Flags().String("events", "", "How many events in a window, or unlimited"),
 		"burst":   cmd.Flags().String("burst", "", "How many at once, with gcra"),
 		"enforce": cmd.Flags().String("enforce", "", "For which percentage of the clients the zone is enforced"),
-		"rollout": cmd.Flags().String("rollout", "", "Which percentage of the clients the rollout moves"),
+		"rollout": cmd.Flags().String("rollout", "", "Which percentage of the clients the rollout moves, of the handler's first zone"),
 		"for":     cmd.Flags().String("for", "", "For how long, such as 30d; until unset without it"),
 		"version": cmd.Flags().String("version", "", "Change only this version, as rules --json shows it"),
 	}

@@ -143,7 +143,9 @@ func (s *session) showUnanswered(errs []string) {
 func effective(z *adminapi.Zone) (events, enforced, moved string) {
 	events, enforced = z.Events, percentText(z.Enforce)
 	if z.Rollout != nil {
-		moved = percentText(z.Rollout.Percent)
+		if moved = percentText(z.Rollout.Percent); z.Rollout.By != "" {
+			moved = "as " + z.Rollout.By + ":"
+		}
 	}
 	tell := func(rule *adminapi.Override, set func(now string, config *string)) {
 		switch {
@@ -157,7 +159,7 @@ func effective(z *adminapi.Zone) (events, enforced, moved string) {
 		if rule.Enforce != nil {
 			set(percentText(*rule.Enforce), &enforced)
 		}
-		if rule.Rollout != nil {
+		if rule.Rollout != nil && (z.Rollout == nil || z.Rollout.By == "") {
 			set(percentText(*rule.Rollout), &moved)
 		}
 	}

@@ -51,7 +51,7 @@ var mergeRules = map[string]rule{
 	"Zone.Burst": alike, "Zone.Window": alike, "Zone.Calendar": alike, "Zone.Charge": alike, "Zone.Enforce": told, "Zone.Definition": told,
 	"Zone.Rule": leader, "Zone.Decisions": sum, "Zone.LastRefused": most, "Zone.Shares": filled,
 	"ZoneShare.Address": filled, "ZoneShare.Decisions": filled, "ZoneShare.Rule": filled,
-	"Rollout.Store": alike, "Rollout.Percent": alike,
+	"Rollout.Store": alike, "Rollout.Percent": alike, "Rollout.By": alike,
 
 	"Store.Name": alike, "Store.Module": alike, "Store.Shared": tested, "Store.Buckets": sum, "Store.Shards": inside, "Store.Ledger": inside,
 	"Shard.Name": alike, "Shard.Kind": alike, "Shard.Retired": all, "Shard.Found": all, "Shard.Servers": inside,

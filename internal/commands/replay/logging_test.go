@@ -203,7 +203,8 @@ func TestWouldBeRefusalsAreNone(t *testing.T) {
 	}
 }
 
-// TestZonesAreLeftOutOfAllTheirStores: of both while a rollout moves their clients.
+// TestZonesAreLeftOutOfAllTheirStores: of both while a rollout moves their clients, and with the zone that decides
+// where they count.
 func TestZonesAreLeftOutOfAllTheirStores(t *testing.T) {
 	var log strings.Builder
 	for n := range 20 {
@@ -226,12 +227,17 @@ http://example.com {
 			events 5
 			window 1h
 		}
+		zone address {
+			key {remote_host}
+			events 5
+			window 1h
+		}
 	}
 	respond hello
 }
 `, replay.Config{Logs: []string{"-"}, Stdin: strings.NewReader(log.String()), Suggest: -1})
 	redistest.Must(t, err)
-	if got := leftOut(a); !slices.Equal(got, []string{"api"}) || len(a.Zones) > 0 {
+	if got := leftOut(a); !slices.Equal(got, []string{"api", "address"}) || len(a.Zones) > 0 {
 		t.Errorf("left out %v, but there are %+v", got, a.Zones)
 	}
 }

@@ -291,6 +291,7 @@ func (l *loader) adopt(of *limiter.Limiter, fields map[string]json.RawMessage) e
 		added := &zone{Zone: z, stores: []string{config.Store.Name}, needs: needsBesideKey(z, fields)}
 		if config.Rollout != nil {
 			added.stores = append(added.stores, config.Rollout.Store.Name)
+			added.needs.add(needsOfKey(config.Zones[0]))
 		}
 		added.needs.add(l.enclosing...)
 		key := needsOfKey(z)

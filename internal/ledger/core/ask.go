@@ -88,9 +88,14 @@ func (b *Bucket) Refuse(r *store.Request, st *store.State, m *Moment) bool {
 }
 
 func (b *Bucket) refuseFresh(r *store.Request, st *store.State, m *Moment) bool {
-	if b.standing(m) != fresh || !b.refuses(r, st, m) {
+	var refusal store.State
+	if b.standing(m) != fresh || !b.refuses(r, &refusal, m) {
 		return false
 	}
+	if b.showHeld(r, &refusal) && (b.ending() > 0 || b.mayAskForHeld(m)) {
+		return false
+	}
+	*st = refusal
 	m.Counts.LocalRefusals++
 	return true
 }
@@ -319,10 +324,16 @@ func (b *Bucket) knowsAhead(r *store.Request, st *store.State, maxWait time.Dura
 	case !algorithm.Of(r.Limit.Algorithm).Copies():
 		c := &b.known.Content
 		isSame := r.Need() == c[refusalCost] && r.Capacity() == c[refusalCapacity]
-		return b.repeatsRefusal(r, st, m.Now+b.clock) && (isSame || st.RetryAfter > maxWait)
+		if !b.repeatsRefusal(r, st, m.Now+b.clock) {
+			return false
+		}
+		b.showHeld(r, st)
+		return isSame || st.RetryAfter > maxWait
 	}
 	// An unclear request gets a zero state.
-	b.judge(r, st, m.Now+b.clock, m)
+	if b.judge(r, st, m.Now+b.clock, m) == full {
+		b.showHeld(r, st)
+	}
 	return true
 }
 
@@ -334,7 +345,10 @@ func (b *Bucket) AheadAnswered(r *store.Request, st *store.State, c *Check, m *M
 		isOld := b.predatesReset(c.At)
 		b.hear(r, st, c.At, m)
 		b.noteReach(st, c.At, m)
-		b.judge(r, st, st.Now, m)
+		b.hearHeld(r, st, c.At)
+		if b.judge(r, st, st.Now, m) == full {
+			b.showHeld(r, st)
+		}
 		if isOld {
 			return CheckPrimary
 		}

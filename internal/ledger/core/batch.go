@@ -32,6 +32,8 @@ type batch struct {
 	tokens  int64
 	receipt store.Receipt
 	ends    int64
+	// hold is the number under which the store holds the last batch, or 0.
+	hold uint32
 	// lent is what requests have borrowed that wait for the rest of their cost.
 	lent int64
 	// size is that of the last batch, as adapted since; 0 if there was none.
@@ -57,7 +59,7 @@ type batch struct {
 	capacity, events int64
 }
 
-func (v *batch) isEmpty() bool { return v.tokens == 0 && v.coming == 0 && v.lent == 0 }
+func (v *batch) isEmpty() bool { return v.tokens == 0 && v.hold == 0 && v.coming == 0 && v.lent == 0 }
 
 // batchSize returns the size of the next batch, given the last one (0: none yet) and the
 // number of processes that share the limit. Nothing is taken in
@@ -125,10 +127,13 @@ func (v *batch) wait(w Waiter) bool {
 	return true
 }
 
-// add takes in a batch, and returns the refund of tokens of another period.
+// add takes in a batch, and returns the refund of tokens of another period, or of none if the batch before is held no
+// more.
 func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftover store.Request) {
 	if v.tokens > 0 && v.receipt != st.Receipt {
 		leftover = v.giveBack()
+	} else {
+		leftover = v.ending()
 	}
 	v.receipt, v.ends = st.Receipt, st.Receipt.Period
 	if algorithm.Of(r.Limit.Algorithm).Clocked() {
@@ -137,6 +142,9 @@ func (v *batch) add(r *store.Request, st *store.State, size, now int64) (leftove
 	v.tokens += size
 	v.size, v.began, v.used = size, now, now
 	v.request = *r
+	if st.IsHeld {
+		v.hold = r.Hold
+	}
 	return leftover
 }
 
@@ -154,7 +162,7 @@ func (v *batch) isBelow(r *store.Request) bool {
 // abandon drops the tokens of a bucket that was reset, and returns their number.
 func (v *batch) abandon() (tokens int64) {
 	tokens, v.tokens = v.tokens, 0
-	v.receipt, v.ends, v.began, v.short = store.Receipt{}, 0, 0, 0
+	v.receipt, v.ends, v.hold, v.began, v.short = store.Receipt{}, 0, 0, 0, 0
 	v.resets++
 	return tokens
 }
@@ -169,7 +177,18 @@ func (v *batch) giveBack() store.Request {
 func (v *batch) refund(tokens int64) store.Request {
 	v.tokens -= tokens
 	r := v.request
-	r.Cost, r.Receipt = tokens, v.receipt
+	if r.Cost, r.Receipt, r.Hold = tokens, v.receipt, min(r.Hold, store.HearsHeld); v.tokens == 0 {
+		r.Hold, v.hold = max(r.Hold, v.hold), 0
+	}
+	return r
+}
+
+// ending returns a refund of nothing that ends what the store holds of the last batch, if anything.
+func (v *batch) ending() (r store.Request) {
+	if v.hold != 0 {
+		r = v.request
+		r.Cost, r.Hold, v.hold = 0, v.hold, 0
+	}
 	return r
 }
 
@@ -263,8 +282,8 @@ func Reclaimable(asks []*store.Ask) (places []int) {
 }
 
 // Reclaim serves a request that the store has refused from a batch that was
-// fetched since, or returns what it has to do: Wait; Take, also if a refund has arrived since the call began, which
-// the refusal may lack; or Nothing.
+// fetched since. If it cannot, it returns Wait, Nothing, or Take, also if a refund that the refusal may lack has arrived
+// since the call began.
 func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 	r, st := w.Request, w.State
 	v, tokens := b.batch, b.tokens(r, m)
@@ -279,8 +298,8 @@ func (b *Bucket) Reclaim(w Waiter, began int64, m *Moment) Do {
 }
 
 // Fetched takes in the outcome of a fetch of w, and serves it and those that wait. Do is Take
-// if w has to take its cost from the store, or else Nothing. leftover is a refund, if it has a
-// cost.
+// if w has to take its cost from the store, or else Nothing. leftover is refunded, if it has a
+// cost or ends what is held.
 func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *Moment) (do Do, leftover store.Request) {
 	v := b.batch
 	isStale := v.fetched != v.resets
@@ -314,8 +333,11 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 			do = Take
 		}
 	}
+	// A batch that is stale may predate the reset.
+	if isSpent := v.tokens == 0 || isStale; isSpent && leftover.Cost == 0 && !leftover.MayHold() {
+		leftover = v.ending()
+	}
 	if isStale {
-		// The batch may predate the reset.
 		m.Counts.TokensExpired += v.abandon()
 	}
 	return do, leftover
@@ -419,13 +441,15 @@ func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 func (b *Bucket) BatchLimit() *store.Request { return &b.batch.request }
 
 // Surplus gives back tokens beyond the ration, or all that were unused for idle
-// microseconds. What it returns is refunded, if it has a cost.
+// microseconds. What it returns is refunded, if it has a cost or ends what is held.
 func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 	v := b.batch
 	r := &v.request
 	switch ration := batchSize(r, v.size, m.Processes); {
-	case v.tokens == 0 || v.coming > 0:
+	case v.coming > 0:
 		return refund
+	case v.tokens == 0:
+		return v.ending()
 	case m.Now-v.used >= idle:
 		refund = v.giveBack()
 	case r.Batch == store.BatchAuto && ration > 0 && v.tokens > ration:
@@ -436,12 +460,17 @@ func (b *Bucket) Surplus(idle int64, m *Moment) (refund store.Request) {
 		return refund
 	}
 	m.Counts.TokensExpired += refund.Cost
-	return store.Request{}
+	refund.Cost = 0
+	return refund
 }
 
 // LoseTokens drops the tokens, which nobody can give back.
 func (b *Bucket) LoseTokens(m *Moment) {
-	if v := b.batch; v.tokens > 0 && v.coming == 0 {
+	v := b.batch
+	if v.coming > 0 {
+		return
+	}
+	if v.hold = 0; v.tokens > 0 {
 		m.Counts.TokensExpired += v.tokens
 		v.waste()
 	}

@@ -141,6 +141,8 @@ type Bucket struct {
 	usedUp bool
 	// uncertain is set if a charge has an unknown outcome, until the primary is asked.
 	uncertain bool
+	// unheld is set if an answer as recent as what is known has said that nothing is held.
+	unheld bool
 	// check is the coalesced check in flight, or nil.
 	check *check
 	// pending are the charges that the store has not confirmed, or nil.
@@ -180,6 +182,7 @@ type extra struct {
 	returning *returning
 	// shown is the primary's last answer, if known may have too much that has come back, or nil.
 	shown *answer
+	held  heldAnswer
 }
 
 // New returns a Bucket of which nothing is known. Until the store says what time it is,
@@ -358,15 +361,17 @@ type Gauges struct {
 	Unsent int64
 	// Uncertain is 1 if a charge has an unknown outcome.
 	Uncertain int64
-	// Owing is what has to be delivered: 1 if charges are pending, and each refund in flight.
+	// Owing is what has to be delivered: 1 if charges are pending, and each refund, or end of what is held, in flight.
 	Owing int64
 	// Tokens is what is left of events that were taken in advance.
 	Tokens int64
+	// Reserves is set if there are tokens, or the store holds those that there were.
+	Reserves bool
 }
 
 // Gauges returns those of the bucket.
 func (b *Bucket) Gauges() Gauges {
-	g := Gauges{InFlight: b.flight, Owing: b.refunding()}
+	g := Gauges{InFlight: b.flight, Owing: b.refunding() + b.ending()}
 	if b.uncertain {
 		g.Uncertain = 1
 	}
@@ -377,7 +382,7 @@ func (b *Bucket) Gauges() Gauges {
 		}
 	}
 	if b.batch != nil {
-		g.Tokens = b.batch.tokens
+		g.Tokens, g.Reserves = b.batch.tokens, b.batch.tokens > 0 || b.batch.hold != 0
 	}
 	return g
 }
@@ -468,7 +473,7 @@ func (b *Bucket) overlapsTakes(asked int64) bool {
 
 // confirm replaces what is known by the primary's answer.
 func (b *Bucket) confirm(answer algorithm.Known, asked int64) {
-	b.known, b.trusted, b.usedUp, b.uncertain = answer, asked, false, false
+	b.known, b.trusted, b.usedUp, b.uncertain, b.unheld = answer, asked, false, false, false
 	if b.extra != nil {
 		b.extra.loose = 0
 	}
@@ -707,6 +712,9 @@ func (b *Bucket) noteRefusal(r *store.Request, st *store.State) {
 	c := store.Content{confirmedUsed: b.known.Content[confirmedUsed]}
 	if !algorithm.Of(r.Limit.Algorithm).Lease && !st.Allowed && st.RetryAfter != store.Never {
 		c[refusalUntil], c[refusalCost] = st.Now+st.RetryAfter.Microseconds(), r.Need()
+		if st.InFlight {
+			c[refusalUntil] = st.ResetOtherwise
+		}
 		c[refusalCapacity], c[refusalUsed], c[refusalReset] = r.Capacity(), st.Used, st.Reset
 	}
 	b.known.Content = c

@@ -391,7 +391,7 @@ func TestTokensTooMuchIsKnownOf(t *testing.T) {
 			answer := store.State{Allowed: true, Now: now, Used: 5, Content: store.Content{5, 2 * now}, Receipt: store.Receipt{Period: 2 * now}}
 			b := New(0, m)
 			b.hear(&r, &answer, 1, m)
-			b.RefundSent(m)
+			b.RefundSent(&store.Request{Cost: 1}, m)
 			first, other := Waiter{Request: &r, State: new(store.State)}, r
 			if do, size := b.Claim(first, m); do != Fetch || size != 1 {
 				t.Fatalf("the first request has to do %d of %d", do, size)

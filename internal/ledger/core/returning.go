@@ -11,9 +11,10 @@ import (
 // returning is what is on its way back to a bucket by this process's refunds and resets, and the takes that
 // wait for it.
 type returning struct {
-	// refunds are when those in flight were sent, in order; resets is how many resets empty the bucket.
-	refunds []int64
-	resets  int
+	// refunds are when those in flight were sent, in order, and ends the same of those that only end what is held;
+	// resets is how many resets empty the bucket.
+	refunds, ends []int64
+	resets        int
 	// waiters are in order.
 	waiters []returnWaiter
 }
@@ -32,6 +33,14 @@ func (b *Bucket) refunding() int64 {
 	return 0
 }
 
+// ending is the number of refunds in flight that only end what is held.
+func (b *Bucket) ending() int64 {
+	if v := b.extras().returning; v != nil {
+		return int64(len(v.ends))
+	}
+	return 0
+}
+
 // ensureReturning returns what is on its way, to add to it.
 func (b *Bucket) ensureReturning() *returning {
 	rare := b.ensureExtra()
@@ -41,9 +50,14 @@ func (b *Bucket) ensureReturning() *returning {
 	return rare.returning
 }
 
-// RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it.
-func (b *Bucket) RefundSent(m *Moment) {
+// RefundSent notes that a refund is in flight: until RefundArrived, answers may lack it. One without a cost only ends
+// what is held.
+func (b *Bucket) RefundSent(r *store.Request, m *Moment) {
 	v := b.ensureReturning()
+	if r.Cost == 0 {
+		v.ends = append(v.ends, m.Now)
+		return
+	}
 	v.refunds = append(v.refunds, m.Now)
 	b.disturbed = m.Now
 }
@@ -51,12 +65,23 @@ func (b *Bucket) RefundSent(m *Moment) {
 // RefundArrived takes in the answer to a refund that was sent then, and remembers for a while that it is
 // over, because answers that lack it may come yet. What is known stays: the primary is asked next.
 func (b *Bucket) RefundArrived(r *store.Request, st *store.State, sent int64, m *Moment) {
+	b.hearHeld(r, st, sent)
 	rare := b.ensureExtra()
 	if v := rare.returning; v != nil {
-		if i := slices.Index(v.refunds, sent); i >= 0 {
-			v.refunds = slices.Delete(v.refunds, i, i+1)
+		those := &v.refunds
+		if r.Cost == 0 {
+			those = &v.ends
+		}
+		if i := slices.Index(*those, sent); i >= 0 {
+			*those = slices.Delete(*those, i, i+1)
 		}
 		b.wake(m)
+	}
+	if r.Cost == 0 {
+		if *rare == (extra{}) {
+			b.extra = nil
+		}
+		return
 	}
 	rare.refunded = m.Now
 	if st.Err == nil && st.Now != 0 {
@@ -121,21 +146,28 @@ func (b *Bucket) asShown(limit *store.Limit) Bucket {
 // wake gives their turns to the takes for which nothing is on its way any more.
 func (b *Bucket) wake(m *Moment) {
 	v := b.extra.returning
-	for len(v.waiters) > 0 && v.resets == 0 && (len(v.refunds) == 0 || v.refunds[0] > v.waiters[0].came) {
+	for len(v.waiters) > 0 && v.resets == 0 && isAfter(v.refunds, v.waiters[0].came) && isAfter(v.ends, v.waiters[0].came) {
 		m.turn(v.waiters[0].Waiter, Again)
 		v.waiters = v.waiters[1:]
 	}
-	if len(v.refunds) == 0 && v.resets == 0 {
+	if len(v.refunds)+len(v.ends) == 0 && v.resets == 0 {
 		b.extra.returning = nil
 	}
 }
 
+// isAfter reports whether all that was sent, in order, was sent after an instant.
+func isAfter(sent []int64, at int64) bool { return len(sent) == 0 || sent[0] > at }
+
 // AwaitReturn reports whether a take waits for what this process has sent back to the bucket, so that a client that
 // sends one request after the other is not refused because of what its last one gives back. It does not if
-// there is room as far as is known. Its turn comes once all has arrived that was sent before it.
+// there is room as far as is known, nor for the ends of what is held unless AwaitsEnd says so. Its turn comes once all
+// has arrived that was sent before it.
 func (b *Bucket) AwaitReturn(w Waiter, m *Moment) bool {
 	v := b.extras().returning
 	if v == nil || b.silent || w.Request.Cost > w.Request.Capacity() || b.hasRoom(w.Request, m) {
+		return false
+	}
+	if len(v.refunds) == 0 && v.resets == 0 && !b.AwaitsEnd(w.Request, m) {
 		return false
 	}
 	v.waiters = append(v.waiters, returnWaiter{w, m.Now})
@@ -207,9 +239,9 @@ func (b *Bucket) emptied(m *Moment) {
 // its tokens. Requests ask the primary for a while, because replicas may be stale.
 func (b *Bucket) ResetDone(m *Moment) {
 	b.known, b.trusted, b.soleWriter, b.asked = algorithm.Known{}, 0, 0, 0
-	b.disturbed, b.resets, b.uncertain = m.Now, false, false
+	b.disturbed, b.resets, b.uncertain, b.unheld = m.Now, false, false, false
 	rare := b.ensureExtra()
-	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown = m.Now, 0, 0, 0, nil
+	rare.reset, rare.failed, rare.alone, rare.loose, rare.shown, rare.held = m.Now, 0, 0, 0, nil, heldAnswer{}
 	b.emptied(m)
 	if b.check != nil {
 		b.check.counted = 0

@@ -11,13 +11,13 @@ import (
 // AskTake decides about a request to take. Do is Take if the store decides, or Nothing if
 // the request is refused without a call, with its state set. Once trust has run out one
 // request is let through to ask, and asks is set; meanwhile others are refused if the last
-// answer is not old.
+// answer is not old. Where only what is held is in the way, requests are let through more often.
 func (b *Bucket) AskTake(r *store.Request, st *store.State, m *Moment) (do Do, asks bool) {
 	var refusal store.State
 	switch rest, isServed := b.Rest(r, m); {
 	case isServed || !b.refuses(&rest, &refusal, m):
 		return Take, false
-	case b.isDue(m):
+	case b.showHeld(&rest, &refusal) && b.mayAskForHeld(m), b.isDue(m):
 		b.asked = m.Now
 		return Take, true
 	case m.Now-b.trusted > 2*m.Trust:
@@ -40,8 +40,9 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight, and sets its Ends. TakeAnswered gets the mark.
+// TakeSent notes that a take is in flight, and sets its Ends, and its Hold if much is left. TakeAnswered gets the mark.
 func (b *Bucket) TakeSent(r *store.Request, m *Moment) (mark int64) {
+	b.holdIfLittle(r, m)
 	b.taking += r.Cost
 	r.Ends = b.opens(r, m)
 	return b.extras().landed
@@ -62,6 +63,9 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 		return Nothing, refund
 	}
 	b.hearTake(r, st, asked, m)
+	if r.Hold != 0 && !algorithm.LeavesEnough(r, st) {
+		b.hearHeld(r, st, asked)
+	}
 	switch {
 	case !st.Allowed:
 		return Nothing, refund
@@ -87,8 +91,8 @@ func (b *Bucket) TakeAnswered(r *store.Request, st *store.State, asked, mark int
 }
 
 // JudgeTake decides about a take that the store has allowed. If there is no room beside what this process
-// has admitted and the store did not know of, the take is refused, and refund is its refund, if it needs
-// one. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
+// has admitted and the store did not know of, the take is refused, and refund is its refund, if it gives
+// something back or ends what is held. Unless mayWait is set, it decides as if the store had counted the charge in flight after the take.
 func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWait bool, m *Moment) (do Do, refund store.Request) {
 	if r.Cost == 0 {
 		return b.showUnheard(r, st, mayWait), refund
@@ -103,12 +107,12 @@ func (b *Bucket) JudgeTake(r *store.Request, st *store.State, mark int64, mayWai
 	case j == fits:
 		return Nothing, refund
 	}
-	if b.offset(r.Cost, m) {
+	refund = *r
+	refund.Receipt = st.Receipt
+	if refund.NoteHold(st); b.offset(r.Cost, m) {
 		// The take stands for a charge.
 		b.noteLanded(r.Cost)
-	} else {
-		refund = *r
-		refund.Receipt = st.Receipt
+		refund.Cost = 0
 	}
 	st.Reset, st.ResetOtherwise, st.Receipt = st.ResetOtherwise, st.Reset, store.Receipt{}
 	b.refuseOvertaken(r, st, others)
@@ -170,7 +174,7 @@ func (b *Bucket) showUnheard(r *store.Request, st *store.State, mayWait bool) Do
 // hearTake takes in what the answer to a take says of the bucket.
 func (b *Bucket) hearTake(r *store.Request, st *store.State, asked int64, m *Moment) {
 	counted := b.known.Content[confirmedUsed]
-	overlaps := b.overlapsTakes(asked) || b.isSent() || mayLack(asked, b.written)
+	overlaps := b.overlapsTakes(asked) || b.isSent() || b.refunding() > 0 || mayLack(asked, b.written)
 	b.hear(r, st, asked, m)
 	if b.batch != nil {
 		b.batch.heard = m.Now

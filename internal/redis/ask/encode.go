@@ -69,8 +69,8 @@ func (op Op) Command(keys Keys, r *store.Request, call *wire.ScriptCall) *wire.C
 		return op.open(key, r)
 	}
 	// With an instant to judge by, the bucket is read, and layout.state judges it.
-	// Without one, the script runs for the server's own time.
-	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact; {
+	// Without one, the script runs for the server's own time, and only the script knows what is held.
+	switch reads := op.ReadOnly && op.Now != 0 && !op.Exact && !op.Hears(r); {
 	case reads && l.isHash:
 		return wire.NewRead(wordHMGet, key, wordCount, wordReset, wordPenalty)
 	case reads && !l.isSet:
@@ -164,9 +164,17 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	}
 	// Some proxies hide EVALSHA_RO, which replicas alone need.
 	call.Begin(l.script, word, op.ReadOnly && op.Role == store.RoleReplica, key)
-	call.Clock, call.Reads = op.Clock, op.reads()
+	// What only ends a hold may run twice.
+	call.Clock, call.Reads = op.Clock, op.reads() || op.Operation == algorithm.Refund && r.Cost == 0
 	call.Add(op.Now)
 	l.arguments(call, op, r)
+	if op.Hears(r) {
+		least := r.LeastUnheld()
+		if op.Operation == algorithm.Refund {
+			least = r.Cost
+		}
+		call.Add(int64(r.Hold), least, algorithm.HeldFor(r.Limit).Microseconds())
+	}
 	call.Ready()
 }
 
@@ -338,6 +346,9 @@ func (k Keys) OverrideMender() string { return k.Prefix + ":#mender{" + k.Overri
 
 // OverrideLog returns the key of the changes of overrides, which is in the slot of these.
 func (k Keys) OverrideLog() string { return k.Prefix + ":#log{" + k.Overrides() + "}" }
+
+// Held returns the key of what takes hold of a bucket, as held.lua has it.
+func Held(bucket string) string { return bucket + " held" }
 
 // Presence returns the key of the processes that use a shard.
 func (k Keys) Presence() string { return k.Prefix + ":#present" }

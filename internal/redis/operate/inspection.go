@@ -36,6 +36,8 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 		wg.Go(func() {
 			st := p.asker.AskOne(ctx, l, r, end, ask.Inspecting(role, now))
 			if wire.Says(st.Err, wire.Lacking) {
+				r := r
+				r.Hold = 0
 				st = p.asker.AskOne(ctx, l, r, end, ask.Reading(algorithm.Peek, role, now))
 			}
 			copies[i] = store.Copy{Address: l.Addr, Role: role, State: st, Exists: st.Holds(r.Limit)}
@@ -66,9 +68,11 @@ func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request) e
 	// One command for each key: while a slot moves, its keys can be on either node.
 	var dels []*wire.Command
 	for _, key := range p.asker.Keys.In(shard.Shard).Like(r.Limit, r.ClientKey) {
-		del := wire.NewCommand("del", key)
-		del.Reads = false
-		dels = append(dels, del)
+		for _, key := range []string{key, ask.Held(key)} {
+			del := wire.NewCommand("del", key)
+			del.Reads = false
+			dels = append(dels, del)
+		}
 	}
 	return at.Checks.DoAll(ctx, dels...)
 }

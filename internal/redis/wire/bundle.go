@@ -50,7 +50,7 @@ func newBundles(cmds []*Command) (bundles []*bundle, others []*Command) {
 
 func (b *bundle) goesWith(c *Command) bool {
 	m := b.members[0]
-	return c.script == m.script && c.Clock == m.Clock && c.args[placeOfOperation] == m.args[placeOfOperation] && len(b.members) < maxBundle
+	return c.script == m.script && c.Clock == m.Clock && c.args[placeOfOperation] == m.args[placeOfOperation] && len(c.packed) == len(m.packed) && len(b.members) < maxBundle
 }
 
 func (b *bundle) write() {

@@ -68,7 +68,7 @@ type Command struct {
 	Outcome error
 	// Place is that of its request in the caller's slice.
 	Place int
-	// Reads is set if it may run twice, because it neither spends nor gives back.
+	// Reads is set if it may run twice, because it neither spends nor gives back anything.
 	Reads bool
 	// MayGuess is set if the script may do without reading the clock.
 	MayGuess bool
@@ -132,10 +132,10 @@ type (
 	ScriptCall struct {
 		Command
 		id          string
-		intsRoom    [10]int64
-		packedRoom  [80]byte
+		intsRoom    [13]int64
+		packedRoom  [104]byte
 		argsRoom    [7]any
-		numbersRoom [9]int64
+		numbersRoom [11]int64
 	}
 )
 

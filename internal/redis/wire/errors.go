@@ -198,6 +198,12 @@ func IsDialError(err error) bool {
 	return errors.As(err, &op) && op.Op == "dial"
 }
 
+// neverLeft reports whether err shows that nothing of a call was written to a server.
+func neverLeft(err error) bool {
+	_, isUnwritten := errors.AsType[unwrittenError](err)
+	return isUnwritten || IsDialError(err)
+}
+
 // IsReply reports whether err is a server's error reply.
 func IsReply(err error) bool {
 	_, ok := MeaningOf(err)

@@ -56,16 +56,11 @@ func (c *guarded) Write(b []byte) (int, error) {
 	return n, err
 }
 
-// unwrittenError is the error of a write if nothing was written since the last reply, such as when the time of a
-// command has passed before a connection was ready: the command did not run.
+// unwrittenError is the error of a write when nothing has been written since the last reply, for example because the
+// connection was ready too late: the command did not run.
 type unwrittenError struct{ error }
 
 func (e unwrittenError) Unwrap() error { return e.error }
-
-func isUnwritten(err error) bool {
-	_, ok := errors.AsType[unwrittenError](err)
-	return ok
-}
 
 // isCommand reports whether b is the command of a word: an array whose first text it is.
 func isCommand(b []byte, word string) bool {

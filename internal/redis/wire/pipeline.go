@@ -415,7 +415,7 @@ func (c *Command) SetOutcome(execErr error) {
 	err = classified(err)
 	m, isReply := MeaningOf(err)
 	switch {
-	case !c.sent, IsDialError(err), isUnwritten(err):
+	case !c.sent, neverLeft(err):
 		c.Outcome = NotExecuted(err)
 	case c.Reads, isReply && m.Fate != Uncertain:
 		c.Outcome = refused(err)
@@ -579,7 +579,7 @@ func (l *Lane) callUnknown(ctx context.Context, cmds []*Command) error {
 }
 
 // isCut reports whether a call was sent and had no reply.
-func isCut(err error) bool { return err != nil && !IsReply(err) && !IsDialError(err) }
+func isCut(err error) bool { return err != nil && !IsReply(err) && !neverLeft(err) }
 
 func (l *Lane) load(ctx context.Context, cmds []*Command) error {
 	pipe := l.client.Load().Pipeline()

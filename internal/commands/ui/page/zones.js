@@ -32,7 +32,7 @@ function effective(zone) {
 	return {
 		events: either(rule => eventsOf(rule.events), grouped(zone.events)),
 		enforced: either(rule => percent(rule.enforce), percent(zone.enforce)),
-		moved: zone.rollout && either(rule => percent(rule.rollout), percent(zone.rollout.percent)),
+		moved: zone.rollout && zone.rollout.by ? "as " + zone.rollout.by : zone.rollout && either(rule => percent(rule.rollout), percent(zone.rollout.percent)),
 	};
 }
 

@@ -1,0 +1,116 @@
+package ledger
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// holding is a simulation in which every take with a number is held, and refusals are for one event that is.
+type holding struct {
+	*simulation
+	ended []uint32
+}
+
+func (s *holding) Take(ctx context.Context, asks []*store.Ask) {
+	s.simulation.Take(ctx, asks)
+	for _, a := range asks {
+		if a.Err != nil || a.Hold == 0 {
+			continue
+		}
+		a.IsHeld = a.Allowed && a.MayHold()
+		algorithm.ShowHeld(&a.State, &a.Request, 1)
+	}
+}
+
+func (s *holding) RefundReported(reqs []*store.Request, report func(i int, st store.State)) {
+	s.mu.Lock()
+	for _, r := range reqs {
+		if r.MayHold() {
+			s.ended = append(s.ended, r.Hold)
+		}
+	}
+	s.mu.Unlock()
+	s.simulation.RefundReported(reqs, report)
+}
+
+// TestUsedUpBatchIsHeldNoMore, at once if its first requests use it up, or else soon.
+func TestUsedUpBatchIsHeldNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &holding{simulation: newSimulation(1)}
+		l := New(NewRegistry(nil), s, Options{})
+		for _, c := range []struct {
+			cost  int64
+			after time.Duration
+			ended int
+		}{{2, 10 * time.Millisecond, 1}, {1, 2 * reapPause, 1}, {1, 2 * reapPause, 2}} {
+			r := requestOf("alice", 10)
+			r.Cost, r.Batch, r.Hold = c.cost, 2, store.NewHold()
+			if st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]; st.Err != nil || !st.Allowed {
+				t.Fatalf("a take of %d: %+v", c.cost, st)
+			}
+			pass(c.after)
+			synctest.Wait()
+			if n := len(s.ended); n != c.ended {
+				t.Errorf("%v after a take of %d, %d batches are held no more, want %d", c.after, c.cost, n, c.ended)
+			}
+		}
+		if l.IsNeeded() {
+			t.Error("something is left to give back")
+		}
+		l.Leave()
+	})
+}
+
+// TestLostEndIsReported: what a request held is held until its time is over then.
+func TestLostEndIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, lost := newSimulation(1), int64(0)
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+			if op == algorithm.Refund && err != nil {
+				lost += n
+			}
+		}})
+		end := requestOf("alice", 10)
+		end.Cost, end.Hold = 0, store.NewHold()
+		s.setDown(true, false)
+		l.RefundDetached([]*store.Request{&end})
+		pass(time.Second)
+		synctest.Wait()
+		if lost != 1 {
+			t.Errorf("%d are reported", lost)
+		}
+		l.Leave()
+	})
+}
+
+// TestTakeWaitsOnceForEnds: although it is let through to ask meanwhile.
+func TestTakeWaitsOnceForEnds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &holding{simulation: newSimulation(1)}
+		l := New(NewRegistry(nil), s, Options{})
+		late := New(l.registry, &lateRefunds{s.simulation}, Options{})
+		take := func() (st store.State, took time.Duration) {
+			r, began := requestOf("alice", 1), time.Now()
+			r.Hold = store.NewHold()
+			return store.Answers(t.Context(), l.Take, []store.Request{r})[0], time.Since(began)
+		}
+		take()
+		if st, took := take(); !st.InFlight || took > 2*time.Millisecond {
+			t.Errorf("while one is held: %+v after %v", st, took)
+		}
+		end := requestOf("alice", 1)
+		end.Cost, end.Hold = 0, store.NewHold()
+		late.RefundDetached([]*store.Request{&end})
+		if st, took := take(); !st.InFlight || took < DefaultTimeout || took > DefaultTimeout+5*time.Millisecond {
+			t.Errorf("while its end is on its way: %+v after %v", st, took)
+		}
+		pass(2 * time.Second)
+		late.Leave()
+		l.Leave()
+	})
+}

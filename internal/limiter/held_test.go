@@ -1,0 +1,118 @@
+package limiter
+
+import (
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// TestRefusedWhileSomethingIsHeld: while a request runs that may turn out to be free, another one that has no room is
+// told to come again soon, and earns no penalty.
+func TestRefusedWhileSomethingIsHeld(t *testing.T) {
+	for name, c := range map[string]struct {
+		zone    *Zone
+		status  int
+		penalty bool
+		room    bool
+	}{
+		"charged":                {&Zone{ChargeBefore: true}, http.StatusOK, true, false},
+		"free":                   {&Zone{ChargeBefore: true}, http.StatusNotModified, true, true},
+		"forgiving":              {&Zone{ChargeBefore: true}, http.StatusNoContent, true, true},
+		"charged, no penalty":    {&Zone{ChargeBefore: true}, http.StatusOK, false, false},
+		"in a log":               {&Zone{ChargeBefore: true, Algorithm: store.SlidingLog}, http.StatusOK, false, false},
+		"in a sliding window":    {&Zone{ChargeBefore: true, Algorithm: store.SlidingWindow}, http.StatusNotModified, true, true},
+		"with gcra":              {&Zone{ChargeBefore: true, Algorithm: store.GCRA}, http.StatusNotModified, true, true},
+		"charged after":          {&Zone{}, http.StatusOK, true, false},
+		"free, charged after":    {&Zone{}, http.StatusNotModified, true, true},
+		"settled at the end":     {&Zone{ChargeBefore: true, SettleAtEnd: true}, http.StatusOK, true, false},
+		"free, known at the end": {&Zone{ChargeBefore: true, SettleAtEnd: true}, http.StatusNotModified, true, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			z := c.zone
+			z.Free.Add(http.StatusNotModified)
+			z.Forgives.Add(http.StatusNoContent)
+			if c.penalty {
+				z.Penalty = 10 * time.Minute
+			}
+			m := newSite(t, z)
+			z.Events.Number = 1
+			ok := func(w http.ResponseWriter, _ *http.Request) error {
+				w.WriteHeader(http.StatusOK)
+				return nil
+			}
+			m.serve(t.Context(), func(w http.ResponseWriter, _ *http.Request) error {
+				for range 3 {
+					got := m.serve(t.Context(), ok)
+					if got.Code != http.StatusTooManyRequests {
+						t.Errorf("while another runs: status %d", got.Code)
+					}
+					if z.ChargeBefore && got.Header().Get("Retry-After") != "1" {
+						t.Errorf("while another runs: Retry-After is %s", got.Header().Get("Retry-After"))
+					}
+					m.clock.Advance(time.Second)
+				}
+				w.WriteHeader(c.status)
+				return nil
+			})
+			switch got := m.serve(t.Context(), ok); {
+			case c.room != (got.Code == http.StatusOK):
+				t.Errorf("afterwards: status %d, %v", got.Code, got.Header())
+			case !c.room && got.Header().Get("Retry-After") == "1":
+				t.Error("afterwards it is told to wait a second")
+			}
+		})
+	}
+}
+
+// TestOnlyWhatMayComeBackIsHeld: other zones do not ask what is held.
+func TestOnlyWhatMayComeBackIsHeld(t *testing.T) {
+	var free StatusSet
+	free.Add(http.StatusNotModified)
+	for name, c := range map[string]struct {
+		zone *Zone
+		want bool
+	}{
+		"charge after":      {&Zone{Free: free}, false},
+		"nothing is free":   {&Zone{ChargeBefore: true}, false},
+		"free":              {&Zone{ChargeBefore: true, Free: free}, true},
+		"forgiving":         {&Zone{ChargeBefore: true, Forgives: free}, true},
+		"batches":           {&Zone{ChargeBefore: true, Batch: store.BatchAuto}, true},
+		"cost of responses": {&Zone{ChargeBefore: true, Cost: Quantity{Text: "{http.response.header.X-Cost}"}}, true},
+		"slots":             {&Zone{Free: free, Algorithm: store.Concurrency}, false},
+	} {
+		if c.zone.prepare(); c.zone.mayGiveBack != c.want {
+			t.Errorf("%s: what is taken may come back: %v, want %v", name, c.zone.mayGiveBack, c.want)
+		}
+	}
+}
+
+// TestLostTakeInASharedBucket is not charged late there, but ends what it holds.
+func TestLostTakeInASharedBucket(t *testing.T) {
+	for of, want := range map[bucket][]int64{ownBucket: {1}, overflowBucket: {1, 0}} {
+		req := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, Events: 10, Cost: 1, Hold: store.NewHold()}
+		z := &inZone{ask: store.Ask{Request: req}, bucket: of, spend: spend{stored: phaseLost}, rare: &rareZone{end: new(store.Late)}}
+		var all settlements
+		all.add(z, costsMore, 0, 1)
+		var got []int64
+		for i, r := range all.store.unknown {
+			got = append(got, r.Cost)
+			if isLast := i == len(want)-1; isLast != (all.store.ends[i] == z.rare.end) || r.Hold != req.Hold || all.store.heldUnknown[i] != 0 {
+				t.Errorf("bucket %d: %d of %d is %+v, with the end %v", of, i, len(want), *r, all.store.ends[i])
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("bucket %d: what may have been taken is %v, want %v", of, got, want)
+		}
+	}
+}
+
+// TestWhatHoldsNothingIsNotCopied, as most requests hold nothing when they settle.
+func TestWhatHoldsNothingIsNotCopied(t *testing.T) {
+	s, req := new(settlement), store.Request{Cost: 1, Hold: store.HearsHeld}
+	if n := testing.AllocsPerRun(100, func() { s.endHold(req, phaseTaken, dueNothing) }); n > 0 || len(s.refunds) > 0 {
+		t.Errorf("it makes %v allocations and %d refunds", n, len(s.refunds))
+	}
+}
