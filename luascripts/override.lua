@@ -13,9 +13,9 @@
 -- log, from ARGV[2] on: members of the set on another server, which are added
 -- change, from ARGV[2] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
---          here: packed doubles, version, how long it lasts and until when it is remembered,
---          or nothing if it knows nothing; its content; a member of the set that says so,
---          or nothing;
+--          here: packed doubles, version, how long it lasts and how long it is remembered, or
+--          nothing if it knows nothing; its content; a member of the set that says so, or
+--          nothing;
 --          and to decide about a change: a packed double, how long it lasts, 0 without an end;
 --          the content, without line ends, or nothing to remove it; the digest of the
 --          override that it replaces, 0 if it replaces none, both with a space between if
@@ -31,7 +31,8 @@
 --          there was nothing to decide, HAS, or OVER if it need not be remembered here; else
 --          DONE.
 -- Of two versions the later one counts, everywhere. A removed override, and one that has run
--- out, are remembered as long as an earlier version could last.
+-- out, are remembered as long as an earlier version could last. Each server ends them by its own
+-- clock, so servers are told spans.
 -- Instants are milliseconds since the epoch, spans milliseconds. Versions and numbers grow,
 -- and are about the microseconds since the epoch.
 local call, hash, log, op = redis.call, KEYS[1], KEYS[2], ARGV[1]
@@ -100,7 +101,7 @@ end
 
 if op == 'log' then
   for i = 2, #ARGV do
-    call('ZADD', log, 'NX', string.match(ARGV[i], '^%d+'), ARGV[i])
+    call('ZADD', log, string.match(ARGV[i], '^%d+'), ARGV[i])
   end
   bound()
   return 'DONE'
@@ -214,7 +215,7 @@ for i = 2, #ARGV, 8 do
   local isOver = false
   if head ~= '' then
     local version, lasts, keep = struct.unpack('<ddd', head)
-    local told = packed(name, version, lasts < endless and math.max(now + lasts, 0) or endless, keep, ARGV[i + 2])
+    local told = packed(name, version, lasts < endless and math.max(now + lasts, 0) or endless, math.max(now + keep, earliest), ARGV[i + 2])
     isOver = not told or not isKept(told)
     if not isOver and isLater(told, old) then
       write(name, told, old)

@@ -344,7 +344,7 @@ func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 			until = store.NoEnd
 		}
 		w.decider, w.has = shard, []*Shard{shard}
-		w.version = c.p.newVersion(w.name, number, until, keep, w.content)
+		w.version = c.p.newVersion(w.name, number, until, c.p.now().UnixMilli()+keep-at, w.content)
 		w.text = strings.Join([]string{strconv.FormatInt(number, 10), strconv.FormatInt(at, 10), w.name, w.meta, strings.ReplaceAll(content, "\n", " "), w.content}, "\n")
 		if w.content != "" {
 			o.Version = w.version.id
@@ -406,8 +406,8 @@ func (c *changing) countReplicas(ctx context.Context) {
 
 // replicated returns how many of a shard's replicas have all that its primary has now.
 func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
-	at, err := ownerOf(ctx, shard, p.asker.Keys.Overrides())
-	if err != nil || len(at.Replicas) == 0 {
+	at := shard.Owner(wire.SlotOf([]byte(p.asker.Keys.Overrides())))
+	if at == nil || len(at.Replicas) == 0 {
 		return 0, 0
 	}
 	ctx, cancel := context.WithTimeout(ctx, replicaPatience)
@@ -466,7 +466,7 @@ func (it *item) words(now time.Time) []any {
 		if left != store.NoEnd {
 			left = (left - now.UnixMicro()) / 1000
 		}
-		words[1], words[2] = wire.AppendPacked(nil, v.number, left, v.keep), v.content
+		words[1], words[2] = wire.AppendPacked(nil, v.number, left, v.keep-now.UnixMilli()), v.content
 	}
 	if d := it.change; d != nil {
 		words[4], words[5], words[6], words[7] = wire.AppendPacked(nil, d.lasts), d.content, d.expected, d.meta

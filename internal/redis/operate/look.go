@@ -352,7 +352,7 @@ func (p *Operator) lacking(r *reading, state *overrideState) (items []item) {
 		items = append(items, item{name: name, known: v})
 	}
 	for name, v := range r.learned.all {
-		if !v.isKept(r.now) {
+		if !v.isKept(now.UnixMilli()) {
 			items = append(items, item{name: name})
 		}
 	}

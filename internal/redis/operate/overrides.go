@@ -35,7 +35,7 @@ type overrideVersion struct {
 	digest uint64
 	id     string
 	// until is when it ends by this machine's clock, in microseconds, and keep until when it is remembered, in
-	// milliseconds by the clock of the server that has made it. No earlier version lasts longer.
+	// milliseconds. No earlier version lasts longer.
 	until, keep int64
 	content     string
 	// override is nil if it was removed, or damaged is not nil.
@@ -60,7 +60,7 @@ func (p *Operator) versionIn(name, value string, now int64, here time.Time) *ove
 		return nil
 	}
 	// A part of the reply would keep all of it.
-	return p.newVersion(name, numbers[0], untilOf(numbers[1], now, here), numbers[2], strings.Clone(value[headSize:]))
+	return p.newVersion(name, numbers[0], untilOf(numbers[1], now, here), here.UnixMilli()+numbers[2]-now, strings.Clone(value[headSize:]))
 }
 
 // earliest is before all instants that are believed, in milliseconds.
@@ -98,6 +98,7 @@ const sameClock = 5 * time.Second
 
 // shift moves the end by so many microseconds, because this machine's clock was set. It changes v.
 func (v *overrideVersion) shift(by int64) {
+	v.keep += by / 1000
 	if v.until != store.NoEnd {
 		v.until += by
 	}

@@ -1,0 +1,352 @@
+package redis
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+func limitOf(client string, events int64) store.Override {
+	return store.Override{Kind: store.OverrideLimit, Zone: "api", ClientKey: "tag:" + client, Until: store.NoEnd, Events: events, Since: time.Now().UnixMicro(), By: "me"}
+}
+
+// eventsOf returns the limit that a store has for a client, or 0.
+func eventsOf(t *testing.T, s *Store, client string) int64 {
+	t.Helper()
+	set, err := s.Overrides(t.Context())
+	must(t, err)
+	o := limitOf(client, 1)
+	if found := set.Of(o.ID(), 0); found != nil {
+		return found.Events
+	}
+	return 0
+}
+
+// caddysOf returns stores of so many processes on the same shards.
+func caddysOf(t *testing.T, n int, servers ...*redistest.Server) (all []*Store) {
+	t.Helper()
+	for range n {
+		var members []Member
+		for i, server := range servers {
+			members = append(members, Member{Name: string(rune('a' + i)), Shard: newShard(t, ShardOptions{Primary: server.Addr()})})
+		}
+		all = append(all, New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members}))
+	}
+	return all
+}
+
+// mends looks until a server has overrides of the names, each in force or not.
+func mends(t *testing.T, s *Store, server *redistest.Server, names ...string) {
+	t.Helper()
+	eventually(t, fmt.Sprint(server.Addr(), " has ", names), func() error {
+		// Who mends has a minute to itself.
+		must(t, server.Client().Del(t.Context(), s.asker.Keys.OverrideMender()).Err())
+		if _, err := s.Overrides(t.Context()); err != nil {
+			return err
+		}
+		got := server.Client().HKeys(t.Context(), s.asker.Keys.Overrides()).Val()
+		for _, name := range names {
+			if !slices.Contains(got, "limit:api:tag:"+name) {
+				return fmt.Errorf("it has %q", got)
+			}
+		}
+		return nil
+	})
+}
+
+// TestLostOverridesAreWrittenBack, and what was ended stays so, after a shard has lost all, or was restored from a
+// backup.
+func TestLostOverridesAreWrittenBack(t *testing.T) {
+	t.Parallel()
+	for name, lose := range map[string]func(ctx context.Context, server *redistest.Server, hash string) error{
+		"flushed": func(ctx context.Context, server *redistest.Server, _ string) error {
+			return server.Client().FlushAll(ctx).Err()
+		},
+		"evicted": func(ctx context.Context, server *redistest.Server, hash string) error {
+			return server.Client().Del(ctx, hash).Err()
+		},
+		"restarted": func(context.Context, *redistest.Server, string) error { return nil },
+		"restored":  nil,
+	} {
+		for shards := 1; shards <= 2; shards++ {
+			t.Run(fmt.Sprint(name, " of ", shards), func(t *testing.T) {
+				t.Parallel()
+				var servers []*redistest.Server
+				for range shards {
+					servers = append(servers, redistest.Start(t))
+				}
+				server, caddys := servers[0], caddysOf(t, 2, servers...)
+				hash, log := caddys[0].asker.Keys.Overrides(), caddys[0].asker.Keys.OverrideLog()
+				must(t, setOverride(t, caddys[0], limitOf("ended", 1)))
+				must(t, setOverride(t, caddys[0], limitOf("kept", 2)))
+				dumped := []string{server.Client().Dump(t.Context(), hash).Val(), server.Client().Dump(t.Context(), log).Val()}
+				must(t, removal(t, caddys[0], limitOf("ended", 1)))
+				must(t, setOverride(t, caddys[0], limitOf("later", 3)))
+				for client, want := range map[string]int64{"ended": 0, "kept": 2, "later": 3} {
+					if n := eventsOf(t, caddys[1], client); n != want {
+						t.Errorf("before, %s has %d events", client, n)
+					}
+				}
+				switch {
+				case lose == nil:
+					for i, key := range []string{hash, log} {
+						must(t, server.Client().RestoreReplace(t.Context(), key, time.Hour, dumped[i]).Err())
+					}
+				case name == "restarted":
+					must(t, server.Kill())
+					must(t, server.Restart())
+				default:
+					must(t, lose(t.Context(), server, hash))
+				}
+				mends(t, caddys[1], server, "ended", "kept", "later")
+				fresh := caddysOf(t, 1, servers...)[0]
+				for what, s := range map[string]*Store{"who knew": caddys[1], "another": fresh} {
+					for client, want := range map[string]int64{"ended": 0, "kept": 2, "later": 3} {
+						if n := eventsOf(t, s, client); n != want {
+							t.Errorf("%s: %s has %d events, want %d", what, client, n, want)
+						}
+					}
+				}
+				if all, err := fresh.Audit(t.Context()); err != nil || len(all) != 4 {
+					t.Errorf("the audit has %d changes, %v", len(all), err)
+				}
+			})
+		}
+	}
+}
+
+// TestShardThatWasLeftOut: it gets what it missed when it is back, and what was ended meanwhile does not come back.
+// So a shard that replaces another one takes all.
+func TestShardThatWasLeftOut(t *testing.T) {
+	t.Parallel()
+	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	both := caddysOf(t, 1, servers...)[0]
+	must(t, setOverride(t, both, limitOf("ended", 1)))
+	without := caddysOf(t, 1, servers[0])[0]
+	must(t, removal(t, without, limitOf("ended", 1)))
+	must(t, setOverride(t, without, limitOf("new", 2)))
+	fresh := caddysOf(t, 1, servers...)[0]
+	mends(t, fresh, servers[1], "ended", "new")
+	other := caddysOf(t, 1, servers[1])[0]
+	if ended, set := eventsOf(t, other, "ended"), eventsOf(t, other, "new"); ended != 0 || set != 2 {
+		t.Errorf("the shard that was left out has %d and %d events", ended, set)
+	}
+}
+
+// TestShardOutOfTouch: of one that is 90 days behind another nothing is believed, because tombstones may be gone.
+func TestShardOutOfTouch(t *testing.T) {
+	t.Parallel()
+	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	must(t, setOverride(t, caddysOf(t, 1, servers[0])[0], limitOf("kept", 1)))
+	must(t, setOverride(t, caddysOf(t, 1, servers[1])[0], limitOf("long ended", 1)))
+	s := caddysOf(t, 1, servers...)[0]
+	now := time.Now()
+	for i, seen := range []time.Time{now, now.Add(-91 * 24 * time.Hour)} {
+		must(t, servers[i].Client().HSet(t.Context(), s.asker.Keys.Overrides(), "s", seen.UnixMilli()).Err())
+	}
+	mends(t, s, servers[1], "kept")
+	for _, s := range []*Store{s, caddysOf(t, 1, servers...)[0], caddysOf(t, 1, servers[1])[0]} {
+		if kept, ended := eventsOf(t, s, "kept"), eventsOf(t, s, "long ended"); kept != 1 || ended != 0 {
+			t.Errorf("there are %d and %d events", kept, ended)
+		}
+	}
+}
+
+// TestOneMenderAMinute: who comes second writes nothing, and an override that is on its way is no loss.
+func TestOneMenderAMinute(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	caddys := caddysOf(t, 2, server)
+	must(t, setOverride(t, caddys[0], limitOf("x", 1)))
+	if eventsOf(t, caddys[1], "x") != 1 {
+		t.Fatal("the other one does not know it")
+	}
+	lose := func() {
+		t.Helper()
+		must(t, server.Client().Del(t.Context(), caddys[0].asker.Keys.Overrides()).Err())
+	}
+	isThere := func() bool {
+		t.Helper()
+		return server.Client().Exists(t.Context(), caddys[0].asker.Keys.Overrides()).Val() != 0
+	}
+	lose()
+	if _ = eventsOf(t, caddys[0], "x"); isThere() {
+		t.Error("the first look mends")
+	}
+	if _ = eventsOf(t, caddys[0], "x"); !isThere() {
+		t.Error("the second look does not mend")
+	}
+	lose()
+	for range 3 {
+		for _, s := range caddys {
+			if n := eventsOf(t, s, "x"); n != 1 || isThere() {
+				t.Errorf("there are %d events; mended: %v", n, isThere())
+			}
+		}
+	}
+}
+
+// TestCopiesOfAChange are counted: shards, and replicas that have it.
+func TestCopiesOfAChange(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1)
+	s := newStore(t, shardOf(t, sh), nil)
+	outcome := func(client string) store.OverrideOutcome {
+		t.Helper()
+		return s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: limitOf(client, 1), Expected: store.AnyVersion}})[0]
+	}
+	eventually(t, "a change is on the replica", func() error {
+		if o := outcome("first"); o.Err != nil || o.Copies != (store.Copies{Shards: 1, OfShards: 1, Replicas: 1, OfReplicas: 1}) {
+			return fmt.Errorf("%+v", o)
+		}
+		return nil
+	})
+	must(t, sh.Replicas[0].Pause())
+	if o := outcome("last"); o.Err != nil || o.Copies != (store.Copies{Shards: 1, OfShards: 1, OfReplicas: 1}) {
+		t.Errorf("while the replica is silent: %+v", o)
+	}
+}
+
+// TestChangeWhileAShardIsAway is made by another one, and names the shard that lacks it; while all are, it is an error.
+func TestChangeWhileAShardIsAway(t *testing.T) {
+	t.Parallel()
+	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	for away, server := range servers {
+		s := caddysOf(t, 1, servers...)[0]
+		version := ""
+		change := func(expected string, events int64, removes bool) store.OverrideOutcome {
+			t.Helper()
+			return s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: limitOf(fmt.Sprint(away), events), Expected: expected, Removes: removes}})[0]
+		}
+		if o := change("", 1, false); o.Err != nil || o.Warning != nil || o.Copies.Shards != 2 || o.Copies.OfShards != 2 {
+			t.Errorf("while both are there: %+v", o)
+		} else {
+			version = o.Version
+		}
+		must(t, server.Kill())
+		name := "shard " + string(rune('a'+away))
+		second := change(version, 2, false)
+		if second.Err != nil || second.Before == nil || second.Before.Events != 1 || !strings.Contains(fmt.Sprint(second.Warning), name) || second.Copies.Shards != 1 {
+			t.Errorf("a change: %+v", second)
+		}
+		if o := change(version, 3, false); !errors.Is(o.Err, store.ErrChanged) || o.Warning != nil {
+			t.Errorf("one that expects what was before: %+v", o)
+		}
+		if o := change(store.AnyVersion, 0, true); o.Err != nil || o.Before == nil || o.Warning == nil {
+			t.Errorf("a removal: %+v", o)
+		}
+		must(t, server.Restart())
+	}
+	s := caddysOf(t, 1, servers...)[0]
+	for _, server := range servers {
+		must(t, server.Kill())
+	}
+	if err := setOverride(t, s, limitOf("x", 1)); err == nil || !strings.Contains(err.Error(), "shard a") || !strings.Contains(err.Error(), "shard b") {
+		t.Errorf("while both are away: %v", err)
+	}
+}
+
+// TestWritersDuringAResharding: of two that expect the same version one wins, if a shard is first in both configs'
+// order, and all read what the later one has written.
+func TestWritersDuringAResharding(t *testing.T) {
+	t.Parallel()
+	a, b := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
+	old := []Member{{Name: "a", Shard: a}}
+	all := append(slices.Clone(old), Member{Name: "b", Shard: b})
+	with := func(members, previous []Member) *Store {
+		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: steps(previous)})
+	}
+	before, during, after := with(old, nil), with(all, old), with(all, nil)
+	moved := moving(before, after, 60)
+	for name, pair := range map[string][2]*Store{"before and during": {before, during}, "during twice": {during, with(all, old)}} {
+		for _, client := range moved[:20] {
+			var outcomes [2]store.OverrideOutcome
+			var writers sync.WaitGroup
+			start := make(chan bool)
+			for i, s := range pair {
+				o := limitOf("", int64(i+1))
+				o.ClientKey = client
+				writers.Go(func() {
+					<-start
+					outcomes[i] = s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o}})[0]
+				})
+			}
+			close(start)
+			writers.Wait()
+			won := 0
+			for i, outcome := range outcomes {
+				switch {
+				case outcome.Err == nil:
+					won = won*10 + i + 1
+				case !errors.Is(outcome.Err, store.ErrChanged):
+					t.Fatalf("%s: %v", name, outcome.Err)
+				}
+			}
+			if won > 10 {
+				t.Errorf("%s: both win", name)
+			}
+			for _, s := range pair {
+				set, err := s.Overrides(t.Context())
+				must(t, err)
+				o := set.Of(store.OverrideID{Kind: store.OverrideLimit, Zone: "api", ClientKey: client}, 0)
+				if won > 0 && (o == nil || o.Events != int64(won)) {
+					t.Errorf("%s: writer %d has won, and there is %+v", name, won, o)
+				}
+			}
+		}
+		moved = moved[20:]
+	}
+}
+
+// TestDamagedOverridesAreReplacedAndRemoved by those who expect none, and are told; a shard that is away is
+// another error.
+func TestDamagedOverridesAreReplacedAndRemoved(t *testing.T) {
+	t.Parallel()
+	server, other := redistest.Start(t), redistest.Start(t)
+	s := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: []Member{
+		{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, ShardOptions{Primary: other.Addr()})},
+	}})
+	rule := store.Override{Kind: store.OverrideZone, Zone: "api", Until: store.NoEnd, Events: 5, By: "me"}
+	owner := server
+	if s.Owner("") == "b" {
+		owner = other
+	}
+	damage := func(value string) {
+		t.Helper()
+		must(t, owner.Client().HSet(t.Context(), s.asker.Keys.Overrides(), "zone:api:", value, "d", value).Err())
+	}
+	for _, value := range []string{"x", strings.Repeat("\x00", 6) + "\xf0\x7f{}", "\xff\xff\xff\xff\xff\xff\x3f\x43{}"} {
+		for _, removes := range []bool{false, true} {
+			rule.Since = time.Now().UnixMicro()
+			damage(value)
+			set, err := s.Overrides(t.Context())
+			if !set.IsDamaged(rule.ID()) || err != nil {
+				t.Fatalf("%q: it is not named, %v", value, err)
+			}
+			outcome := s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: rule, Removes: removes}})[0]
+			if outcome.Err != nil || !outcome.WasDamaged || outcome.Before == nil {
+				t.Errorf("%q, removed %v: %+v", value, removes, outcome)
+			}
+			set, err = s.Overrides(t.Context())
+			must(t, errors.Join(err, set.Damaged()))
+			if there := set.Of(rule.ID(), 0); (there == nil) != removes {
+				t.Errorf("%q, removed %v: there is %+v", value, removes, there)
+			}
+			must(t, removal(t, s, rule))
+		}
+	}
+	damage("x")
+	must(t, map[bool]*redistest.Server{true: other, false: server}[owner == server].Kill())
+	set, err := s.Overrides(t.Context())
+	if err == nil || errors.Is(err, store.ErrDamaged) || !errors.Is(set.Damaged(), store.ErrDamaged) {
+		t.Errorf("a shard is away: %v, %v", err, set.Damaged())
+	}
+}

@@ -1,0 +1,331 @@
+package operate
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/internal/simredis"
+	"github.com/shardlimit/caddy-shardlimit/internal/simstore"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// modelShard is a shard with a simulated server.
+type modelShard struct {
+	name   string
+	server *simredis.Server
+	client *simstore.Server
+	skew   time.Duration
+	// backup is a dump of the overrides, and mended is when somebody began to mend them.
+	backup string
+	mended time.Time
+	mu     sync.Mutex
+}
+
+// modelCaddy is a process: an operator, and its connections.
+type modelCaddy struct {
+	*Operator
+	shards map[*modelShard]*Shard
+	at     map[*Shard]*modelShard
+	// cut are those that it does not reach.
+	cut map[*modelShard]bool
+}
+
+// modelTime is the time in a bubble of synctest, in which no instants before 2001 are believed.
+func modelTime() time.Time { return time.Now().AddDate(27, 0, 0) }
+
+// model is a history of a store's overrides.
+type model struct {
+	*testing.T
+	rng    *rand.Rand
+	any    *wire.Shard
+	shards []*modelShard
+	out    []*modelShard
+	caddys []*modelCaddy
+	truth  map[string]*modelTruth
+}
+
+// modelTruth is the last acknowledged version of a name.
+type modelTruth struct {
+	version *overrideVersion
+	// holders are the shards that got it when it was made, and the Caddys that know it, as long as they live.
+	holders map[any]bool
+	isAlive bool
+	// isEverywhere is set once all had it.
+	isEverywhere bool
+}
+
+func (m *model) addShard() {
+	const day = 24 * time.Hour
+	skews := []time.Duration{0, 0, time.Duration(m.rng.IntN(90)-45) * day, time.Duration(m.rng.IntN(2)) * 2000 * day}
+	s := &modelShard{name: fmt.Sprint("shard-", len(m.shards), len(m.out)), skew: skews[m.rng.IntN(len(skews))]}
+	s.wipe()
+	m.shards = append(m.shards, s)
+}
+
+func (s *modelShard) now() time.Time { return modelTime().Add(s.skew) }
+
+func (s *modelShard) wipe() {
+	s.server = simredis.New(s.now, simredis.NewInterpreter())
+	s.client = simstore.New(s.server.Do)
+	scriptOverride.Load(context.Background(), s.client.Pipe())
+}
+
+func (s *modelShard) keep() {
+	dumped, _ := s.server.Do("DUMP", keysOfModel.Overrides())
+	s.backup, _ = dumped.(string)
+}
+
+// restore brings the backup back, unless all of it has expired.
+func (s *modelShard) restore() {
+	s.wipe()
+	_, _ = s.server.Do("RESTORE", keysOfModel.Overrides(), "0", s.backup)
+}
+
+var keysOfModel = ask.Keys{Prefix: "rl"}
+
+// run runs a command on the simulated server, but for the lock of who mends.
+func (s *modelShard) run(cmd *wire.Command) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if set, ok := cmd.Cmder.(*goredis.Cmd); ok && cmd.Args()[0] == "set" {
+		if modelTime().Sub(s.mended) >= mendPeriod {
+			s.mended = modelTime()
+			set.SetVal("OK")
+		}
+		return
+	}
+	s.client.Execute([]*wire.Command{cmd})
+}
+
+// newCaddy returns a process whose calls run on the simulated servers that it reaches.
+func (m *model) newCaddy() *modelCaddy {
+	c := &modelCaddy{
+		Operator: NewOperator(nil, nil, &ask.Asker{Keys: keysOfModel}, modelTime),
+		shards:   map[*modelShard]*Shard{}, at: map[*Shard]*modelShard{}, cut: map[*modelShard]bool{},
+	}
+	c.ask = func(_ context.Context, shard *Shard, _ string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
+		s := c.at[shard]
+		if c.cut[s] {
+			return nil, wire.NotExecuted(errors.New("cut off"))
+		}
+		cmd := about(false)
+		if s.run(cmd); cmd.IsScript() {
+			if _, err := cmd.Result(); err != nil {
+				m.Errorf("the script: %v", err)
+			}
+		}
+		return cmd, nil
+	}
+	return c
+}
+
+// config makes all processes have the present shards.
+func (m *model) config() {
+	for _, c := range m.caddys {
+		c.members = nil
+		for _, s := range m.shards {
+			if c.shards[s] == nil {
+				shard := &Shard{Shard: m.any}
+				c.shards[s], c.at[shard] = shard, s
+			}
+			c.members = append(c.members, Member{Name: s.name, Shard: c.shards[s]})
+		}
+	}
+}
+
+func (m *model) operate(p *modelCaddy, name string, removes bool) {
+	o := store.Override{Kind: store.OverrideLimit, Zone: "z", ClientKey: "tag:" + name, Events: 1 + m.rng.Int64N(1000), Since: modelTime().UnixMicro(), Until: store.NoEnd}
+	if m.rng.IntN(5) > 1 {
+		o.Until = modelTime().Add(time.Duration(m.rng.Int64N(int64(900 * 24 * time.Hour)))).Add(time.Hour).UnixMicro()
+	}
+	outcome := p.ChangeOverrides(m.Context(), []store.OverrideChange{{Override: o, Removes: removes, Expected: store.AnyVersion}})[0]
+	key := p.nameOf(o.ID())
+	made := p.overrides.state.all[key]
+	if outcome.Err != nil || made == nil || removes && (outcome.Before == nil || made.content != "") {
+		return
+	}
+	if was := m.truth[key]; was != nil && was.version.isKept(modelTime().UnixMilli()) && !made.isLater(was.version) {
+		return
+	}
+	truth := &modelTruth{version: made, holders: map[any]bool{p: true}, isAlive: true}
+	for _, s := range m.shards {
+		if s.has(p.Operator, key, made) {
+			truth.holders[s] = true
+		}
+	}
+	m.truth[key] = truth
+}
+
+func (s *modelShard) has(p *Operator, name string, version *overrideVersion) bool {
+	value, _ := s.server.Do("HGET", p.asker.Keys.Overrides(), name)
+	text, _ := value.(string)
+	there := p.versionIn(name, text, s.now().UnixMilli(), modelTime())
+	return there != nil && there.id == version.id
+}
+
+func (m *model) look(p *modelCaddy) {
+	_, _ = p.Overrides(m.Context())
+	for name, v := range p.overrides.state.all {
+		if t := m.truth[name]; t != nil && t.version.id == v.id {
+			t.holders[p] = true
+		}
+	}
+}
+
+// observe notes what has become of the truth.
+func (m *model) observe() {
+	for name, t := range m.truth {
+		maps.DeleteFunc(t.holders, func(h any, _ bool) bool {
+			switch h := h.(type) {
+			case *modelShard:
+				return !slices.Contains(m.shards, h)
+			case *modelCaddy:
+				return !slices.Contains(m.caddys, h)
+			}
+			return true
+		})
+		t.isAlive = t.isAlive && len(t.holders) > 0
+		isEverywhere := true
+		for _, s := range m.shards {
+			isEverywhere = isEverywhere && s.has(m.caddys[0].Operator, name, t.version)
+		}
+		for _, p := range m.caddys {
+			isEverywhere = isEverywhere && p.overrides.state != nil && p.overrides.state.all[name] != nil && p.overrides.state.all[name].id == t.version.id
+		}
+		t.isEverywhere = t.isEverywhere || isEverywhere
+	}
+}
+
+func (m *model) forget(s *modelShard) {
+	for _, t := range m.truth {
+		delete(t.holders, s)
+	}
+}
+
+func (m *model) step() {
+	tick := 65 * time.Minute
+	pauses := []int{1, 1, 1, 5, 50, 300, 300, 1500}
+	if len(m.out) > 0 {
+		pauses = []int{1, 50, 1500, 3000}
+	}
+	time.Sleep(time.Duration(pauses[m.rng.IntN(len(pauses))]) * tick)
+	s, p := m.shards[m.rng.IntN(len(m.shards))], m.caddys[m.rng.IntN(len(m.caddys))]
+	name := string(rune('a' + m.rng.IntN(5)))
+	switch k := m.rng.IntN(100); {
+	case k < 30:
+		m.operate(p, name, m.rng.IntN(5) < 2)
+	case k < 36:
+		m.operate(p, name, false)
+		m.operate(m.caddys[m.rng.IntN(len(m.caddys))], name, m.rng.IntN(2) < 1)
+	case k < 40:
+		s.wipe()
+		m.forget(s)
+	case k < 44:
+		s.keep()
+	case k < 47 && s.backup != "":
+		m.forget(s)
+		s.restore()
+	case k < 50 && len(m.shards) < 5:
+		m.addShard()
+	case k < 53 && len(m.shards) > 1 && len(m.out) == 0:
+		m.out = append(m.out, s)
+		m.shards = slices.DeleteFunc(m.shards, func(other *modelShard) bool { return other == s })
+	case k < 57 && len(m.out) > 0:
+		m.shards, m.out = append(m.shards, m.out...), nil
+	case k < 61:
+		m.caddys[slices.Index(m.caddys, p)] = m.newCaddy()
+	case k < 67:
+		p.cut[s] = true
+	case k < 75:
+		for _, c := range m.caddys {
+			clear(c.cut)
+		}
+	}
+	m.config()
+	m.observe()
+	for _, p := range m.caddys {
+		if m.rng.IntN(2) == 0 {
+			m.look(p)
+		}
+	}
+	m.observe()
+}
+
+// judge lets all meet, and returns what is wrong then.
+func (m *model) judge() (faults []string) {
+	for _, c := range m.caddys {
+		clear(c.cut)
+	}
+	for range 8 {
+		time.Sleep(mendPeriod + time.Second)
+		for _, c := range m.caddys {
+			m.look(c)
+		}
+	}
+	m.observe()
+	live := func(c *modelCaddy) map[string]string {
+		all := map[string]string{}
+		for name, v := range c.overrides.state.all {
+			if v.isLive(modelTime().UnixMicro()) {
+				all[name] = v.id
+			}
+		}
+		return all
+	}
+	for name, t := range m.truth {
+		for i, c := range m.caddys {
+			_, isThere := live(c)[name]
+			switch isLive := t.version.isLive(modelTime().UnixMicro()); {
+			case t.isAlive && isLive && !isThere:
+				faults = append(faults, fmt.Sprintf("lost: %s at Caddy %d", name, i))
+			case t.isAlive && t.isEverywhere && t.version.content == "" && t.version.isKept(modelTime().UnixMilli()) && isThere:
+				faults = append(faults, fmt.Sprintf("back: %s at Caddy %d", name, i))
+			}
+		}
+	}
+	for i, c := range m.caddys[1:] {
+		if !maps.Equal(live(c), live(m.caddys[0])) {
+			faults = append(faults, fmt.Sprintf("Caddys 0 and %d differ", i+1))
+		}
+	}
+	return faults
+}
+
+// TestOverridesInAnyHistory: while shards lose all, come back from backups or after months, processes end, and
+// clocks and networks fail, no acknowledged override is lost that somebody knows, and none comes back that was ended.
+func TestOverridesInAnyHistory(t *testing.T) {
+	t.Parallel()
+	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
+	shard.Close(t.Context()) // nothing runs in the background
+	for seed := range sweep.Size(40, 400) {
+		synctest.Test(t, func(t *testing.T) {
+			m := &model{T: t, rng: rand.New(rand.NewPCG(uint64(seed), 0)), any: shard, truth: map[string]*modelTruth{}} //nolint:gosec // repeatable on purpose
+			for range 1 + m.rng.IntN(4) {
+				m.addShard()
+			}
+			for range 1 + m.rng.IntN(4) {
+				m.caddys = append(m.caddys, m.newCaddy())
+			}
+			m.config()
+			for range 120 {
+				m.step()
+			}
+			if faults := m.judge(); len(faults) > 0 {
+				t.Errorf("history %d: %q", seed, faults)
+			}
+		})
+	}
+}
