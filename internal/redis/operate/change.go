@@ -203,11 +203,13 @@ func (c *changing) mayBe(name string) bool {
 	return c.known.all[name].isLive(c.p.now().UnixMicro()-sameClock.Microseconds()) || c.isUnsound(name)
 }
 
-func (c *changing) isUnsound(name string) (is bool) {
-	for _, shard := range c.p.shards() {
-		c.p.remember(shard, func(s *shardOverrides) { is = is || s.unsound[name] })
-	}
-	return is && c.known.all[name] == nil
+func (c *changing) isUnsound(name string) bool {
+	return slices.ContainsFunc(c.p.shards(), func(shard *Shard) bool { return c.isUnsoundAt(shard, name) })
+}
+
+func (c *changing) isUnsoundAt(shard *Shard, name string) (is bool) {
+	c.p.remember(shard, func(s *shardOverrides) { is = s.unsound[name] && c.known.all[name] == nil })
+	return is
 }
 
 // expecting returns what the script has to expect of a name. By the server's clock, one whose end is near or past
@@ -237,6 +239,9 @@ func (c *changing) order(name string) []*Shard {
 		}
 		if len(c.p.previous) > 0 && !slices.ContainsFunc(c.p.previous, func(m Member) bool { return m.Shard == shard }) {
 			rank[shard] += 1 << 62
+		}
+		if c.isUnsoundAt(shard, name) {
+			rank[shard] = 0 // The others do not know that there is something.
 		}
 	}
 	order := c.p.shards()

@@ -75,6 +75,8 @@ type overrideHead struct {
 	// seen is when a process was last in touch, in milliseconds, or 0.
 	seen    int64
 	isThere bool
+	// isOfReplica is set if a replica has answered, because the primary is away.
+	isOfReplica bool
 }
 
 // look reads what shards have that this process does not know. Where one does not answer, what was known stays.
@@ -173,7 +175,11 @@ func (l *look) begins(sum uint64) bool {
 // headOf asks without a script, so that it needs no right of its own while there are no overrides.
 func (p *Operator) headOf(ctx context.Context, shard *Shard) (h overrideHead, err error) {
 	key := p.asker.Keys.Overrides()
-	cmd, err := p.ask(ctx, shard, key, true, func(bool) *wire.Command { return wire.NewRead("hmget", key, "d", "v", "s") })
+	isOfReplica := false
+	cmd, err := p.ask(ctx, shard, key, true, func(isReplica bool) *wire.Command {
+		isOfReplica = isReplica
+		return wire.NewRead("hmget", key, "d", "v", "s")
+	})
 	if err != nil {
 		return h, err
 	}
@@ -182,7 +188,7 @@ func (p *Operator) headOf(ctx context.Context, shard *Shard) (h overrideHead, er
 		return h, cmp.Or(err, errFrames)
 	}
 	sum, _ := strconv.ParseUint(texts[0], 10, 52)
-	h = overrideHead{sum: sum, number: believed(texts[1]), seen: believed(texts[2]), isThere: texts[0]+texts[1] != ""}
+	h = overrideHead{sum: sum, number: believed(texts[1]), seen: believed(texts[2]), isThere: texts[0]+texts[1] != "", isOfReplica: isOfReplica}
 	return h, nil
 }
 
@@ -269,7 +275,7 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 func (p *Operator) mend(ctx context.Context, l *look) error {
 	return p.atAllShards(func(shard *Shard) error {
 		r := l.of[shard]
-		if r == nil {
+		if r == nil || r.head.isOfReplica {
 			return nil
 		}
 		if now := p.now().UnixMilli(); r.head.isThere && now-r.head.seen > touchPeriod.Milliseconds() && !r.head.isOutOfTouch(l.state.seen) {

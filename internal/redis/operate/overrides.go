@@ -147,7 +147,9 @@ type logged struct {
 	text    string
 }
 
-func (a logged) compare(b logged) int { return cmp.Or(cmp.Compare(a.version, b.version), cmp.Compare(a.text, b.text)) }
+func (a logged) compare(b logged) int {
+	return cmp.Or(cmp.Compare(a.version, b.version), cmp.Compare(a.text, b.text))
+}
 
 // learned is what was read or made.
 type learned struct {
@@ -324,8 +326,10 @@ func (s *overrideState) texts() []string {
 // Overrides implements [store.Operable]: the latest versions of all shards. It writes back to a shard what that has lost.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	l, err := p.look(ctx)
-	mended := p.mend(ctx, l)
-	return p.shown(), errors.Join(err, mended)
+	if failed := p.mend(ctx, l); errors.Is(failed, store.ErrFinal) {
+		err = errors.Join(err, failed) // What may succeed, the next minute's mender tries.
+	}
+	return p.shown(), err
 }
 
 // shown returns the set of what is known.
