@@ -338,8 +338,12 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, state *overrideS
 			return err
 		}
 	}
-	if _, err = p.send(ctx, shard, p.lacking(&r, state)); err != nil {
+	lacking := p.lacking(&r, state)
+	if _, err = p.send(ctx, shard, lacking); err != nil {
 		return err
+	}
+	if n := len(lacking); n > 0 && lacking[0].known != nil {
+		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard had lost them, or was away: %d differed", n)})
 	}
 	return p.mendLog(ctx, shard, &r, state)
 }

@@ -203,20 +203,21 @@ func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 
 // note adds changes to the log of s, and reports whether it lacked any. It changes s, and no log.
 func (s *overrideState) note(texts []string) (isNew bool) {
+	if len(texts) == 0 {
+		return false
+	}
 	log := slices.Clone(s.log)
 	for _, text := range texts {
 		first, _, _ := strings.Cut(text, "\n")
-		version, err := strconv.ParseInt(first, 10, 64)
-		if err != nil || strings.Count(text, "\n") != linesOfChange-1 {
-			continue
-		}
-		change := logged{version, text}
-		if i, isThere := slices.BinarySearchFunc(log, change, logged.compare); !isThere {
-			log, isNew = slices.Insert(log, i, logged{version, strings.Clone(text)}), true
+		if version := believed(first); version > 0 && strings.Count(text, "\n") == linesOfChange-1 {
+			log = append(log, logged{version, strings.Clone(text)})
 		}
 	}
-	if isNew {
-		s.log = log[max(len(log)-store.MaxAudited, 0):]
+	slices.SortFunc(log, logged.compare)
+	log = slices.Compact(log)
+	log = log[max(len(log)-store.MaxAudited, 0):]
+	if isNew = !slices.Equal(log, s.log); isNew {
+		s.log = slices.Clone(log)
 	}
 	return isNew
 }
