@@ -13,7 +13,9 @@ for i = 1, #KEYS do
   -- What is wrong with one bucket is no matter of the others. Among other replies
   -- go-redis stops reading at an error that begins with a word for which it has a
   -- type, such as READONLY; for those of the guard it has none.
-  local ok, reply = pcall(answer, key, arguments)
+  local KEYS, ARGV = key, arguments
+  local ok, reply, tail, cost, leaves, capacity, ends = pcall(run, KEYS, ARGV)
+  -- include held
   if not ok or type(reply) == 'table' then
     reply, failed = failure(reply), true
   end

@@ -22,8 +22,7 @@
 --          the penalty, when it was opened or 0; now is 0 if it was not needed
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, align, longest, lasts, identity
-now, window, cost, bound, align, longest, lasts, identity, tail = struct.unpack('<dddddddd', ARGV[2])
+local now, window, cost, bound, align, longest, lasts, identity, tail = struct.unpack('<dddddddd', ARGV[2])
 local b = op == 'charge' and call('HMGET', key, 'r', 'p', 'b') or call('HMGET', key, 'r', 'p', 'b', 'c')
 local reset, penalty, born, count = number(b[1]), number(b[2]), number(b[3]), number(b[4])
 local isSound = sound(count, reset, penalty, born)
@@ -88,7 +87,7 @@ local amount = cost == 1 and '1' or cost
 local counts = op == 'charge' and (identity <= 0 or identity > now) or op == 'take' and penalty <= now
 if open and counts then
   if op == 'take' and cost > 0 and count + cost > bound then
-    return struct.pack('<dddddd', now, 0, count, reset, penalty, born)
+    return struct.pack('<dddddd', now, 0, count, reset, penalty, born), tail, cost
   end
   count = redis.pcall('HINCRBY', key, 'c', amount)
   local isNone = type(count) == 'table' and (string.find(count.err, 'not an integer') or string.find(count.err, 'overflow'))
@@ -106,8 +105,7 @@ if open and counts then
     count, wrote = 9007199254740991, true
     call('HSET', key, 'c', count)
   end
-  leaves, took, ends = bound - count, cost, reset
-  return struct.pack('<dddddd', now, 1, count, reset, penalty, born)
+  return struct.pack('<dddddd', now, 1, count, reset, penalty, born), tail, cost, bound - count, bound, reset
 end
 
 -- The bucket outlives what it says: expiry cleans up, a second later or more.
@@ -189,5 +187,4 @@ elseif op == 'penalize' and penalty <= now then
     call('PEXPIRE', key, lifetime(penalty))
   end
 end
-leaves, took, ends = bound - count, cost, reset
-return struct.pack('<dddddd', now, spent, count, reset, penalty, born)
+return struct.pack('<dddddd', now, spent, count, reset, penalty, born), tail, cost, spent == 1 and bound - count, bound, reset

@@ -23,8 +23,7 @@
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, events, cost, whole, part, first, second, capacity, lasts, arrives
-now, window, events, cost, whole, part, first, second, capacity, lasts, arrives, tail = struct.unpack('<ddddddddddd', ARGV[2])
+local now, window, events, cost, whole, part, first, second, capacity, lasts, arrives, tail = struct.unpack('<ddddddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -52,7 +51,7 @@ if stored then
   end
 end
 
-local spent, changed = 0, false
+local spent, changed, leaves = 0, false, nil
 local last = rest > 0 and tat + 1 or tat
 -- How many events have not drained: no more than were spent, also by a clock that is
 -- behind.
@@ -110,7 +109,7 @@ if op == 'charge' or op == 'take' then
       busy, sum = math.max(busy, now) + 1, most - cost
     end
     sum = sum + cost
-    leaves, took = capacity - math.min(math.ceil(count() * (1 - exactness)), most), cost
+    leaves = #ARGV[2] >= tail and capacity - math.min(math.ceil(count() * (1 - exactness)), most)
   end
 elseif op == 'refund' then
   -- What has not drained goes, and what was spent later moves up.
@@ -159,4 +158,4 @@ if changed then
   last = math.max(rest > 0 and tat + 1 or tat, penalty)
   call('SET', key, bucket, 'PX', math.max(math.ceil((last - now) / 1000), 0) + 1001)
 end
-return struct.pack('<dd', now, spent) .. bucket
+return struct.pack('<dd', now, spent) .. bucket, tail, cost, leaves, capacity, now + window

@@ -1,5 +1,7 @@
 -- Head: begins every script. What the script for one bucket does follows as the
--- function run, which sets wrote as soon as it has changed what the bucket says.
+-- function run, which sets wrote as soon as it has changed what the bucket says. Beside the reply it returns to
+-- held.lua where its numbers end in ARGV[2], the cost and, of a take that was allowed, what that leaves of which
+-- capacity, and when it counts no more.
 local wrote = false
 -- An instant is believed if, when it was stored, it can have been as far ahead of
 -- this server's clock as it is now: not if a clock stored it that was wrong for a
@@ -24,6 +26,3 @@ local function number(text)
 end
 -- The reading of the clock, which the buckets of a call share.
 local time
--- What run tells held.lua: where its numbers end in ARGV[2] and, of a take that has spent something, what that
--- leaves of the capacity, what it has spent and, if that is known, when it counts no more.
-local tail, leaves, took, ends = math.huge, 0, 0

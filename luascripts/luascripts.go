@@ -4,7 +4,10 @@
 // describes its arguments and its reply.
 package luascripts
 
-import "embed"
+import (
+	"embed"
+	"strings"
+)
 
 //go:embed *.lua
 var files embed.FS
@@ -23,13 +26,14 @@ var Override = read("override")
 // Record keeps small values that processes share.
 var Record = read("record")
 
-// script makes files, which handle one bucket, a function, and appends what follows it, and end, which runs
-// both.
+// script makes files, which handle one bucket, a function, and appends end, which runs
+// it and includes what follows the run.
 func script(end string, names []string) (text string) {
 	for _, name := range names {
 		text += read(name)
 	}
-	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("held") + read("guard") + read(end)
+	return read("head") + "local function run(KEYS, ARGV)\n" + text + "\nend\n" + read("guard") +
+		strings.Replace(read(end), "-- include held\n", read("held"), 1)
 }
 
 func read(name string) string {

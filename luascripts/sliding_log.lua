@@ -14,8 +14,7 @@
 --          request, instant of the one that has to go for the cost to fit
 -- Instants are microseconds since the epoch, spans are microseconds.
 local op, id = ARGV[1], ARGV[3]
-local now, window, cost, capacity, late
-now, window, cost, capacity, late, tail = struct.unpack('<ddddd', ARGV[2])
+local now, window, cost, capacity, ends, tail = struct.unpack('<ddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -69,9 +68,9 @@ local function beyond(room, last)
 end
 
 local n = math.min(cost, 100000)
-if op == 'charge' and late ~= 0 then
-  late = late < 0 and now - late or late
-  if late <= now then
+if op == 'charge' and ends ~= 0 then
+  ends = ends < 0 and now - ends or ends
+  if ends <= now then
     n = 0
   end
 end
@@ -91,11 +90,10 @@ if op == 'charge' or op == 'take' and (cost == 0 or used + cost <= capacity) the
       assert(redis.acl_check_cmd('PEXPIRE', key, 1), 'NOPERM the user may not run pexpire')
     end
     -- A server that is full refuses what adds, but not after a write that does not.
-    put(id, n, op == 'charge' and late ~= 0 and math.min(late, now + window) - window or now)
+    put(id, n, op == 'charge' and ends ~= 0 and math.min(ends, now + window) - window or now)
     -- The bucket outlives what it says, by a clock that is set back too: expiry cleans up.
     call('PEXPIRE', key, math.ceil((window + grace) / 1000) + 1001)
     used, number = count(gone, latest)
-    leaves, took = capacity - used, cost
     if number > most then
       trim(0, beyond(most - 1, newest(id, latest)) - 1)
     elseif number < call('ZCARD', key) then
@@ -112,4 +110,4 @@ local blocking, room = 0, capacity - need
 if used > math.max(room, 0) then
   blocking = beyond(room, last)
 end
-return struct.pack('<dddddd', now, spent, math.min(used, most), last, other, blocking)
+return struct.pack('<dddddd', now, spent, math.min(used, most), last, other, blocking), tail, cost, spent == 1 and capacity - used, capacity, now + window

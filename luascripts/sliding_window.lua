@@ -16,8 +16,7 @@
 --          previous, end of the penalty, when the bucket was made
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
-local now, window, cost, bound, unit, lasts, identity
-now, window, cost, bound, unit, lasts, identity, tail = struct.unpack('<ddddddd', ARGV[2])
+local now, window, cost, bound, unit, lasts, identity, tail = struct.unpack('<ddddddd', ARGV[2])
 if now == 0 then
   time = time or call('TIME')
   now = time[1] * 1000000 + time[2]
@@ -60,7 +59,7 @@ local function spend()
   return 1
 end
 
-local spent = 0
+local spent, leaves = 0, nil
 if op == 'charge' then
   local ends = identity < 0 and now - identity or identity
   local settled = math.min(ends, now + 2 * window) - 2 * window
@@ -82,8 +81,8 @@ elseif op == 'take' then
   -- A sum stops where counts do.
   if penalty <= now and (cost == 0 or math.min(current + weighted, 9007199254740991) + cost <= bound) then
     spent = spend()
+    leaves = bound - math.min(current + weighted, 9007199254740991)
   end
-  leaves, took = bound - math.min(current + weighted, 9007199254740991), cost
 elseif op == 'refund' then
   if cost == 0 or born ~= identity then
     -- Nothing to give back.
@@ -98,4 +97,5 @@ elseif op == 'penalize' and penalty <= now then
   penalty = cost
   save()
 end
-return struct.pack('<ddddddd', now, spent, start, current, previous, penalty, current + previous > 0 and born or 0)
+return struct.pack('<ddddddd', now, spent, start, current, previous, penalty, current + previous > 0 and born or 0),
+  tail, cost, leaves, bound, now + window

@@ -389,7 +389,7 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 // endHolds makes what a reservation that has ended holds count for good, where nothing is given back.
 func (s *Service) endHolds(r *record) {
 	for i := range r.Holds {
-		if h := &r.Holds[i]; h.IsTaken && h.Hold > store.HearsHeld && r.Owed[i] >= 0 {
+		if h := &r.Holds[i]; h.IsTaken && h.Hold != 0 && r.Owed[i] >= 0 {
 			s.report(s.guarded(func() error {
 				s.limiter.EndHold(h)
 				return nil

@@ -234,9 +234,18 @@ func TestSettlingThatWasNotEnded(t *testing.T) {
 	}
 }
 
-// TestWhatHasEndedIsHeldNoMore, whoever ends it: a call, or the sweep of one that came no further.
+// unclear writes records with an unknown outcome.
+type unclear struct{ store.Operable }
+
+func (u unclear) PutRecord(ctx context.Context, r store.Record) (store.Record, error) {
+	is, err := u.Operable.PutRecord(ctx, r)
+	return is, cmp.Or(err, store.ErrUncertain)
+}
+
+// TestWhatHasEndedIsHeldNoMore, whoever ends it: a call, also one that does not hear whether its record was written, or
+// the sweep of one that came no further.
 func TestWhatHasEndedIsHeldNoMore(t *testing.T) {
-	for name, costs := range map[phase]int64{open: 90, owing: 95, settling: 95} {
+	for name, costs := range map[phase]int64{open: 90, done: 90, owing: 95, settling: 95} {
 		t.Run(string(name), func(t *testing.T) {
 			f := newFixture(t)
 			isHeld := func(want bool) {
@@ -250,10 +259,23 @@ func TestWhatHasEndedIsHeldNoMore(t *testing.T) {
 			_, err := f.reserve(t.Context(), f.reserving(90))
 			f.must("reserve", err)
 			isHeld(true)
-			if name == open {
-				_, err = f.commit(t.Context(), &limitv1.CommitRequest{RequestId: f.user, Hits: []uint64{uint64(costs)}})
-				f.must("commit", err)
-			} else {
+			commit := func() error {
+				_, err := f.commit(t.Context(), &limitv1.CommitRequest{RequestId: f.user, Hits: []uint64{uint64(costs)}})
+				return err
+			}
+			switch name {
+			case open:
+				f.must("commit", commit())
+			case done:
+				opened := f.limiter.Store.EnterOpen()
+				defer f.limiter.Store.Leave()
+				kept := opened.Operable
+				opened.Operable = unclear{kept}
+				if err := commit(); connect.CodeOf(err) != connect.CodeUnavailable {
+					t.Errorf("commit of an unknown outcome: %v", err)
+				}
+				opened.Operable = kept
+			default:
 				at, r := f.there()
 				r = r.ended(committed, []int64{costs})
 				r.Phase = name

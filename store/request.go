@@ -13,9 +13,9 @@ type Request struct {
 	// ClientKey identifies the client, by any bytes, of which there are at most
 	// MaxClientKey.
 	ClientKey string
-	// Shard is the shard whose bucket it is; empty for the client's owner. After a Take with
-	// [ErrUncertain] it is the one that may have spent the cost.
-	Shard string
+	// At is where the bucket is; nil for the client's owner. A Take sets it to where it has spent the cost, or may have
+	// if that is uncertain.
+	At *Place
 	// Events is how many events the window admits for this client, from 1 to
 	// MaxInteger. It is not part of the bucket: changing it keeps the count.
 	Events int64
@@ -76,10 +76,10 @@ func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(batchHold-HearsHeld-
 // MayHold reports whether r may be held, or ends that as a refund.
 func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
 
-// NoteHold notes whether the take of r, which was answered with st, is held.
+// NoteHold notes whether the take of r, which was answered with st, is held. Its refund ends nothing otherwise.
 func (r *Request) NoteHold(st *State) {
 	if r.MayHold() && !st.IsHeld {
-		r.Hold = HearsHeld
+		r.Hold = 0
 	}
 }
 
@@ -136,7 +136,20 @@ type Receipt struct {
 	// Position is how much had been spent in the time without pause. Where windows are those of the clock, it
 	// is when the bucket was made, or last was empty: what was taken from an earlier one is not given back.
 	Position int64
-	// Shard is where it was spent, and More are the parts of other shards; empty where there are none.
-	Shard string   `json:",omitempty"`
-	More  *Receipt `json:",omitempty"`
+}
+
+// Place is a shard that has a bucket of the client. It does not change.
+type Place struct {
+	Shard string `json:"shard"`
+	// More are the other shards where a Take has spent the cost, if there are any; each Place has a Receipt then.
+	More    *Place  `json:"more,omitempty"`
+	Receipt Receipt `json:"receipt,omitzero"`
+}
+
+// Shard is the name of the shard whose bucket it is; empty for the client's owner.
+func (r *Request) Shard() string {
+	if r.At == nil {
+		return ""
+	}
+	return r.At.Shard
 }

@@ -40,7 +40,7 @@ type Ask struct {
 }
 
 // Store keeps buckets. An operation sets the State of each ask, whatever it was before, and touches none after
-// it has returned. Of the Request only ledgers set fields, Until and Shard. That a request does not fit is no error: State.Allowed is
+// it has returned. Of the Request only ledgers set fields, Until and At. That a request does not fit is no error: State.Allowed is
 // false. [State.Err] is set only where the backend failed for that one bucket, and the failure of one bucket
 // spoils no other answer.
 //

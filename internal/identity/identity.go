@@ -29,49 +29,44 @@ func (id ID) Hash(seed maphash.Seed) uint64 {
 	return maphash.String(seed, id.Key) + uint64(id.Limit)*0x9e3779b97f4a7c15
 }
 
-// Names numbers the names of shards, of which there are few. The empty name is 0.
-type Names struct {
-	mu    sync.Mutex
-	names atomic.Pointer[[]string]
+// Shards numbers shards by their names, of which there are few. The empty name is 0.
+type Shards struct {
+	mu     sync.Mutex
+	places atomic.Pointer[[]*store.Place]
 }
 
-// Number returns the number of a name.
-func (n *Names) Number(name string) uint32 {
+// Number returns the number of a shard.
+func (s *Shards) Number(name string) uint32 {
 	if name == "" {
 		return 0
 	}
-	for {
-		known := n.names.Load()
-		if known == nil {
-			known = new([]string)
-		}
-		if i := slices.Index(*known, name); i >= 0 {
-			return uint32(i) + 1 //nolint:gosec // few
-		}
-		n.add(name)
+	if n := s.find(name); n > 0 {
+		return n
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if n := s.find(name); n > 0 {
+		return n
+	}
+	next := []*store.Place{{Shard: name}}
+	if known := s.places.Load(); known != nil {
+		next = append(slices.Clone(*known), next...)
+	}
+	s.places.Store(&next)
+	return uint32(len(next)) //nolint:gosec // few
 }
 
-func (n *Names) add(name string) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	var known []string
-	if p := n.names.Load(); p != nil {
-		known = *p
+// find returns the number of a shard, or 0 if it has none yet.
+func (s *Shards) find(name string) uint32 {
+	known := s.places.Load()
+	if known == nil {
+		return 0
 	}
-	if !slices.Contains(known, name) {
-		next := append(slices.Clone(known), name)
-		n.names.Store(&next)
-	}
+	return uint32(slices.IndexFunc(*known, func(p *store.Place) bool { return p.Shard == name }) + 1) //nolint:gosec // few
 }
 
-// Name returns the name of that number.
-func (n *Names) Name(number uint32) string {
-	if number == 0 {
-		return ""
-	}
-	return (*n.names.Load())[number-1]
-}
+// Place returns the shard of that number, which is not 0.
+func (s *Shards) Place(number uint32) *store.Place { return (*s.places.Load())[number-1] }
 
 // Limits numbers limits from 0 on, so that a bucket need not carry its limit. The
 // zero value is empty. Numbers last: limits come from configs, so there are few.

@@ -358,10 +358,7 @@ func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
 
 // shardOf returns the name of the shard that keeps the bucket of a request.
 func (l *Ledger) shardOf(r *store.Request) string {
-	if r.Shard != "" {
-		return r.Shard
-	}
-	return l.Owner(r.ClientKey)
+	return cmp.Or(r.Shard(), l.Owner(r.ClientKey))
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given

@@ -114,3 +114,27 @@ func TestTakeWaitsOnceForEnds(t *testing.T) {
 		l.Leave()
 	})
 }
+
+// TestRefusedTakeHearsWhatIsHeld, although much was known to be left when it was sent.
+func TestRefusedTakeHearsWhatIsHeld(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := &holding{simulation: newSimulation(1)}
+		l := New(NewRegistry(nil), s, Options{})
+		r := requestOf("alice", 100)
+		r.Hold = store.NewHold()
+		take := func() store.State { return store.Answers(t.Context(), l.Take, []store.Request{r})[0] }
+		if st := take(); st.Err != nil || !st.IsHeld {
+			t.Errorf("the first take: %+v", st)
+		}
+		if st := take(); st.Err != nil || !st.Allowed || st.IsHeld {
+			t.Errorf("a take that is known to leave much: %+v", st)
+		}
+		others := r
+		others.Cost, others.ID, others.Hold = 98, "others", 0
+		store.Answers(t.Context(), s.Take, []store.Request{others})
+		if st := take(); st.Err != nil || st.Allowed || !st.InFlight || st.Held != 1 {
+			t.Errorf("a take that others leave no room: %+v", st)
+		}
+		l.Leave()
+	})
+}

@@ -53,21 +53,15 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 	}
 }
 
-// isShadowed reports whether another owner's bucket stands for that of an entry, whose stripe is locked: the
-// present owner's or, without one, the first by name.
+// isShadowed reports whether the present owner's bucket stands for that of an entry, whose stripe is locked.
 func (l *Ledger) isShadowed(e *entry) bool {
-	own := l.registry.shards.Name(e.id.Shard)
-	if own == "" {
+	id := e.id
+	if id.Shard == 0 {
 		return false
 	}
-	owners, owner := l.Owners(e.id.Key), l.Owner(e.id.Key)
-	isOwner := slices.Contains(owners, own)
-	return own != owner && slices.ContainsFunc(owners, func(name string) bool {
-		id := e.id
-		id.Shard = l.registry.shards.Number(name)
-		other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
-		return other != nil && (name == owner || name < own || !isOwner)
-	})
+	id.Shard = l.registry.shards.Number(l.Owner(id.Key))
+	other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
+	return other != nil && other != e
 }
 
 // Delays returns why charges wait until a shard executes them again, or nil if none do.

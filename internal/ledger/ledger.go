@@ -144,7 +144,7 @@ func (l *Ledger) refund(reqs []*store.Request) {
 // config may not have, or reach in another way. A lease ends there in any case.
 func (l *Ledger) refunder(r *store.Request) *Ledger {
 	w := l.writer()
-	if algorithm.Of(r.Limit.Algorithm).Lease || r.Shard != "" && w != l && !slices.Contains(w.Owners(r.ClientKey), r.Shard) {
+	if algorithm.Of(r.Limit.Algorithm).Lease || r.At != nil && w != l && !slices.Contains(w.Owners(r.ClientKey), r.At.Shard) {
 		return l
 	}
 	return w

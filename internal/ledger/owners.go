@@ -29,7 +29,7 @@ func (o *Owners) isOne(r *store.Request) bool {
 	if len(owners) > 1 {
 		return false
 	}
-	r.Shard = owners[0]
+	r.At = o.placeOf(owners[0])
 	return true
 }
 
@@ -52,18 +52,22 @@ type parts struct {
 func (o *Owners) partsOf(asks []*store.Ask) *parts {
 	p := &parts{o, asks, make([][]*store.Ask, len(asks))}
 	for i, a := range asks {
-		for _, r := range at(&a.Request, o.Ledger.Owners(a.ClientKey)) {
+		for _, r := range o.at(&a.Request, o.Ledger.Owners(a.ClientKey)) {
 			p.of[i] = append(p.of[i], &store.Ask{Request: *r})
 		}
 	}
 	return p
 }
 
+func (l *Ledger) placeOf(shard string) *store.Place {
+	return l.registry.shards.Place(l.registry.shards.Number(shard))
+}
+
 // at returns copies of a request for some shards.
-func at(r *store.Request, shards []string) (all []*store.Request) {
+func (l *Ledger) at(r *store.Request, shards []string) (all []*store.Request) {
 	for _, shard := range shards {
 		part := *r
-		part.Shard = shard
+		part.At = l.placeOf(shard)
 		all = append(all, &part)
 	}
 	return all
@@ -93,7 +97,7 @@ func joined(of []*store.Ask, owner string) (st store.State) {
 			isWhole = false
 		case isFirst:
 			st, isFirst = a.State, false
-		case a.Shard == owner:
+		case a.Shard() == owner:
 			st = mostOf(a.State, st)
 		default:
 			st = mostOf(st, a.State)
@@ -155,7 +159,7 @@ func (o *Owners) IsFull(r *store.Request) bool {
 	if o.isOne(r) {
 		return o.Ledger.IsFull(r)
 	}
-	return slices.ContainsFunc(at(r, o.Ledger.Owners(r.ClientKey)), o.Ledger.IsFull)
+	return slices.ContainsFunc(o.at(r, o.Ledger.Owners(r.ClientKey)), o.Ledger.IsFull)
 }
 
 // Admit is [Ledger.Admit]. What is admitted by one owner only is not held.
@@ -167,27 +171,7 @@ func (o *Owners) Admit(ctx context.Context, asks []*store.Ask) {
 	p := o.partsOf(asks)
 	if !o.Ledger.RefuseKnown(p.all()) {
 		p.open(ctx)
-		// Where all windows are closed, the first opens, and the others get its end.
-		first, others := p.of, make([][]*store.Ask, len(asks))
-		for i, of := range p.of {
-			if opensByRequest(of[0].Request.Limit) && len(of) > 1 && of[0].Ends == 0 && o.opened(&of[0].Request) == 0 {
-				first = slices.Clone(first)
-				first[i], others[i] = of[:1], of[1:]
-			}
-		}
-		o.Ledger.Admit(ctx, slices.Concat(first...))
-		for i, rest := range others {
-			if len(rest) == 0 {
-				continue
-			}
-			if others[i] = nil; p.of[i][0].Allowed {
-				others[i] = rest
-				endWith(rest, &p.of[i][0].State)
-			}
-		}
-		if rest := slices.Concat(others...); len(rest) > 0 {
-			o.Ledger.Admit(ctx, rest)
-		}
+		o.Ledger.Admit(ctx, p.all())
 	}
 	p.join()
 	var reqs []*store.Request
@@ -208,15 +192,6 @@ func opensByRequest(limit *store.Limit) bool {
 	return algorithm.Of(limit.Algorithm).Windowed() && !limit.Align && limit.Calendar.Unit == ""
 }
 
-// endWith makes windows that are opened end with the one of a state.
-func endWith(asks []*store.Ask, st *store.State) {
-	for _, a := range asks {
-		if opensByRequest(a.Request.Limit) {
-			a.Ends = algorithm.Known{Content: st.Content}.Opened(a.Request.Limit, st.Now)
-		}
-	}
-}
-
 // opened returns the end of the bucket as far as it is known: see [algorithm.Known.Opened].
 func (l *Ledger) opened(r *store.Request) int64 {
 	m := l.moment()
@@ -224,8 +199,9 @@ func (l *Ledger) opened(r *store.Request) int64 {
 	return b.Opened(r, &m)
 }
 
-// open reads what is not known to be open, and makes what is closed open with the end of what is open. What
-// drains gets that arrival time: otherwise a client that never pauses would have a burst more once it has moved.
+// open reads what is not known to be open, and makes what is closed open with the end of what is open or, if all
+// are closed, with the same. What drains gets that arrival time: otherwise a client that never pauses would have a
+// burst more once it has moved.
 func (p *parts) open(ctx context.Context) {
 	var closed [][]*store.Ask
 	var reads []*store.Ask
@@ -248,14 +224,17 @@ func (p *parts) open(ctx context.Context) {
 	}
 	p.Ledger.Peek(ctx, reads)
 	for _, of := range closed {
-		ends := make([]int64, len(of))
+		limit, now, ends := of[0].Request.Limit, int64(0), make([]int64, len(of))
 		for i, read := range reads[:len(of)] {
-			ends[i] = algorithm.Known{Content: read.Content}.Opened(read.Request.Limit, read.Now)
+			ends[i], now = algorithm.Known{Content: read.Content}.Opened(limit, read.Now), max(now, read.Now)
 		}
 		end := slices.Max(ends)
+		if end == 0 && now > 0 && opensByRequest(limit) {
+			end = now + limit.Window.Microseconds()
+		}
 		for i, a := range of {
-			if ends[i] == 0 && end > 0 {
-				a.Ends, a.Primary = end, true
+			if ends[i] == 0 {
+				a.Ends = end
 			}
 		}
 		reads = reads[len(of):]
@@ -266,11 +245,6 @@ func (p *parts) open(ctx context.Context) {
 func (o *Owners) Take(ctx context.Context, asks []*store.Ask) {
 	if o.areOne(asks) {
 		o.Ledger.Take(ctx, asks)
-		for _, a := range asks {
-			if a.Allowed {
-				a.State.Receipt.Shard = a.Shard
-			}
-		}
 		return
 	}
 	p := o.partsOf(asks)
@@ -287,9 +261,6 @@ func (o *Owners) Take(ctx context.Context, asks []*store.Ask) {
 		var turn []*store.Ask
 		for _, of := range p.of {
 			if n < len(of) && (n == 0 || of[n-1].Err == nil && of[n-1].Allowed) {
-				if n > 0 {
-					endWith(of[n:n+1], &of[n-1].State)
-				}
 				turn = append(turn, of[n])
 			}
 		}
@@ -306,44 +277,39 @@ func (o *Owners) Take(ctx context.Context, asks []*store.Ask) {
 	o.Ledger.RefundDetached(back)
 }
 
-// taken notes what the owners gave to an ask, and returns what goes back. Where events are kept one by one
+// taken notes where an ask has spent its cost, and returns what goes back. Where events are kept one by one
 // an uncertain take is repeated or refunded by its ID everywhere.
 func (p *parts) taken(i int, a *store.Ask) (back []*store.Request) {
-	var receipt *store.Receipt
 	isUncertain := errors.Is(a.Err, store.ErrUncertain)
+	a.At = nil
 	for _, part := range slices.Backward(p.of[i]) {
 		switch {
-		case errors.Is(part.Err, store.ErrUncertain):
-			a.Shard = part.Shard
+		case errors.Is(part.Err, store.ErrUncertain) && a.ID == "":
+			a.At = part.At
 		case part.Err != nil || !part.Allowed:
 		case a.Err == nil && a.Allowed:
-			spent := part.State.Receipt
-			spent.Shard, spent.More = part.Shard, receipt
-			receipt = &spent
+			a.At = &store.Place{Shard: part.At.Shard, More: a.At, Receipt: part.State.Receipt}
 		case !isUncertain || a.ID == "":
 			part.Request.Receipt = part.State.Receipt
+			part.NoteHold(&part.State)
 			back = append(back, &part.Request)
 		}
-	}
-	if receipt != nil {
-		a.State.Receipt = *receipt
 	}
 	return back
 }
 
-// refunds returns the refunds of a request: by its receipt, or else, by its ID, at all owners. It may be
+// refunds returns the refunds of a request: where it was spent or, if that is not known, at all owners. It may be
 // r itself.
 func (o *Owners) refunds(r *store.Request) (all []*store.Request) {
-	switch spent := &r.Receipt; {
-	case spent.Shard != "" && spent.More == nil:
-		r.Shard, spent.Shard = spent.Shard, ""
+	switch {
+	case r.At == nil:
+		return o.at(r, o.Ledger.Owners(r.ClientKey))
+	case r.At.More == nil:
 		return []*store.Request{r}
-	case spent.Shard == "":
-		return at(r, o.Ledger.Owners(r.ClientKey))
 	}
-	for receipt := &r.Receipt; receipt != nil; receipt = receipt.More {
+	for p := r.At; p != nil; p = p.More {
 		part := *r
-		part.Shard, part.Receipt = receipt.Shard, store.Receipt{Period: receipt.Period, Position: receipt.Position}
+		part.At, part.Receipt = p, p.Receipt
 		all = append(all, &part)
 	}
 	return all
@@ -426,7 +392,7 @@ func (o *Owners) Settle(reqs []*store.Request, held []int64) {
 			return false
 		}
 		now := w.Owners(r.ClientKey)
-		return len(now) > 1 || now[0] != r.Shard
+		return len(now) > 1 || now[0] != r.At.Shard
 	}
 	if !slices.ContainsFunc(reqs, isMoving) {
 		o.Ledger.Settle(reqs, held)
@@ -447,17 +413,17 @@ func (o *Owners) Settle(reqs []*store.Request, held []int64) {
 func (o *Owners) settle(all *settled, w *Ledger, r *store.Request, hold int64, but []string) {
 	own, now := o.Ledger.Owners(r.ClientKey), w.Owners(r.ClientKey)
 	ends := w.ends(r, now)
-	for _, part := range at(r, union(own, now)) {
+	for _, part := range o.at(r, union(own, now)) {
 		holds := int64(0)
-		if slices.Contains(own, part.Shard) {
+		if slices.Contains(own, part.At.Shard) {
 			holds = hold
 		}
-		if n := slices.Index(now, part.Shard); n < 0 {
+		if n := slices.Index(now, part.At.Shard); n < 0 {
 			part.Cost = 0
 		} else {
 			part.Ends, part.Shared = ends[n], len(now) > 1
 		}
-		if (part.Cost > 0 || holds > 0) && !slices.Contains(but, part.Shard) {
+		if (part.Cost > 0 || holds > 0) && !slices.Contains(but, part.At.Shard) {
 			all.add(part, holds)
 		}
 	}
@@ -476,7 +442,7 @@ func (l *Ledger) ends(r *store.Request, shards []string) []int64 {
 		return ends
 	}
 	most := int64(0)
-	for n, part := range at(r, shards) {
+	for n, part := range l.at(r, shards) {
 		ends[n] = l.opened(part)
 		most = max(most, ends[n])
 	}
@@ -498,10 +464,10 @@ func (o *Owners) SettleUnknown(reqs []*store.Request, held []int64, ends []*stor
 	var late []*store.Late
 	for i, r := range reqs {
 		own := o.Ledger.Owners(r.ClientKey)
-		if r.ID == "" && slices.Contains(own, r.Shard) {
-			own = []string{r.Shard}
+		if r.ID == "" && slices.Contains(own, r.Shard()) {
+			own = []string{r.At.Shard}
 		}
-		for _, part := range at(r, own) {
+		for _, part := range o.at(r, own) {
 			unknown.add(part, held[i])
 			late = append(late, ends[i])
 		}
@@ -529,7 +495,7 @@ func (o *Owners) PenalizeDetached(reqs []*store.Request) {
 // spread returns the requests for all owners that a view knows.
 func (*Owners) spread(l *Ledger, reqs []*store.Request) (all []*store.Request) {
 	for _, r := range reqs {
-		all = append(all, at(r, l.Owners(r.ClientKey))...)
+		all = append(all, l.at(r, l.Owners(r.ClientKey))...)
 	}
 	return all
 }
@@ -560,7 +526,7 @@ func (o *Owners) each(ctx context.Context, asks []*store.Ask, op func(context.Co
 
 // Reset implements [store.Store].
 func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
-	for _, part := range at(&r, o.writer().Owners(r.ClientKey)) {
+	for _, part := range o.at(&r, o.writer().Owners(r.ClientKey)) {
 		err = errors.Join(err, o.Ledger.Reset(ctx, *part))
 	}
 	return err
@@ -568,7 +534,7 @@ func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
 
 // oneByOne returns the answer to a request, about which each owner is asked.
 func (o *Owners) oneByOne(r *store.Request, ask func(r *store.Request) store.State) store.State {
-	of := asksOf(at(r, o.Ledger.Owners(r.ClientKey)))
+	of := asksOf(o.at(r, o.Ledger.Owners(r.ClientKey)))
 	for _, a := range of {
 		a.State = ask(&a.Request)
 	}
@@ -610,7 +576,7 @@ func (o *Owners) ForeseeAlone(r *store.Request) store.State {
 
 // Account is [Ledger.Account]: of what each owner has, the highest.
 func (o *Owners) Account(r *store.Request) (most *store.Account) {
-	for _, part := range at(r, o.Ledger.Owners(r.ClientKey)) {
+	for _, part := range o.at(r, o.Ledger.Owners(r.ClientKey)) {
 		a := o.Ledger.Account(part)
 		if a == nil || most == nil {
 			if a != nil {
@@ -627,7 +593,7 @@ func (o *Owners) Account(r *store.Request) (most *store.Account) {
 
 // Recall is [Ledger.Recall].
 func (o *Owners) Recall(r *store.Request) bool {
-	return slices.ContainsFunc(at(r, o.Ledger.Owners(r.ClientKey)), func(part *store.Request) bool {
+	return slices.ContainsFunc(o.at(r, o.Ledger.Owners(r.ClientKey)), func(part *store.Request) bool {
 		if !o.Ledger.Recall(part) {
 			return false
 		}

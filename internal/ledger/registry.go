@@ -27,7 +27,7 @@ const (
 type Registry struct {
 	seed   maphash.Seed
 	limits identity.Limits
-	shards identity.Names
+	shards identity.Shards
 	clock  func() time.Time
 	start  time.Time
 	count  atomic.Int64
@@ -390,7 +390,7 @@ func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 
 // lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity.
 func (l *Ledger) lock(r *store.Request) (*entry, *stripe, identity.ID) {
-	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.registry.shards.Number(r.Shard), Key: r.ClientKey}
+	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.registry.shards.Number(r.Shard()), Key: r.ClientKey}
 	hash := id.Hash(l.registry.seed)
 	p := &l.registry.stripes[stripeOf(hash)]
 	p.mu.Lock()

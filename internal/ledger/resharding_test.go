@@ -33,6 +33,7 @@ type servers struct {
 	mu      sync.Mutex
 	rng     *rand.Rand
 	buckets map[string]algorithm.Bucket
+	held    map[string]*algorithm.Held
 }
 
 // sharded is a store of these shards. The first letter of owners is the client's owner, the others were.
@@ -48,12 +49,13 @@ func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 	pass(time.Duration(1+there) * time.Millisecond)
 	s.mu.Lock()
 	for _, a := range asks {
-		b := s.buckets[a.Shard]
+		b := s.buckets[a.Shard()]
 		if b == nil {
 			b = algorithm.New(a.Request.Limit)
-			s.buckets[a.Shard] = b
+			s.buckets[a.Shard()] = b
 		}
 		a.State = op.Run(b, &a.Request, time.Now().UnixMicro())
+		s.held[a.Shard()] = s.held[a.Shard()].After(op, &a.Request, &a.State)
 	}
 	s.mu.Unlock()
 	pass(time.Duration(1+back) * time.Millisecond)
@@ -77,7 +79,7 @@ func (s *sharded) Peek(_ context.Context, asks []*store.Ask)     { s.run(algorit
 func (s *sharded) Reset(_ context.Context, r store.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.buckets, r.Shard)
+	delete(s.buckets, r.Shard())
 	return nil
 }
 
@@ -152,12 +154,14 @@ type history struct {
 	// resets are the ends of windows that were told.
 	resets map[int64]bool
 	wobble string
+	// stayHeld are the shards where something is held in the end.
+	stayHeld []string
 }
 
 // run simulates the history with a seed.
 func (h *history) run(c reshardingCase, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 7))
-	h.servers = &servers{rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}}
+	h.servers = &servers{rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}, held: map[string]*algorithm.Held{}}
 	h.reference, h.resets = algorithm.New(&h.limit), map[int64]bool{}
 	processes := 1
 	if h.takes {
@@ -214,6 +218,9 @@ func (h *history) run(c reshardingCase, seed uint64) {
 		o := current[rng.IntN(processes)]
 		mu.Unlock()
 		r := store.Request{Limit: &h.limit, ClientKey: "k", Events: reshardingLimit, Cost: cost, ID: fmt.Sprint(tick)}
+		if h.takes && !algorithm.Of(h.limit.Algorithm).Lease {
+			r.Hold = uint32(store.HearsHeld + 1 + tick) //nolint:gosec // few
+		}
 		all.Go(func() { h.request(o, r, isFree, lasts) })
 	}
 	all.Wait()
@@ -221,6 +228,11 @@ func (h *history) run(c reshardingCase, seed uint64) {
 	for _, o := range current {
 		o.Stop()
 		o.Leave()
+	}
+	for shard, held := range h.held {
+		if held != nil {
+			h.stayHeld = append(h.stayHeld, shard)
+		}
 	}
 }
 
@@ -245,6 +257,7 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 	}
 	settled := a.Request
 	settled.Receipt = a.State.Receipt
+	settled.NoteHold(&a.State)
 	switch {
 	case !h.takes && isFree:
 		settled.Cost = 0
@@ -252,6 +265,9 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 	case !h.takes:
 		o.Settle([]*store.Request{&settled}, nil)
 	case isFree || isLease:
+		o.RefundDetached([]*store.Request{&settled})
+	case settled.MayHold():
+		settled.Cost = 0
 		o.RefundDetached([]*store.Request{&settled})
 	}
 	if isFree || isLease {
@@ -319,6 +335,9 @@ func TestReshardingKeepsLimits(t *testing.T) {
 						}
 						if h.over > most || h.wobble != "" {
 							t.Errorf("history %d: %d beyond the limit, want at most %d; %s", seed, h.over, most, h.wobble)
+						}
+						if h.stayHeld != nil {
+							t.Errorf("history %d: something stays held at %v", seed, h.stayHeld)
 						}
 						over, room = max(over, h.over), max(room, h.room)
 						refused, requests = refused+h.refused, requests+h.requests

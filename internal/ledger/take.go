@@ -17,31 +17,8 @@ func (l *Ledger) Take(ctx context.Context, asks []*store.Ask) {
 	}
 	t := taking{call: call{ledger: l, ctx: ctx, asks: asks}}
 	t.marks = t.roomMarks[:0]
-	t.awaitEnds()
 	if !t.refuseKnown() {
 		t.run()
-	}
-}
-
-// awaitEnds waits where a refusal depends on what is about to be held no more.
-func (t *taking) awaitEnds() {
-	var places []int
-	for i := range t.asks {
-		r := &t.asks[i].Request
-		if r.Hold == 0 {
-			continue
-		}
-		m := t.ledger.moment()
-		if e := t.ledger.find(r, &m); e != nil {
-			if e.AwaitsEnd(r, &m) {
-				places = append(places, i)
-			}
-			e.stripe.mu.Unlock()
-		}
-	}
-	if len(places) > 0 {
-		t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
-		t.awaitReturns(places, t.until)
 	}
 }
 
@@ -68,14 +45,20 @@ type taking struct {
 }
 
 // refuseKnown sets the states of requests that are refused without a call, and
-// reports whether there are any.
+// reports whether there are any. Where that depends on what is about to be held no more, it waits once.
 func (t *taking) refuseKnown() (refused bool) {
 	m := t.ledger.moment()
 	var asking []*entry
+	var ending []int
 	for i := range t.asks {
 		r := &t.asks[i].Request
 		e := t.ledger.findFor(r, &m)
 		if e == nil {
+			continue
+		}
+		if t.until.IsZero() && e.AwaitsEnd(r, &m) {
+			ending = append(ending, i)
+			e.release(&m)
 			continue
 		}
 		do, asks := e.AskTake(r, &t.asks[i].State, &m)
@@ -85,14 +68,19 @@ func (t *taking) refuseKnown() (refused bool) {
 		}
 		e.release(&m)
 	}
-	if refused {
+	if refused || ending != nil {
 		for _, e := range asking {
 			e.stripe.mu.Lock()
 			e.AskNot()
 			e.stripe.mu.Unlock()
 		}
 	}
-	return refused
+	if refused || ending == nil {
+		return refused
+	}
+	t.until = t.ledger.registry.clock().Add(t.ledger.opts.Timeout)
+	t.awaitReturns(ending, t.until)
+	return t.refuseKnown()
 }
 
 // run waits for what comes back to the buckets, takes what batches have, waits for batches in flight, and
@@ -154,7 +142,7 @@ func (t *taking) await(waiting int, again []int) []int {
 }
 
 // take takes the costs of some requests, and batches for those that fetch, in one
-// call. It returns the places of those that fetched in vain.
+// call. It returns the places of those that fetched in vain, or were refused without hearing what is held.
 func (t *taking) take(own, fetches []int, batches []store.Request) (again []int) {
 	if len(own)+len(fetches) == 0 {
 		return nil
@@ -187,8 +175,12 @@ func (t *taking) take(own, fetches []int, batches []store.Request) (again []int)
 		if loans != nil {
 			t.ledger.repay(r, loans[n], st)
 		}
-		if was := &t.asks[own[n]].State; !core.Stands(was, st) {
-			*was = *st
+		asked := t.asks[own[n]]
+		if !core.Stands(&asked.State, st) {
+			asked.State = *st
+		}
+		if core.IsUnheard(&asked.Request, r, st) {
+			again = append(again, own[n])
 		}
 	}
 	for n := range room {

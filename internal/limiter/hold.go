@@ -26,7 +26,8 @@ type Hold struct {
 	IsTaken bool          `json:"taken,omitempty"`
 	ID      string        `json:"id,omitempty"`
 	Receipt store.Receipt `json:"receipt,omitzero"`
-	// Hold is the number under which the store holds it, or [store.HearsHeld].
+	At      *store.Place  `json:"at,omitempty"`
+	// Hold is the number under which the store holds it, or 0.
 	Hold uint32 `json:"hold,omitempty"`
 }
 
@@ -41,7 +42,7 @@ func (p *Passage) Hold(place int) (h Hold, counts bool) {
 	}
 	return Hold{
 		Store: z.handle.Name, Limit: *req.Limit, ClientKey: []byte(req.ClientKey), Events: req.Events, Burst: req.Burst,
-		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt, Hold: req.Hold,
+		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt, At: req.At, Hold: req.Hold,
 	}, true
 }
 
@@ -52,12 +53,18 @@ func (h *Hold) Validate() error {
 	isValid := l.Zone != "" && algorithm.CheckLimit(l) == nil &&
 		algorithm.CheckEvents(l.Algorithm, h.Events) == nil && algorithm.CheckBurst(l, h.Events, h.Burst) == nil &&
 		len(h.ClientKey) > 0 && len(h.ClientKey) <= store.MaxClientKey &&
-		h.Cost >= 0 && h.Cost <= store.MaxEvents &&
-		h.Receipt.Period >= 0 && h.Receipt.Period <= store.MaxInteger && h.Receipt.Position >= 0 && h.Receipt.Position <= store.MaxInteger
+		h.Cost >= 0 && h.Cost <= store.MaxEvents && isSound(h.Receipt)
+	for p := h.At; p != nil; p = p.More {
+		isValid = isValid && isSound(p.Receipt)
+	}
 	if !isValid {
 		return fmt.Errorf("%w: no call can hold %d in zone %.100q", store.ErrDamaged, h.Cost, l.Zone)
 	}
 	return nil
+}
+
+func isSound(r store.Receipt) bool {
+	return r.Period >= 0 && r.Period <= store.MaxInteger && r.Position >= 0 && r.Position <= store.MaxInteger
 }
 
 // GiveBack gives back a part of what is held, and waits for that. The error wraps [store.ErrNotExecuted]
@@ -116,7 +123,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 
 func (h *Hold) request(cost int64) store.Request {
 	return store.Request{
-		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt, Hold: h.Hold,
+		Limit: &h.Limit, ClientKey: string(h.ClientKey), Events: h.Events, Burst: h.Burst, Cost: cost, ID: h.ID, Receipt: h.Receipt, At: h.At, Hold: h.Hold,
 	}
 }
 

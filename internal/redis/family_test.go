@@ -63,7 +63,7 @@ func usesDatabase(t *testing.T, c *redistest.Cluster) {
 	after := New(Options{Members: now, Previous: steps(was), CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout})
 	for client := range 8 {
 		for _, shard := range []string{"a", "b"} {
-			r := store.Request{Limit: hourly, ClientKey: fmt.Sprint("client-", client), Shard: shard, Events: 10, Cost: 1}
+			r := store.Request{Limit: hourly, ClientKey: fmt.Sprint("client-", client), At: &store.Place{Shard: shard}, Events: 10, Cost: 1}
 			used(t, shard, store.Answers(t.Context(), after.Take, []store.Request{r})[0], 1)
 		}
 	}

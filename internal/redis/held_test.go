@@ -6,9 +6,8 @@ import (
 	"testing"
 	"time"
 
-	goredis "github.com/redis/go-redis/v9"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -24,7 +23,7 @@ func holders(a store.Algorithm, n int) []store.Request {
 	return reqs
 }
 
-// TestHeldIsBounded in time and number: the set expires after what is held, ten minutes at most, and takes beyond a hundred
+// TestHeldIsBounded in time and number: the key expires after what is held, ten minutes at most, and takes beyond a hundred
 // are not held, whatever they cost.
 func TestHeldIsBounded(t *testing.T) {
 	server := redistest.Start(t)
@@ -37,15 +36,15 @@ func TestHeldIsBounded(t *testing.T) {
 			last = store.Answers(t.Context(), s.Take, reqs[i:i+1])[0]
 			must(t, last.Err)
 		}
-		n, err := server.Client().ZCard(t.Context(), held).Result()
+		n, err := server.Client().StrLen(t.Context(), held).Result()
 		must(t, err)
-		if n != 100 || last.Held != 100 || last.IsHeld {
+		if n /= 24; n != 100 || last.Held != 100 || last.IsHeld {
 			t.Errorf("%v: %d are held, the last answer says %+v", a, n, last)
 		}
 		at, err := server.Client().PExpireTime(t.Context(), held).Result()
 		must(t, err)
 		if late := at.Microseconds() - last.Now - (10 * time.Minute).Microseconds(); late > 2e6 {
-			t.Errorf("%v: the set expires %d µs later than in ten minutes", a, late)
+			t.Errorf("%v: the key expires %d µs later than in ten minutes", a, late)
 		}
 		must(t, s.Reset(t.Context(), reqs[0]))
 		if n := server.Client().Exists(t.Context(), held).Val(); n != 0 {
@@ -53,27 +52,27 @@ func TestHeldIsBounded(t *testing.T) {
 		}
 		large := holders(a, 100_000)[:1]
 		large[0].Cost = 99_999
-		if st := store.Answers(t.Context(), s.Take, large)[0]; st.Err != nil || st.Held != 99_999 || server.Client().ZCard(t.Context(), held).Val() != 1 {
+		if st := store.Answers(t.Context(), s.Take, large)[0]; st.Err != nil || st.Held != 99_999 || server.Client().StrLen(t.Context(), held).Val() != 24 {
 			t.Errorf("%v: take of 99,999: %+v", a, st)
 		}
 		must(t, s.Reset(t.Context(), large[0]))
 	}
 }
 
-// TestNothingIsHeldWithoutAnAsk: other takes make no set, and get replies as before.
+// TestNothingIsHeldWithoutAnAsk: other takes look nothing up, and get replies as before.
 func TestNothingIsHeldWithoutAnAsk(t *testing.T) {
 	server := redistest.Start(t)
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	reqs := holders(store.FixedWindow, 2)
-	before := calls(t, server, "zcard")
+	before := calls(t, server, "get")
 	for i := range reqs {
 		reqs[i].Hold = 0
 		if st := store.Answers(t.Context(), s.Take, reqs[i:i+1])[0]; st.Err != nil || !st.Allowed || st.IsHeld || st.Held != 0 {
 			t.Errorf("take %d: %+v", i, st)
 		}
 	}
-	if n := calls(t, server, "zcard") - before; n != 0 {
-		t.Errorf("%d sets were looked at", n)
+	if n := calls(t, server, "get") - before; n != 0 {
+		t.Errorf("%d keys were looked at", n)
 	}
 }
 
@@ -83,18 +82,18 @@ func TestTakesThatLeaveEnoughLookNothingUp(t *testing.T) {
 	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	reqs := holders(store.FixedWindow, 100)
 	take := func(i int) store.State { return store.Answers(t.Context(), s.Take, reqs[i:i+1])[0] }
-	sets := calls(t, server, "zcard")
+	before := calls(t, server, "get")
 	for i := range 20 {
 		if st := take(i); st.Err != nil || !st.Allowed || st.IsHeld {
 			t.Errorf("take %d: %+v", i, st)
 		}
 	}
-	if n := calls(t, server, "zcard") - sets; n != 0 {
-		t.Errorf("%d sets were looked at", n)
+	if n := calls(t, server, "get") - before; n != 0 {
+		t.Errorf("%d keys were looked at", n)
 	}
 }
 
-// TestTakesCountWhatCannotBeHeld: the set is another program's, or its clock was wrong. What is held is unknown then. The
+// TestTakesCountWhatCannotBeHeld: the key is another program's, or a clock was wrong. What is held is unknown then. The
 // end of a hold fails, and is tried again, but no refund is, which would give back twice.
 func TestTakesCountWhatCannotBeHeld(t *testing.T) {
 	server := redistest.Start(t)
@@ -115,12 +114,12 @@ func TestTakesCountWhatCannotBeHeld(t *testing.T) {
 		t.Errorf("a refund there: %+v", st)
 	}
 	must(t, server.Client().Del(t.Context(), held).Err())
-	year := float64(time.Now().AddDate(1, 0, 0).UnixMicro())
-	must(t, server.Client().ZAdd(t.Context(), held, goredis.Z{Score: year, Member: "99:5"}, goredis.Z{Score: year, Member: "foreign"}).Err())
+	year := time.Now().AddDate(1, 0, 0).UnixMicro()
+	must(t, server.Client().Set(t.Context(), held, wire.AppendPacked(nil, 99, 5, year, 98, -5, year/2), 0).Err())
 	if st := store.Answers(t.Context(), s.Take, reqs[1:2])[0]; st.Err != nil || st.Held != 1 {
 		t.Errorf("beside what cannot be: %+v", st)
 	}
-	if n := server.Client().ZCard(t.Context(), held).Val(); n != 1 {
+	if n := server.Client().StrLen(t.Context(), held).Val() / 24; n != 1 {
 		t.Errorf("%d are left of what cannot be", n-1)
 	}
 }

@@ -48,7 +48,7 @@ func (s *Store) Owners(clientKey string) []string {
 
 // ownersOf returns the members that a request concerns.
 func (s *Store) ownersOf(r *store.Request) (owners []*Member) {
-	if m := s.all[r.Shard]; m != nil {
+	if m := s.all[r.Shard()]; m != nil {
 		return []*Member{m}
 	}
 	for _, name := range s.Owners(r.ClientKey) {
@@ -60,8 +60,8 @@ func (s *Store) ownersOf(r *store.Request) (owners []*Member) {
 // memberOf returns the member whose bucket a request is about. A shard that is not in the config any
 // more has left its clients to their present owners.
 func (s *Store) memberOf(r *store.Request) *Member {
-	if r.Shard != "" {
-		if m := s.all[r.Shard]; m != nil {
+	if r.At != nil {
+		if m := s.all[r.At.Shard]; m != nil {
 			return m
 		}
 	}
@@ -70,7 +70,7 @@ func (s *Store) memberOf(r *store.Request) *Member {
 
 // isGone reports whether an operation is about a shard that is not in the config any more, and about no other one.
 func (s *Store) isGone(op algorithm.Operation, r *store.Request) bool {
-	return r.Shard != "" && s.all[r.Shard] == nil && (op == algorithm.Refund || op == algorithm.Charge && r.Shared)
+	return r.At != nil && s.all[r.At.Shard] == nil && (op == algorithm.Refund || op == algorithm.Charge && r.Shared)
 }
 
 // serversOf returns the servers that hold the bucket of a request, or nil while none are known.
@@ -87,7 +87,7 @@ func (s *Store) onlyServers(n int, request func(i int) *store.Request) (only *wi
 	only = s.serversOf(first)
 	for i := 1; i < n; i++ {
 		r := request(i)
-		if (r.ClientKey != first.ClientKey || r.Shard != first.Shard) && s.serversOf(r) != only {
+		if (r.ClientKey != first.ClientKey || r.Shard() != first.Shard()) && s.serversOf(r) != only {
 			return nil, false
 		}
 	}

@@ -96,12 +96,12 @@ func TestRequestNamesItsShard(t *testing.T) {
 	s := r.store(r.members, r.members[:2])
 	at := func(shard string, cost int64) store.Request {
 		q := oneOf("k")[0]
-		q.Shard, q.Cost = shard, cost
+		q.At, q.Cost = &store.Place{Shard: shard}, cost
 		return q
 	}
 	reqs := []store.Request{at("a", 1), at("b", 2), at("c", 3)}
 	for i, st := range store.Answers(t.Context(), s.Take, reqs) {
-		used(t, reqs[i].Shard, st, int64(i)+1)
+		used(t, reqs[i].Shard(), st, int64(i)+1)
 		reqs[i].Receipt = st.Receipt
 	}
 	reported := make(chan store.State, len(reqs))

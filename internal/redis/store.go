@@ -113,7 +113,7 @@ func New(opts Options) *Store {
 	}
 	s.asker.OnUndelivered = func(r *store.Request, op algorithm.Operation, err error) {
 		if s.opts.OnUndelivered != nil {
-			s.opts.OnUndelivered(cmp.Or(r.Shard, s.Owner(r.ClientKey)), op, err)
+			s.opts.OnUndelivered(cmp.Or(r.Shard(), s.Owner(r.ClientKey)), op, err)
 		}
 	}
 	var were []Member

@@ -264,7 +264,7 @@ func (c *call) fetch(place int, size int64, done, again func()) {
 // exchange takes a cost from the store.
 func (c *call) exchange(r store.Request, then func(st store.State)) {
 	m := c.moment()
-	e, asked := c.of(&r, &m), c.now
+	e, asked, full := c.of(&r, &m), c.now, r
 	mark := e.TakeSent(&r, &m)
 	answered := func(st store.State) {
 		m := c.moment()
@@ -282,6 +282,10 @@ func (c *call) exchange(r store.Request, then func(st store.State)) {
 			return
 		}
 		c.refund(refund)
+		if core.IsUnheard(&full, &r, &st) {
+			c.exchange(full, then)
+			return
+		}
 		then(st)
 	}
 	if c.gone {

@@ -28,9 +28,6 @@ const (
 	mostHeldFor = 10 * time.Minute
 )
 
-// HeldFor returns how long takes of a limit are held at most.
-func HeldFor(limit *store.Limit) time.Duration { return min(limit.Window, mostHeldFor) }
-
 // Hears reports whether the answer to op says what is held.
 func (op Operation) Hears(r *store.Request) bool {
 	switch op {
@@ -60,7 +57,7 @@ func (h *Held) After(op Operation, r *store.Request, st *store.State) *Held {
 		}
 		h = new(Held)
 	}
-	latest := st.Now + (HeldFor(r.Limit) + Grace).Microseconds()
+	latest := st.Now + (mostHeldFor + Grace).Microseconds()
 	live := slices.DeleteFunc(slices.Clone(h.takes), func(t hold) bool {
 		// An earlier try may have taken it, and failed.
 		isOwn := writes && t.number == r.Hold
@@ -94,11 +91,11 @@ func leaves(r *store.Request, st *store.State) int64 {
 
 // endOfHold is when an allowed take is held no more, whatever becomes of it.
 func endOfHold(r *store.Request, st *store.State) int64 {
-	end := st.Now + HeldFor(r.Limit).Microseconds()
+	end := st.Now + r.Limit.Window.Microseconds()
 	if Of(r.Limit.Algorithm).Windowed() {
-		return min(end, st.Reset)
+		end = st.Reset
 	}
-	return end
+	return min(end, st.Now+mostHeldFor.Microseconds())
 }
 
 // ShowHeld makes st show what is held, and a refusal of r say so that would be none without it. It reports whether it is

@@ -329,7 +329,7 @@ func (m *Moment) averageDelivery(took int64) int64 {
 }
 
 func lost(r *store.Request, requests int64, err error) Next {
-	return Next{Lost: requests, ClientKey: r.ClientKey, Shard: r.Shard, Err: err}
+	return Next{Lost: requests, ClientKey: r.ClientKey, Shard: r.Shard(), Err: err}
 }
 
 // confirmCharge takes in the reply to the charge in flight.

@@ -67,13 +67,18 @@ func (b *Bucket) showHeld(r *store.Request, st *store.State) bool {
 	return !st.InFlight && algorithm.ShowHeld(st, r, b.heldFrom(r))
 }
 
-// holdIfLittle makes a take that leaves twice the least that is not held, by what is known, only hear what is held:
-// takes without numbers of their own share those of a bundle.
-func (b *Bucket) holdIfLittle(r *store.Request, m *Moment) {
-	if !r.MayHold() || b.standing(m) != fresh {
+// forgoHold makes a take that leaves twice the least that is not held, by what is known, neither held nor hear what is:
+// it then costs the store no more than one whose cost never comes back.
+func (b *Bucket) forgoHold(r *store.Request, m *Moment) {
+	if r.Hold == 0 || b.standing(m) != fresh {
 		return
 	}
 	if left := r.Capacity() - b.usedOf(r, m) - b.unheard(m) - b.taking - r.Cost; left >= 2*r.LeastUnheld() {
-		r.Hold = store.HearsHeld
+		r.Hold = 0
 	}
+}
+
+// IsUnheard reports whether st refuses the take of r that was sent, which did not hear what is held: r takes again.
+func IsUnheard(r, sent *store.Request, st *store.State) bool {
+	return r.Hold != sent.Hold && st.Err == nil && !st.Allowed && !st.InFlight
 }

@@ -40,9 +40,9 @@ func (b *Bucket) IsFull(r *store.Request, m *Moment) bool {
 // next one may.
 func (b *Bucket) AskNot() { b.asked = 0 }
 
-// TakeSent notes that a take is in flight, and sets its Ends, and its Hold if much is left. TakeAnswered gets the mark.
+// TakeSent notes that a take is in flight, and sets its Ends, and no Hold if much is left. TakeAnswered gets the mark.
 func (b *Bucket) TakeSent(r *store.Request, m *Moment) (mark int64) {
-	b.holdIfLittle(r, m)
+	b.forgoHold(r, m)
 	b.taking += r.Cost
 	r.Ends = b.opens(r, m)
 	return b.extras().landed

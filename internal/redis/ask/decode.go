@@ -113,13 +113,13 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 	case now == 0:
 		now = fallback
 	}
-	isHeld, held := false, int64(0)
+	held := int64(0)
 	if op.Hears(r) {
-		if len(reply) < 4 {
+		last := len(reply) - 1
+		if last < 2 {
 			return store.State{Err: fmt.Errorf("%w: a reply of %d numbers", wire.ErrReply, len(reply))}
 		}
-		end := len(reply) - 2
-		isHeld, held, reply = reply[end] == 1, reply[end+1], reply[:end]
+		held, reply = reply[last], reply[:last]
 	}
 	numbers, born := reply[2:], int64(0)
 	if last := len(numbers) - 1; l.isBorn && last >= 0 {
@@ -127,14 +127,14 @@ func (op Op) replied(l *layout, r *store.Request, reply []int64, fallback int64)
 	}
 	st := l.state(r, now, reply[1] == 1, numbers)
 	switch {
-	case isUnsound(born), isUnsound(held):
+	case isUnsound(born), held < -algorithm.MostHeld, held > algorithm.MostHeld:
 		return store.State{Err: fmt.Errorf("%w: %d at %d", wire.ErrReply, slices.Clone(reply), now)}
 	case op.Operation == algorithm.Take && l.isBorn && st.Receipt.Period != 0:
 		st.Receipt.Position = born
 	}
 	if st.Err == nil {
-		algorithm.ShowHeld(&st, r, min(held, algorithm.MostHeld))
-		st.IsHeld = isHeld
+		algorithm.ShowHeld(&st, r, max(held, -held))
+		st.IsHeld = held < 0
 	}
 	switch op.Operation {
 	case algorithm.Check, algorithm.Charge, algorithm.Take:

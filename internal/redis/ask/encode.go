@@ -169,11 +169,7 @@ func (op Op) callScript(l *layout, call *wire.ScriptCall, key string, r *store.R
 	call.Add(op.Now)
 	l.arguments(call, op, r)
 	if op.Hears(r) {
-		least := r.LeastUnheld()
-		if op.Operation == algorithm.Refund {
-			least = r.Cost
-		}
-		call.Add(int64(r.Hold), least, algorithm.HeldFor(r.Limit).Microseconds())
+		call.Add(int64(r.Hold))
 	}
 	call.Ready()
 }

@@ -503,7 +503,7 @@ func (v *serverDiagnoser) readRights(ctx context.Context) error {
 	for _, p := range []struct {
 		*probed
 		rights []right
-	}{{&found, needed}, {&resets, resetRights}, {&overrides, withoutAnyOf(needed, overrideRights)}} {
+	}{{&found, needed}, {&resets, resetRights}, {&overrides, overrideRights}} {
 		if err := v.call(ctx, func(ctx context.Context) (err error) {
 			*p.probed, err = probeRights(ctx, v.client, v.key, p.rights)
 			return err

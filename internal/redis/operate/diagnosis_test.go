@@ -336,7 +336,7 @@ func TestDiagnosisNamesEachMissingRight(t *testing.T) {
 	clusterOpts := wire.Options{Cluster: cluster.Addrs(), Credentials: login("limiter", "secret")}
 	examine := func(opts wire.Options) store.Diagnosis {
 		t.Helper()
-		return diagnosed(t, opts, func(o *Operator) { o.previous, o.asker.ReadPrimary = o.members, true })
+		return diagnosed(t, opts, func(o *Operator) { o.asker.ReadPrimary = true })
 	}
 	finds(t, "a user with all rights", examine(opts))
 	must(t, server.Client().ConfigSet(t.Context(), "appendonly", "no").Err())
@@ -393,15 +393,14 @@ func TestDiagnosisOfAReplicaWithFewRights(t *testing.T) {
 		set(replica, "-"+command)
 	}
 	opts := wire.Options{Primary: sh.Primary.Addr(), Replicas: []string{replica.Addr()}, Credentials: login("limiter", "secret")}
-	migrating := func(o *Operator) { o.previous = o.members }
-	d := diagnosed(t, opts, migrating)
+	d := diagnosed(t, opts, nil)
 	finds(t, "a replica that may only read", d, "warning rights "+replica.Addr())
 	mentions(t, d, codeRights, "hincrby", "becomes the primary", "+hincrby")
 	if got := d.Shards[0].Servers[1].MissingRights; !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(primaryCommands))) {
 		t.Errorf("the missing rights are %q", got)
 	}
 	set(replica, "-hmget")
-	d = diagnosed(t, opts, migrating)
+	d = diagnosed(t, opts, nil)
 	finds(t, "a replica that may not read either", d, "warning rights "+replica.Addr(), "error rights "+replica.Addr())
 	mentions(t, d, codeRights, "may not run hmget: checks")
 

@@ -77,16 +77,9 @@ var (
 	sentinelRights = []string{"sentinel|master", "sentinel|replicas", "sentinel|get-master-addr-by-name"}
 )
 
-// withoutAnyOf returns the rights that are not among the needed ones, which have been probed.
-func withoutAnyOf(needed, rights []right) []right {
-	return slices.DeleteFunc(slices.Clone(rights), func(r right) bool {
-		return slices.ContainsFunc(needed, func(other right) bool { return other.command == r.command })
-	})
-}
-
 // primaryCommands are those of the lists above that the store never sends to a replica.
 var primaryCommands = []string{
-	"evalsha", "set", "hset", "hincrby", "hsetnx", "hdel", "pexpire", "persist", "zadd", "zrem", "zremrangebyrank", "pexpireat",
+	"evalsha", "set", "hset", "hincrby", "hsetnx", "hdel", "pexpire", "persist", "zadd", "zrem", "zremrangebyrank",
 }
 
 const moreWork = "it counts, with more work, and less is known of it"

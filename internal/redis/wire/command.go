@@ -132,10 +132,10 @@ type (
 	ScriptCall struct {
 		Command
 		id          string
-		intsRoom    [13]int64
-		packedRoom  [104]byte
+		intsRoom    [12]int64
+		packedRoom  [96]byte
 		argsRoom    [7]any
-		numbersRoom [11]int64
+		numbersRoom [10]int64
 	}
 )
 
