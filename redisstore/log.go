@@ -97,7 +97,7 @@ func (l *shardLog) log(logger *zap.Logger, e wire.Event) {
 	case wire.ClockJumped:
 		logger.Warn("server's clock has jumped")
 	case wire.WrittenBack:
-		logger.Warn("blocks, grants and limits were written back")
+		logger.Warn("overrides were written back")
 	case wire.Panicked:
 		logger.Error("a panic was contained: report it, with this line")
 	case wire.Met:
