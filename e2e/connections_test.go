@@ -389,12 +389,12 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			t.Errorf("%s: %v", e.Addr, e.Err)
 		}
 	})
-	opts := redis.Options{
-		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit,
+	with := func(secret string) *redis.Store {
+		return redis.New(redis.Options{
+			Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit, KeySecret: []byte(secret),
+		})
 	}
-	s := redis.New(opts)
-	opts.KeySecret = []byte("so that it has read no overrides yet")
-	fresh := redis.New(opts)
+	s, fresh := with(""), with("so that it has read no overrides yet")
 	ctx, cancel := context.WithTimeout(t.Context(), caddytest.WaitLimit)
 	defer cancel()
 	s.Warm(ctx)
