@@ -38,7 +38,7 @@ import (
 // `{http.rate_limit.wait}` | The seconds until a refused request fits
 // `{http.rate_limit.cost}` | What the request costs
 // `{http.rate_limit.outcome}` | `allowed`, `refused`, `would_refuse` (`enforce` only observes the client), `error_allowed` (the store cannot answer, and `on_error` lets pass), `error_refused` (the store cannot answer, and `on_error` refuses) or `blocked` (an operator has blocked the client)
-// `{http.rate_limit.reason}` | Why it was not allowed: `over_limit`, `in_flight` (only running requests are in the way), `penalty`, `reserved` (room is kept for others), `store_error` or `blocked`
+// `{http.rate_limit.reason}` | Why it was not allowed: `over_limit`, `in_flight` (only what may come back is in the way), `penalty`, `reserved` (room is kept for others), `store_error` or `blocked`
 // `{http.rate_limit.<zone>.…}` | The same, for the zone of that name
 // `{http.rate_limit.exceeded.name}` | The zone that refused the request
 //

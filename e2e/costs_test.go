@@ -547,6 +547,7 @@ func TestQuotaBesideOtherZones(t *testing.T) {
 					return used
 				}
 				passes("all limits", fmt.Sprint("allowed 5 ", other()), 5)
+				awaitNothingHeld(t, servers)
 				before := scriptsRun(t, servers)
 				must(t, "limit 0", isRefusedOutright(c.Probe("/", with("X-Quota: 0")...), "plan"))
 				must(t, "Redis", want("scripts run for it", scriptsRun(t, servers)-before, 0))

@@ -37,17 +37,14 @@ func TestRefusedForWhatAnotherCaddyHolds(t *testing.T) {
 				}
 				backend.Finish(t, running...)
 				eventually(t, "the other Caddy knows how they have ended", func() error {
-					if a := ask(); ending == "charged" {
+					a := ask()
+					if ending == "charged" {
 						return errors.Join(a.Refuses(zone), want("Retry-After, of more than a minute,", a.RetryAfter > 60, true))
-					} else {
-						return want("status", a.Status, http.StatusOK)
 					}
+					return want("status", a.Status, http.StatusOK)
 				})
 			})
 		}
 	}
-	eventually(t, "nothing is held", func() error {
-		keys, err := servers[0].Primary.Client().Keys(t.Context(), "* held").Result()
-		return errors.Join(err, want("sets", len(keys), 0))
-	})
+	awaitNothingHeld(t, servers)
 }

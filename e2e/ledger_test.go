@@ -69,6 +69,7 @@ func TestKnownFullBucketCostsOneCallASecond(t *testing.T) {
 				t.Run(algorithm, func(t *testing.T) {
 					used := askForAlice(t, caddys, algorithm, len(caddys), 0, 0).Total()
 					servers.AwaitUsed(t, algorithm, "alice", used)
+					awaitNothingHeld(t, servers)
 					before, start, refused := callsTo(t, servers), time.Now(), new(caddytest.Tally)
 					caddytest.Together(t, len(caddys), func(i int) error {
 						result, err := loadgen.Run(t.Context(), loadgen.Options{

@@ -500,6 +500,7 @@ func TestLineCostsOneCallASecond(t *testing.T) {
 				servers.AwaitReplicas(t)
 				ctx, leave := context.WithCancel(t.Context())
 				defer leave()
+				awaitNothingHeld(t, servers)
 				held := fillLine(ctx, t, c, "/"+zone, "X-Key: alice")
 				before, start := callsTo(t, servers), time.Now()
 				for range requests {

@@ -32,6 +32,20 @@ func scriptsRun(t *testing.T, s caddytest.Shards) (total int) {
 	return total
 }
 
+// awaitNothingHeld waits until what takes held has ended, for which no request waits.
+func awaitNothingHeld(t *testing.T, s caddytest.Shards) {
+	t.Helper()
+	eventually(t, "nothing is held", func() error {
+		held := 0
+		for _, shard := range s {
+			keys, err := shard.Primary.Client().Keys(t.Context(), "* held").Result()
+			must(t, "keys", err)
+			held += len(keys)
+		}
+		return want("what is held", held, 0)
+	})
+}
+
 // scriptsOnly puts a proxy that refuses plain commands before each of these servers in the global
 // option for a store, which then calls a script for every charge and every check.
 func scriptsOnly(t *testing.T, store string, servers ...string) string {
@@ -126,6 +140,7 @@ func secondZoneRefuses(t *testing.T, c *caddytest.Caddy, servers caddytest.Shard
 	servers.AwaitUsed(t, "second", group, 2)
 	was := servers.Content(t, "first", key).Spent
 
+	awaitNothingHeld(t, servers)
 	before := scriptsRun(t, servers)
 	must(t, "first request too many", ask().Refuses("second"))
 	// Checks come first and prevent takes. If both zones take, the one that is known to be full

@@ -84,10 +84,12 @@ func (l *Limit) await(ctx context.Context, r *store.Request) (store.State, error
 			}
 			continue
 		}
-		until := time.Now().Add(st.RetryAfter)
 		// When a slot becomes free, or what is held comes back, is a guess.
-		isKnown := !algorithm.Of(l.config.Algorithm).Lease && !st.InFlight
-		if isKnown && !l.lines.postpone(r.ClientKey, w, until) {
+		var until time.Time
+		if !st.InFlight && !algorithm.Of(l.config.Algorithm).Lease {
+			until = time.Now().Add(st.RetryAfter)
+		}
+		if !l.lines.postpone(r.ClientKey, w, until) {
 			return store.State{}, ErrDeadline
 		}
 		wait := min(st.RetryAfter, maxSleep)
@@ -185,7 +187,7 @@ func (l *lines) leave(key string, w *waiter) {
 	}
 }
 
-// postpone notes until when the first of a line does not fit. Those who do not wait for so long lose
+// postpone notes until when the first of a line does not fit, if that is known. Those who do not wait for so long lose
 // their places; it reports whether the first one keeps its own.
 func (l *lines) postpone(key string, first *waiter, until time.Time) bool {
 	l.mu.Lock()

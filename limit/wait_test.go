@@ -257,6 +257,31 @@ func TestWaitFailsTogether(t *testing.T) {
 	})
 }
 
+// TestWaitForWhatIsHeld: when a reservation of another process ends is not known, whatever was known before.
+func TestWaitForWhatIsHeld(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s, config := limit.OpenMemory(limit.Memory{}), limit.Config{Name: "api", Events: 100, Window: time.Hour}
+		l, other := limitOf(t, s, config), limitOf(t, s, config)
+		reserved, err := other.Reserve(t.Context(), "a", 40) // leaves so much that it is not held
+		must(t, "reserve", errors.Join(err, other.Wait(t.Context(), "a", 60)))
+		first := make(chan error)
+		go func() { first <- l.Wait(t.Context(), "a", 1) }()
+		synctest.Wait()
+		must(t, "release", reserved.Release(t.Context()))
+		held, err := other.Reserve(t.Context(), "a", 40)
+		must(t, "reserve again", err)
+		time.Sleep(6 * time.Second) // the first has asked again
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+		defer cancel()
+		second := make(chan error)
+		go func() { second <- l.Wait(ctx, "a", 1) }()
+		synctest.Wait()
+		must(t, "release again", held.Release(t.Context()))
+		must(t, "wait", errors.Join(<-first, <-second))
+	})
+}
+
 // TestWaitAsksAgain: another process gives something back, which nobody here is told of.
 func TestWaitAsksAgain(t *testing.T) {
 	t.Parallel()

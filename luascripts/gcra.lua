@@ -13,13 +13,14 @@
 --          cost; penalize: the end of the penalty
 --          how long the cost takes to drain
 --          the rest of that, in the parts that events make
---          take: by how much the arrival time may be ahead; refund: the instant
---          at which it was spent
+--          charge and take: by how much the arrival time of what is full is
+--          ahead; refund: the instant at which it was spent
 --          take: the rest of that; refund: how much had been spent in the busy
 --          time then
 --          take and refund: the capacity
 --          how long a penalty lasts at most
---          charge and take: the arrival time of a bucket that is empty, or 0
+--          charge and take: the arrival time of a bucket that is empty, less
+--          than 0 for minus the time that is left, or 0
 -- Reply    packed doubles: now, 1 if the cost was spent, and the bucket's
 -- Instants are microseconds since the epoch, spans are microseconds.
 local call, key, op = redis.call, KEYS[1], ARGV[1]
@@ -65,6 +66,8 @@ local function mean(time, n)
   span = math.min(math.max(math.floor(each * rate), 1), most)
 end
 local opens = op == 'charge' and cost > 0 or op == 'take' and penalty <= now
+-- No empty bucket becomes more than full, whatever a caller says.
+arrives = math.min(arrives < 0 and now - arrives or arrives, now + first, most)
 if opens and last <= now and arrives > now then
   tat, rest, last, rate, span, changed = arrives, 0, arrives, events, window, true
   busy, sum = math.max(busy, now), math.min(math.ceil((tat - now) * (rate / span)), most)

@@ -46,8 +46,8 @@ if tail and #ARGV[2] >= tail then
       return (holds and -1 or 1) * math.min(sum, 100000)
     end)
     if isDone or op ~= 'refund' or cost > 0 then
-      -- What cannot be held is as good as charged, and what others hold is unknown then.
-      reply = reply .. struct.pack('<d', isDone and held or 100000)
+      -- What cannot be held is as good as charged, and others hold nothing then.
+      reply = reply .. struct.pack('<d', isDone and held or 0)
     else
       -- Nothing else was to be done, so it may be tried again.
       ok, reply = false, held

@@ -120,3 +120,42 @@ func TestRandomReshardings(t *testing.T) {
 		}
 	}
 }
+
+// TestRefundWithoutAFormerOwner: what was taken there has gone with it, which is no error, and the present owner gives
+// back what it gave.
+func TestRefundWithoutAFormerOwner(t *testing.T) {
+	t.Parallel()
+	var steps [][]redis.Member
+	for _, name := range []string{"a", "b"} {
+		shard := redis.NewShard(redis.ShardOptions{Primary: redistest.Start(t).Addr()})
+		t.Cleanup(func() { shard.Close(context.Background()) })
+		steps = append(steps, []redis.Member{{Name: name, Shard: shard}})
+	}
+	registry := ledger.NewRegistry(nil)
+	open := func(members []redis.Member, previous ...[]redis.Member) *ledger.Owners {
+		l := ledger.New(registry, redis.New(redis.Options{
+			Members: members, Previous: previous, CheckTimeout: time.Minute, ChargeTimeout: time.Minute,
+		}), ledger.Options{})
+		l.Run()
+		t.Cleanup(l.Leave)
+		return ledger.NewOwners(l)
+	}
+	r := store.Request{Limit: &store.Limit{Zone: "zone", Window: time.Hour}, ClientKey: "k", Events: 9, Cost: 2}
+	var taken []*store.Ask
+	for _, o := range []*ledger.Owners{open(steps[0]), open(steps[1], steps[0])} {
+		a := &store.Ask{Request: r}
+		o.Take(t.Context(), []*store.Ask{a})
+		redistest.Must(t, a.Err)
+		taken = append(taken, a)
+	}
+	after := open(steps[1])
+	for _, a := range taken {
+		done, back := make(chan error, 1), a.Request
+		back.Receipt = a.State.Receipt
+		after.RefundReported(back, func(st store.State) { done <- st.Err })
+		redistest.Must(t, <-done)
+	}
+	if st := store.Answers(t.Context(), after.Peek, []store.Request{r})[0]; st.Err != nil || st.Used != 0 {
+		t.Errorf("the present owner has %d, %v", st.Used, st.Err)
+	}
+}

@@ -476,6 +476,39 @@ func TestReservationThatOnErrorLetPass(t *testing.T) {
 	l.awaitLeft("user", "u", "OK [OK users 34/100]")
 }
 
+// TestReservationAtTwoShards of a client that moves: what one of them cannot take back it takes back later, and
+// nothing twice.
+func TestReservationAtTwoShards(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 2, 0)
+	l := dialLimits(t, caddytest.Start(t, site(
+		caddytest.RedisStore(caddytest.ShardOf("a", servers[0], "weight 0 was 1"), caddytest.ShardOf("b", servers[1], "weight 1 was 0"), "charge_timeout 200ms"),
+		"domain llm {\ndescriptor user zone users\n}\nzone users {\nevents 100\nwindow 10000h\n}")))
+	expect(t, "reserve", saysOf(l.reserve("a", "user", "u", 50, time.Hour)), "OK [OK users 50/100]")
+	memory := func(limit string) {
+		caddytest.Must(t, "limit the memory", servers[1].Primary.Client().ConfigSet(t.Context(), "maxmemory", limit).Err())
+	}
+	memory("1")
+	_, err := l.commit("a", 20)
+	t.Logf("while one shard is full: %v", err)
+	counts := func(i int, want int64) {
+		t.Helper()
+		caddytest.Eventually(t, "it is given back", func() error {
+			sum := int64(0)
+			for _, b := range servers[i:i+1].Buckets(t, "users") {
+				sum += b.Count
+			}
+			return caddytest.Want(fmt.Sprint("count at shard ", i), sum, want)
+		})
+	}
+	counts(0, 20)
+	counts(1, 50)
+	memory("0")
+	counts(1, 20)
+	counts(0, 20)
+	l.awaitLeft("user", "u", "OK [OK users 80/100]")
+}
+
 // TestErrorsOfLimits: hostile and wrong calls are errors, and the service goes on.
 func TestErrorsOfLimits(t *testing.T) {
 	t.Parallel()

@@ -373,8 +373,10 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 		case errors.Is(err, store.ErrChanged):
 			continue
 		case err != nil:
-			// It may have been written, and what is done names nothing that is held.
-			s.endHolds(next)
+			if !errors.Is(err, store.ErrNotExecuted) {
+				// It may have been written, and what is done names nothing that is held.
+				s.endHolds(next)
+			}
 			return nil, s.failure(idPrefix+id, err)
 		case next.Phase == owing:
 			// Whoever finds it later goes on.

@@ -288,6 +288,40 @@ func TestWhatHasEndedIsHeldNoMore(t *testing.T) {
 	}
 }
 
+// unwritable are records that cannot be put.
+type unwritable struct {
+	store.Operable
+	err error
+}
+
+func (u unwritable) PutRecord(context.Context, store.Record) (store.Record, error) {
+	return store.Record{}, u.err
+}
+
+// TestReservationThatStaysOpenIsHeld: its end may have been written, unless it certainly was not.
+func TestReservationThatStaysOpenIsHeld(t *testing.T) {
+	for failure, want := range map[error]bool{store.ErrNotExecuted: true, store.ErrUncertain: false} {
+		t.Run(failure.Error(), func(t *testing.T) {
+			f := newFixture(t)
+			_, err := f.reserve(t.Context(), f.reserving(90))
+			f.must("reserve", err)
+			opened := f.limiter.Store.EnterOpen()
+			kept := opened.Operable
+			opened.Operable = unwritable{kept, failure}
+			if _, err := f.commit(t.Context(), &limitv1.CommitRequest{RequestId: f.user, Hits: []uint64{90}}); connect.CodeOf(err) != connect.CodeUnavailable {
+				t.Errorf("a commit that cannot be written: %v", err)
+			}
+			opened.Operable = kept
+			f.limiter.Store.Leave()
+			a, err := f.take(t.Context(), &limitv1.TakeRequest{Domain: "a", Descriptors: f.descriptors(20)})
+			f.must("take", err)
+			if isHeld := a.GetStatuses()[0].GetRetryAfter().AsDuration() <= time.Second; isHeld != want {
+				t.Errorf("it is held: %v, want %v", isHeld, want)
+			}
+		})
+	}
+}
+
 // TestDebtToAStoreThatIsGone is tried again, ever more rarely, and then given up.
 func TestDebtToAStoreThatIsGone(t *testing.T) {
 	f := newFixture(t)

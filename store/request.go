@@ -1,6 +1,7 @@
 package store
 
 import (
+	"math"
 	"math/rand/v2"
 	"time"
 )
@@ -54,8 +55,8 @@ type Request struct {
 	// arrived when its request settled. A Check or Take that opens a window opens it until then. It is an
 	// instant by the store's clock, in microseconds since 1970 or, less than 0, minus the time that is left; 0 is
 	// as if the request had just settled. The store believes no later instant than a charge of now would have, and counts no charge
-	// that is over. Under [GCRA] it is the arrival time that a Charge or Take gives an empty bucket. It does not
-	// matter under [Concurrency].
+	// that is over. Under [GCRA] it is the arrival time that a Charge or Take gives an empty bucket, no later than that
+	// of a full one. It does not matter under [Concurrency].
 	Ends int64
 	// Until is the instant at which a penalty ends. For a Check or Charge under
 	// [FixedWindow] it is the end of the window that the caller knows to be open, or 0
@@ -67,11 +68,8 @@ type Request struct {
 // HearsHeld is the Hold of a request that holds nothing.
 const HearsHeld = 1
 
-// batchHold is set in the numbers under which batches are held.
-const batchHold = 1 << 31
-
 // NewHold returns a number under which a Take is held. Two that are equal count once.
-func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(batchHold-HearsHeld-1) }
+func NewHold() uint32 { return HearsHeld + 1 + rand.Uint32N(math.MaxUint32-HearsHeld) }
 
 // MayHold reports whether r may be held, or ends that as a refund.
 func (r *Request) MayHold() bool { return r.Hold > HearsHeld }
@@ -83,14 +81,15 @@ func (r *Request) NoteHold(st *State) {
 	}
 }
 
-// HoldAsBatch makes r, which fetches a batch for others too, be held under another number than its own.
-func (r *Request) HoldAsBatch() {
-	if r.MayHold() {
-		r.Hold |= batchHold
+// FetchBatch makes r take size events. If these are also for others, they are held under another number than r's.
+func (r *Request) FetchBatch(size int64) {
+	if r.Hold != 0 && size > r.Cost {
+		r.Hold = NewHold()
 	}
+	r.Cost = size
 }
 
-// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16.
+// LeastUnheld returns the least that a Take leaves without being held: a quarter of the limit, or 16 if that is more.
 func (r *Request) LeastUnheld() int64 { return max((r.Capacity()+3)/4, 16) }
 
 // BatchAuto lets the traffic decide how large batches are.
@@ -144,6 +143,19 @@ type Place struct {
 	// More are the other shards where a Take has spent the cost, if there are any; each Place has a Receipt then.
 	More    *Place  `json:"more,omitempty"`
 	Receipt Receipt `json:"receipt,omitzero"`
+}
+
+// Parts returns a request for each shard at which a Take has spent the cost of r: r itself unless there are several.
+func (r *Request) Parts() (parts []*Request) {
+	if r.At == nil || r.At.More == nil {
+		return []*Request{r}
+	}
+	for p := r.At; p != nil; p = p.More {
+		part := *r
+		part.At, part.Receipt = &Place{Shard: p.Shard}, p.Receipt
+		parts = append(parts, &part)
+	}
+	return parts
 }
 
 // Shard is the name of the shard whose bucket it is; empty for the client's owner.

@@ -239,6 +239,12 @@ func (l *Ledger) AdmitAlone(r *store.Request) store.State {
 	return e.AskAlone(r, &m)
 }
 
+// maxForesights is how often a bucket is read again because what it says may lack what was answered meanwhile.
+const maxForesights = 4
+
+// PeekFunc reads a bucket from the store without changing it.
+type PeekFunc = func(r store.Request) store.State
+
 // copyOf returns a copy of what is known of a bucket.
 func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
 	if e := l.look(r); e != nil {
@@ -248,58 +254,91 @@ func (l *Ledger) copyOf(r *store.Request, m *core.Moment) core.Bucket {
 	return core.New(l.registry.start.UnixMicro()-1, m)
 }
 
-// maxForesights is how often a bucket is read again because what it says may lack what was answered meanwhile.
-const maxForesights = 4
-
-// PeekFunc reads a bucket from the store without changing it.
-type PeekFunc = func(r store.Request) store.State
-
 // Foresee returns what Admit would answer, or Take if the request takes, and
-// changes nothing: a copy of the bucket decides. peek stands for the store. It waits where they
-// would, for what is in flight and decides.
-func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) (st store.State) {
-	until := l.registry.clock().Add(l.opts.Timeout)
-	hasWaited := false
+// changes nothing: a copy of the bucket decides, and peek stands for the store. What is heard while it reads
+// counts as it does while they ask. It waits where they would, for what is in flight and decides.
+func (l *Ledger) Foresee(r store.Request, takes bool, peek PeekFunc) store.State {
+	until, decide := l.registry.clock().Add(l.opts.Timeout), checkOn
+	if takes {
+		decide = takeOn
+		t := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
+		t.awaitReturns([]int{0}, until)
+	}
 	for again := 0; ; {
 		m := l.moment()
-		b, asked, rest, isServed := l.copyOf(&r, &m), m.Now, r, false
-		if takes {
-			if !hasWaited {
-				hasWaited = true
-				taking := taking{call: call{ledger: l, ctx: context.Background(), asks: []*store.Ask{{Request: r}}}}
-				if taking.awaitReturns([]int{0}, until) {
-					continue
-				}
+		var read *store.Ask
+		reads := func(r store.Request) store.State {
+			if read == nil || read.Cost != r.Cost {
+				read = &store.Ask{Request: r, State: peek(r)}
 			}
-			if do, _ := b.AskTake(&r, &st, &m); do == core.Nothing {
-				return st
-			}
-			rest, isServed = b.Rest(&r, &m)
-		} else if b.AskKnown(&r, &st, &m) {
+			return read.State
+		}
+		b := l.copyOf(&r, &m)
+		st, _ := decide(&b, r, m, reads)
+		if read == nil || read.Err != nil {
 			return st
 		}
-		if st = peek(rest); st.Err != nil {
-			return st
-		}
-		if isServed {
-			st.Allowed, st.RetryAfter = true, 0
-			return st
-		}
-		m = l.moment()
 		b = l.copyOf(&r, &m)
-		mayWait, decide := again < maxForesights && l.registry.clock().Before(until), b.Foresee
-		if takes {
-			decide = b.ForeseeTake
-		}
-		switch decide(&rest, &st, asked, mayWait, &m) {
-		case core.Nothing:
+		isOld := b.MayLack(&r, m.Now)
+		st, awaits := decide(&b, r, m, reads)
+		switch {
+		case awaits && l.awaitCharge(&r, until):
+		case awaits, !isOld, again == maxForesights:
 			return st
-		case core.AwaitCharge:
-			l.awaitCharge(&r, until)
-		case core.Again:
+		default:
 			again++
 		}
 	}
+}
+
+// checkOn decides on a copy of a bucket about a request to check, as of the instant when it asks. If a charge in
+// flight decides, for which the request would wait, awaits is set.
+func checkOn(b *core.Bucket, r store.Request, m core.Moment, read PeekFunc) (st store.State, awaits bool) {
+	var c core.Check
+	w, asked := core.Waiter{Request: &r, State: &st}, r
+	do := b.Ask(w, &c, &m)
+	for do == core.CheckReplica || do == core.CheckPrimary {
+		do = b.Answered(w, read(asked), &c, &m)
+	}
+	if do == core.AwaitCharge {
+		b.RefuseUnclear(&r, &st, &m)
+	}
+	return st, do == core.AwaitCharge
+}
+
+// takeOn is checkOn of a request to take.
+func takeOn(b *core.Bucket, r store.Request, m core.Moment, read PeekFunc) (st store.State, awaits bool) {
+	do, _ := b.AskTake(&r, &st, &m)
+	if do == core.Take && r.Batch != 0 {
+		do, _ = b.Claim(core.Waiter{Request: &r, State: &st}, &m)
+	}
+	switch do {
+	case core.Nothing:
+		return st, false
+	case core.Wait:
+		// The batch in flight has room.
+		st = read(r)
+		st.Allowed, st.RetryAfter = st.Err == nil, 0
+		ShowTaken(&st, r.Cost)
+		return st, false
+	}
+	loan := b.Borrow(&r, &m)
+	asked := r
+	mark := b.TakeSent(&r, &m)
+	if st = read(asked); st.Allowed {
+		ShowTaken(&st, r.Cost)
+	}
+	if do, _ = b.TakeAnswered(&r, &st, m.Now, mark, &m); do == core.AwaitCharge {
+		_, _ = b.JudgeTake(&r, &st, mark, false, &m)
+	}
+	b.Repay(&r, loan, &st, &m)
+	return st, do == core.AwaitCharge
+}
+
+// ShowTaken makes the answer to a check that of a take, which counts the cost.
+func ShowTaken(st *store.State, cost int64) {
+	st.Used, st.Remaining = st.Used+cost, max(st.Limit-st.Used-cost, 0)
+	st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
 }
 
 // ForeseeKnown is RefuseKnown, and counts nothing.

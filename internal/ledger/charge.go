@@ -53,15 +53,15 @@ func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 
 // noted makes the charge of an entry, which is locked, leave through w.
 func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
-	if n.Do == core.Hold {
+	if n.Do == core.Delay {
 		l.awaitTick(e)
 	}
 	w.carry(e, n, out)
 }
 
-// SettleUnknown ends what requests hold whose takes may have spent their cost, which counts here until what
-// the primary says has it. Where the late end of a take says that it did not, the cost is charged, and else it is held no
-// more; where there is nil, the store knows the take by its ID.
+// SettleUnknown takes requests out of flight whose takes may have spent their cost, which counts here until what
+// the primary says has it. A take that ends late and spent nothing is charged, and of any other the hold ends; where
+// there is nil, the store knows the take by its ID.
 func (l *Ledger) SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late) {
 	m := l.moment()
 	for i := range reqs {
@@ -174,7 +174,7 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 		n.Lost = 0
 	}
 	switch {
-	case n.Do == core.Hold:
+	case n.Do == core.Delay:
 		w.awaitTick(e)
 	case n.Do == core.Retry && !l.registry.enqueue(l.shardOf(r), e, st.Err):
 		if n = e.GiveUp(errEnded); n.Lost > 0 {
@@ -188,39 +188,39 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 	return executed
 }
 
-// awaitTick makes the held charges of an entry leave at the next tick, with all others.
+// awaitTick makes the delayed charges of an entry leave at the next tick, with all others.
 func (l *Ledger) awaitTick(e *entry) {
 	b := l.registry
-	e.stripe.held = append(e.stripe.held, e)
+	e.stripe.delayed = append(e.stripe.delayed, e)
 	due := b.now() + l.opts.ChargeDelay.Microseconds()
 	if tick := b.tick.Load(); (tick == 0 || due < tick) && b.tick.CompareAndSwap(tick, due) {
 		time.AfterFunc(l.opts.ChargeDelay, func() {
 			b.tick.CompareAndSwap(due, 0)
-			b.sendHeld()
+			b.sendDelayed()
 		})
 	}
 }
 
-func (b *Registry) sendHeld() {
+func (b *Registry) sendDelayed() {
 	through := b.current()
 	if through == nil {
 		// The last view gave them up.
 		return
 	}
-	var held []*entry
+	var delayed []*entry
 	for i := range b.stripes {
 		p := &b.stripes[i]
 		p.mu.Lock()
-		held = append(held, p.held...)
-		clear(p.held)
-		p.held = p.held[:0]
+		delayed = append(delayed, p.delayed...)
+		clear(p.delayed)
+		p.delayed = p.delayed[:0]
 		p.mu.Unlock()
 	}
-	for len(held) > 0 {
-		n := min(len(held), tickBatch)
-		out := through.collect(held[:n])
+	for len(delayed) > 0 {
+		n := min(len(delayed), tickBatch)
+		out := through.collect(delayed[:n])
 		through.send(&out)
-		held = held[n:]
+		delayed = delayed[n:]
 	}
 }
 
@@ -358,7 +358,10 @@ func (l *Ledger) arrival(r *store.Request) <-chan struct{} {
 
 // shardOf returns the name of the shard that keeps the bucket of a request.
 func (l *Ledger) shardOf(r *store.Request) string {
-	return cmp.Or(r.Shard(), l.Owner(r.ClientKey))
+	if r.At != nil {
+		return r.At.Shard
+	}
+	return l.Owner(r.ClientKey)
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
@@ -377,13 +380,13 @@ func (l *Ledger) Flush(ctx context.Context) {
 		return
 	}
 	l.registry.giveBack(0)
-	l.registry.sendHeld()
+	l.registry.sendDelayed()
 	tick := time.NewTicker(flushTick)
 	defer tick.Stop()
 	for l.registry.owing.Load() > 0 && l.registry.current() == l {
 		select {
 		case <-tick.C:
-			l.registry.sendHeld()
+			l.registry.sendDelayed()
 		case <-ctx.Done():
 			return
 		}

@@ -175,6 +175,9 @@ func (l *Local) Foresee(r store.Request, takes bool, peek PeekFunc) store.State 
 	asked := r
 	asked.Ahead += held
 	st := peek(asked)
+	if takes && st.Allowed {
+		ShowTaken(&st, r.Cost)
+	}
 	if st.Err != nil || held == 0 {
 		return st
 	}

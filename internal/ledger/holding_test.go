@@ -2,6 +2,8 @@ package ledger
 
 import (
 	"context"
+	"errors"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -14,11 +16,17 @@ import (
 type holding struct {
 	*simulation
 	ended []uint32
+	// late, unless it is nil, is how takes end, whose replies are lost.
+	late *store.Late
+	took []uint32
 }
 
 func (s *holding) Take(ctx context.Context, asks []*store.Ask) {
 	s.simulation.Take(ctx, asks)
 	for _, a := range asks {
+		if s.took = append(s.took, a.Hold); s.late != nil {
+			a.State = store.State{Err: s.late.Wrap(store.ErrUncertain)}
+		}
 		if a.Err != nil || a.Hold == 0 {
 			continue
 		}
@@ -38,7 +46,7 @@ func (s *holding) RefundReported(reqs []*store.Request, report func(i int, st st
 	s.simulation.RefundReported(reqs, report)
 }
 
-// TestUsedUpBatchIsHeldNoMore, at once if its first requests use it up, or else soon.
+// TestUsedUpBatchIsHeldNoMore, or until its only request settles.
 func TestUsedUpBatchIsHeldNoMore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &holding{simulation: newSimulation(1)}
@@ -47,10 +55,10 @@ func TestUsedUpBatchIsHeldNoMore(t *testing.T) {
 			cost  int64
 			after time.Duration
 			ended int
-		}{{2, 10 * time.Millisecond, 1}, {1, 2 * reapPause, 1}, {1, 2 * reapPause, 2}} {
+		}{{2, 2 * reapPause, 0}, {1, 2 * reapPause, 0}, {1, 2 * reapPause, 1}} {
 			r := requestOf("alice", 10)
 			r.Cost, r.Batch, r.Hold = c.cost, 2, store.NewHold()
-			if st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]; st.Err != nil || !st.Allowed {
+			if st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]; st.Err != nil || !st.Allowed || st.IsHeld != (c.cost == 2) {
 				t.Fatalf("a take of %d: %+v", c.cost, st)
 			}
 			pass(c.after)
@@ -64,6 +72,35 @@ func TestUsedUpBatchIsHeldNoMore(t *testing.T) {
 		}
 		l.Leave()
 	})
+}
+
+// TestLostFetchIsHeldNoMore once it has ended, unless it certainly held nothing.
+func TestLostFetchIsHeldNoMore(t *testing.T) {
+	for _, end := range []error{nil, store.ErrNotExecuted, store.ErrUncertain} {
+		synctest.Test(t, func(t *testing.T) {
+			s := &holding{simulation: newSimulation(1), late: new(store.Late)}
+			l := New(NewRegistry(nil), s, Options{})
+			r := requestOf("alice", 10)
+			r.Batch, r.Hold = 2, store.HearsHeld
+			if st := store.Answers(t.Context(), l.Take, []store.Request{r})[0]; !errors.Is(st.Err, store.ErrUncertain) {
+				t.Errorf("a take whose reply is lost: %+v", st)
+			}
+			pass(time.Second)
+			if len(s.ended) > 0 {
+				t.Errorf("%d holds have ended before the fetch has", len(s.ended))
+			}
+			s.late.End(end)
+			pass(time.Second)
+			want := s.took
+			if errors.Is(end, store.ErrNotExecuted) {
+				want = nil
+			}
+			if !slices.Equal(s.ended, want) || len(s.took) != 1 || s.took[0] <= store.HearsHeld {
+				t.Errorf("%v: taken under %v, and the holds %v have ended", end, s.took, s.ended)
+			}
+			l.Leave()
+		})
+	}
 }
 
 // TestLostEndIsReported: what a request held is held until its time is over then.
@@ -88,7 +125,7 @@ func TestLostEndIsReported(t *testing.T) {
 	})
 }
 
-// TestTakeWaitsOnceForEnds: although it is let through to ask meanwhile.
+// TestTakeWaitsOnceForEnds: although it is let through to ask meanwhile, and not at all where another bucket refuses it.
 func TestTakeWaitsOnceForEnds(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &holding{simulation: newSimulation(1)}
@@ -105,7 +142,16 @@ func TestTakeWaitsOnceForEnds(t *testing.T) {
 		}
 		end := requestOf("alice", 1)
 		end.Cost, end.Hold = 0, store.NewHold()
+		full := requestOf("bob", 1)
+		for range 2 {
+			store.Answers(t.Context(), l.Take, []store.Request{full})
+		}
 		late.RefundDetached([]*store.Request{&end})
+		both, began := []store.Request{requestOf("alice", 1), full}, time.Now()
+		both[0].Hold = store.NewHold()
+		if st, took := store.Answers(t.Context(), l.Take, both)[1], time.Since(began); st.Allowed || took > 2*time.Millisecond {
+			t.Errorf("while another bucket is full: %+v after %v", st, took)
+		}
 		if st, took := take(); !st.InFlight || took < DefaultTimeout || took > DefaultTimeout+5*time.Millisecond {
 			t.Errorf("while its end is on its way: %+v after %v", st, took)
 		}

@@ -37,15 +37,16 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 			m := l.moment()
 			for _, e := range some {
 				i, ok := asked[e.id.Limit]
-				if !ok || e.Worth(&m) == core.Expired || l.isShadowed(e) {
+				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}
 				r = reqs[i]
 				r.ClientKey = e.id.Key
 				e.asked.Recall(&r)
 				if about(i, &r) {
-					st = e.Estimate(&r, &m)
-					visit(i, e.id.Key, &st)
+					if st = e.Estimate(&r, &m); !l.isShadowed(e, &r, st.Used, &m) {
+						visit(i, e.id.Key, &st)
+					}
 				}
 			}
 			p.mu.Unlock()
@@ -53,15 +54,26 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 	}
 }
 
-// isShadowed reports whether the present owner's bucket stands for that of an entry, whose stripe is locked.
-func (l *Ledger) isShadowed(e *entry) bool {
-	id := e.id
-	if id.Shard == 0 {
+// isShadowed reports whether the bucket of another owner stands for that of an entry, whose stripe is locked: the
+// fullest, or any for that of a shard which is no owner any more.
+func (l *Ledger) isShadowed(e *entry, r *store.Request, used int64, m *core.Moment) bool {
+	if e.id.Shard == 0 {
 		return false
 	}
-	id.Shard = l.registry.shards.Number(l.Owner(id.Key))
-	other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
-	return other != nil && other != e
+	owners, number := l.Owners(e.id.Key), l.registry.shards.Number
+	own := slices.IndexFunc(owners, func(name string) bool { return number(name) == e.id.Shard })
+	for n, name := range owners {
+		id := e.id
+		id.Shard = number(name)
+		other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
+		if n == own || other == nil || other.Worth(m) == core.Expired {
+			continue
+		}
+		if its := other.Estimate(r, m).Used; own < 0 || its > used || its == used && n < own {
+			return true
+		}
+	}
+	return false
 }
 
 // Delays returns why charges wait until a shard executes them again, or nil if none do.

@@ -308,7 +308,7 @@ func TestForeseeLocal(t *testing.T) {
 	if n := flights.Figures().InFlight; n != 2 {
 		t.Errorf("%d requests are in flight", n)
 	}
-	if st := l.Foresee(r, true, word); !st.Allowed || st.Used != 0 {
+	if st := l.Foresee(r, true, word); !st.Allowed || st.Used != 1 {
 		t.Errorf("a take: %+v", st)
 	}
 	if other := requestOf("bob", 2); flights.held(&other) != 0 || flights.Len() != 1 {

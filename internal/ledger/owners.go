@@ -25,7 +25,7 @@ func NewOwners(l *Ledger) *Owners { return &Owners{l} }
 
 // isOne sets the shard of a request whose client has one owner, and reports whether that is so.
 func (o *Owners) isOne(r *store.Request) bool {
-	owners := o.Ledger.Owners(r.ClientKey)
+	owners := o.Owners(r.ClientKey)
 	if len(owners) > 1 {
 		return false
 	}
@@ -52,7 +52,7 @@ type parts struct {
 func (o *Owners) partsOf(asks []*store.Ask) *parts {
 	p := &parts{o, asks, make([][]*store.Ask, len(asks))}
 	for i, a := range asks {
-		for _, r := range o.at(&a.Request, o.Ledger.Owners(a.ClientKey)) {
+		for _, r := range o.atOwners(&a.Request) {
 			p.of[i] = append(p.of[i], &store.Ask{Request: *r})
 		}
 	}
@@ -73,12 +73,51 @@ func (l *Ledger) at(r *store.Request, shards []string) (all []*store.Request) {
 	return all
 }
 
-func (p *parts) all() []*store.Ask { return slices.Concat(p.of...) }
+// atOwners returns copies of a request for all owners of its client.
+func (l *Ledger) atOwners(r *store.Request) []*store.Request { return l.at(r, l.Owners(r.ClientKey)) }
+
+// asked returns what is asked of all owners: nothing about an ask of which one has failed.
+func (p *parts) asked() (all []*store.Ask) {
+	for _, of := range p.of {
+		if !hasFailed(of) {
+			all = append(all, of...)
+		}
+	}
+	return all
+}
+
+func hasFailed(of []*store.Ask) bool {
+	return slices.ContainsFunc(of, func(a *store.Ask) bool { return a.Err != nil })
+}
+
+// turn returns what is asked of the nth owners.
+func (p *parts) turn(n int) (turn []*store.Ask) {
+	for _, of := range p.of {
+		if n < len(of) && !hasFailed(of) {
+			turn = append(turn, of[n])
+		}
+	}
+	return turn
+}
+
+// refuse lets one owner after the other refuse what they are known to, from the nth on, and reports whether one does.
+// That counts once; the others say how long to wait.
+func (p *parts) refuse(n int, question func([]*store.Ask) bool) (refused bool) {
+	for turn := p.turn(n); len(turn) > 0; turn = p.turn(n) {
+		if refused {
+			p.Ledger.ForeseeKnown(turn)
+		} else {
+			refused = question(turn)
+		}
+		n++
+	}
+	return refused
+}
 
 // join sets the states of the asks.
 func (p *parts) join() {
 	for i, a := range p.asks {
-		a.State = joined(p.of[i], p.Ledger.Owner(a.ClientKey))
+		a.State = joined(p.of[i], p.Owner(a.ClientKey))
 	}
 }
 
@@ -116,10 +155,14 @@ func isAnswered(st *store.State) bool { return st.Now != 0 || st.Allowed }
 
 // mostOf returns a state with what another one has more of.
 func mostOf(st, other store.State) store.State {
+	// Each has a clock of its own.
+	if by := st.Now - other.Now; other.Penalty > 0 {
+		other.Penalty += by
+	}
 	switch {
 	case !other.Allowed && (st.Allowed || other.RetryAfter > st.RetryAfter):
 		st.Allowed, st.InFlight, st.Held = false, other.InFlight, other.Held
-		st.RetryAfter, st.ResetOtherwise = other.RetryAfter, other.ResetOtherwise
+		st.RetryAfter, st.ResetOtherwise = other.RetryAfter, other.ResetOtherwise+st.Now-other.Now
 	case st.Allowed && other.Used > st.Used:
 		st.Held = other.Held
 	}
@@ -149,7 +192,7 @@ func (o *Owners) known(asks []*store.Ask, question func([]*store.Ask) bool) (ref
 		return question(asks)
 	}
 	p := o.partsOf(asks)
-	refused = question(p.all())
+	refused = p.refuse(0, question)
 	p.join()
 	return refused
 }
@@ -159,7 +202,7 @@ func (o *Owners) IsFull(r *store.Request) bool {
 	if o.isOne(r) {
 		return o.Ledger.IsFull(r)
 	}
-	return slices.ContainsFunc(o.at(r, o.Ledger.Owners(r.ClientKey)), o.Ledger.IsFull)
+	return slices.ContainsFunc(o.atOwners(r), o.Ledger.IsFull)
 }
 
 // Admit is [Ledger.Admit]. What is admitted by one owner only is not held.
@@ -169,9 +212,9 @@ func (o *Owners) Admit(ctx context.Context, asks []*store.Ask) {
 		return
 	}
 	p := o.partsOf(asks)
-	if !o.Ledger.RefuseKnown(p.all()) {
-		p.open(ctx)
-		o.Ledger.Admit(ctx, p.all())
+	if !p.refuse(0, o.Ledger.RefuseKnown) {
+		p.open(ctx, opensByRequest)
+		o.Ledger.Admit(ctx, p.asked())
 	}
 	p.join()
 	var reqs []*store.Request
@@ -192,25 +235,42 @@ func opensByRequest(limit *store.Limit) bool {
 	return algorithm.Of(limit.Algorithm).Windowed() && !limit.Align && limit.Calendar.Unit == ""
 }
 
-// opened returns the end of the bucket as far as it is known: see [algorithm.Known.Opened].
-func (l *Ledger) opened(r *store.Request) int64 {
-	m := l.moment()
-	b := l.copyOf(r, &m)
-	return b.Opened(r, &m)
+// opensAlike reports whether a charge or a take opens a bucket of the limit as it is open elsewhere.
+func opensAlike(limit *store.Limit) bool {
+	return opensByRequest(limit) || algorithm.Of(limit.Algorithm).Drains()
 }
 
-// open reads what is not known to be open, and makes what is closed open with the end of what is open or, if all
-// are closed, with the same. What drains gets that arrival time: otherwise a client that never pauses would have a
-// burst more once it has moved.
-func (p *parts) open(ctx context.Context) {
+// left returns how long the bucket is open as far as is known: see [openFor].
+func (l *Ledger) left(r *store.Request) int64 {
+	m := l.moment()
+	b := l.copyOf(r, &m)
+	return openFor(r.Limit, b.Left(r, &m))
+}
+
+// closing is for how long before its end a window is taken for closed: it may be once a call arrives, which would
+// open one there whose end the others do not have.
+const closing = 100 * time.Millisecond
+
+// openFor returns how long a bucket is taken for open, of which [algorithm.Known.Left] is so much.
+func openFor(limit *store.Limit, left int64) int64 {
+	if opensByRequest(limit) && left <= min(closing, limit.Window/16).Microseconds() {
+		return 0
+	}
+	return left
+}
+
+// open reads what is not known to be open, of the limits that an operation opens, and makes what is closed open with
+// the end of what is open or, if all are closed, with the same. What drains gets that arrival time: otherwise a client
+// that never pauses would have a burst more once it has moved. The shards' clocks may differ: what is left at one is
+// added to the time of the other. No more is asked about what cannot be read.
+func (p *parts) open(ctx context.Context, opens func(*store.Limit) bool) {
 	var closed [][]*store.Ask
 	var reads []*store.Ask
 	for _, of := range p.of {
-		limit := of[0].Request.Limit
-		if len(of) == 1 || !opensByRequest(limit) && !algorithm.Of(limit.Algorithm).Drains() {
+		if len(of) == 1 || !opens(of[0].Request.Limit) {
 			continue
 		}
-		if slices.ContainsFunc(of, func(a *store.Ask) bool { return p.opened(&a.Request) == 0 }) {
+		if slices.ContainsFunc(of, func(a *store.Ask) bool { return p.left(&a.Request) == 0 }) {
 			closed = append(closed, of)
 			for _, a := range of {
 				read := &store.Ask{Request: a.Request}
@@ -224,17 +284,20 @@ func (p *parts) open(ctx context.Context) {
 	}
 	p.Ledger.Peek(ctx, reads)
 	for _, of := range closed {
-		limit, now, ends := of[0].Request.Limit, int64(0), make([]int64, len(of))
+		limit, left := of[0].Request.Limit, make([]int64, len(of))
 		for i, read := range reads[:len(of)] {
-			ends[i], now = algorithm.Known{Content: read.Content}.Opened(limit, read.Now), max(now, read.Now)
+			if read.Err != nil {
+				of[i].State = store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, read.Err)}
+			}
+			left[i] = openFor(limit, algorithm.Known{Content: read.Content}.Left(limit, read.Now))
 		}
-		end := slices.Max(ends)
-		if end == 0 && now > 0 && opensByRequest(limit) {
-			end = now + limit.Window.Microseconds()
+		most := slices.Max(left)
+		if most == 0 && opensByRequest(limit) {
+			most = limit.Window.Microseconds()
 		}
 		for i, a := range of {
-			if ends[i] == 0 {
-				a.Ends = end
+			if left[i] == 0 {
+				a.Ends = reads[i].Now + most
 			}
 		}
 		reads = reads[len(of):]
@@ -248,26 +311,18 @@ func (o *Owners) Take(ctx context.Context, asks []*store.Ask) {
 		return
 	}
 	p := o.partsOf(asks)
-	var later []*store.Ask
-	for _, of := range p.of {
-		later = append(later, of[1:]...)
-	}
-	if o.Ledger.RefuseKnown(later) {
+	if p.refuse(1, o.Ledger.RefuseKnown) {
 		p.join()
 		return
 	}
-	p.open(ctx)
-	for n := 0; ; n++ {
-		var turn []*store.Ask
-		for _, of := range p.of {
-			if n < len(of) && (n == 0 || of[n-1].Err == nil && of[n-1].Allowed) {
-				turn = append(turn, of[n])
-			}
-		}
-		if len(turn) == 0 {
+	p.open(ctx, opensAlike)
+	turn := p.turn(0)
+	for n := 1; len(turn) > 0; n++ {
+		o.Ledger.Take(ctx, turn)
+		if slices.ContainsFunc(turn, func(a *store.Ask) bool { return a.Err == nil && !a.Allowed }) {
 			break
 		}
-		o.Ledger.Take(ctx, turn)
+		turn = p.turn(n)
 	}
 	p.join()
 	var back []*store.Request
@@ -300,28 +355,11 @@ func (p *parts) taken(i int, a *store.Ask) (back []*store.Request) {
 
 // refunds returns the refunds of a request: where it was spent or, if that is not known, at all owners. It may be
 // r itself.
-func (o *Owners) refunds(r *store.Request) (all []*store.Request) {
-	switch {
-	case r.At == nil:
-		return o.at(r, o.Ledger.Owners(r.ClientKey))
-	case r.At.More == nil:
-		return []*store.Request{r}
+func (o *Owners) refunds(r *store.Request) []*store.Request {
+	if r.At == nil {
+		return o.atOwners(r)
 	}
-	for p := r.At; p != nil; p = p.More {
-		part := *r
-		part.At, part.Receipt = p, p.Receipt
-		all = append(all, &part)
-	}
-	return all
-}
-
-// Refund is [Ledger.Refund].
-func (o *Owners) Refund(ctx context.Context, asks []*store.Ask) {
-	for _, a := range asks {
-		of := asksOf(o.refunds(&a.Request))
-		o.Ledger.Refund(ctx, of)
-		a.State = refunded(of, o.Ledger.Owner(a.ClientKey))
-	}
+	return r.Parts()
 }
 
 func asksOf(reqs []*store.Request) (asks []*store.Ask) {
@@ -331,8 +369,10 @@ func asksOf(reqs []*store.Request) (asks []*store.Ask) {
 	return asks
 }
 
-// refunded is joined of refunds: what one owner has given back must not be tried again.
+// refunded is joined of refunds: what one owner has given back must not be tried again, and one that is gone has
+// nothing to give back.
 func refunded(of []*store.Ask, owner string) store.State {
+	of = slices.DeleteFunc(of, func(a *store.Ask) bool { return errors.Is(a.Err, store.ErrGone) })
 	failed := slices.IndexFunc(of, func(a *store.Ask) bool { return a.Err != nil })
 	if failed < 0 {
 		return joined(of, owner)
@@ -346,11 +386,14 @@ func refunded(of []*store.Ask, owner string) store.State {
 
 // RefundDetached is [Ledger.RefundDetached].
 func (o *Owners) RefundDetached(reqs []*store.Request) {
-	all := make([]*store.Request, 0, len(reqs))
-	for _, r := range reqs {
-		all = append(all, o.refunds(r)...)
+	if isSpread := func(r *store.Request) bool { return r.At == nil || r.At.More != nil }; slices.ContainsFunc(reqs, isSpread) {
+		var all []*store.Request
+		for _, r := range reqs {
+			all = append(all, o.refunds(r)...)
+		}
+		reqs = all
 	}
-	o.Ledger.RefundDetached(all)
+	o.Ledger.RefundDetached(reqs)
 }
 
 // RefundReported is [Ledger.RefundReported].
@@ -364,7 +407,7 @@ func (o *Owners) RefundReported(r store.Request, report func(st store.State)) {
 			defer mu.Unlock()
 			a.State = st
 			if left--; left == 0 {
-				report(refunded(of, o.Ledger.Owner(r.ClientKey)))
+				report(refunded(of, o.Owner(r.ClientKey)))
 			}
 		})
 	}
@@ -411,7 +454,7 @@ func (o *Owners) Settle(reqs []*store.Request, held []int64) {
 
 // settle adds the parts of a request, but for those at some shards.
 func (o *Owners) settle(all *settled, w *Ledger, r *store.Request, hold int64, but []string) {
-	own, now := o.Ledger.Owners(r.ClientKey), w.Owners(r.ClientKey)
+	own, now := o.Owners(r.ClientKey), w.Owners(r.ClientKey)
 	ends := w.ends(r, now)
 	for _, part := range o.at(r, union(own, now)) {
 		holds := int64(0)
@@ -438,19 +481,17 @@ func union(a, b []string) []string {
 // ends returns with which end a charge opens the bucket at each shard: 0 where it is open, or none is.
 func (l *Ledger) ends(r *store.Request, shards []string) []int64 {
 	ends := make([]int64, len(shards))
-	if len(shards) == 1 || !opensByRequest(r.Limit) && !algorithm.Of(r.Limit.Algorithm).Drains() {
+	if len(shards) == 1 || !opensAlike(r.Limit) {
 		return ends
 	}
 	most := int64(0)
 	for n, part := range l.at(r, shards) {
-		ends[n] = l.opened(part)
+		ends[n] = l.left(part)
 		most = max(most, ends[n])
 	}
-	for n := range ends {
-		if ends[n] == 0 {
-			ends[n] = most
-		} else {
-			ends[n] = 0
+	for n, left := range ends {
+		if ends[n] = 0; left == 0 {
+			ends[n] = -most
 		}
 	}
 	return ends
@@ -463,7 +504,7 @@ func (o *Owners) SettleUnknown(reqs []*store.Request, held []int64, ends []*stor
 	var unknown, others settled
 	var late []*store.Late
 	for i, r := range reqs {
-		own := o.Ledger.Owners(r.ClientKey)
+		own := o.Owners(r.ClientKey)
 		if r.ID == "" && slices.Contains(own, r.Shard()) {
 			own = []string{r.At.Shard}
 		}
@@ -495,23 +536,15 @@ func (o *Owners) PenalizeDetached(reqs []*store.Request) {
 // spread returns the requests for all owners that a view knows.
 func (*Owners) spread(l *Ledger, reqs []*store.Request) (all []*store.Request) {
 	for _, r := range reqs {
-		all = append(all, l.at(r, l.Owners(r.ClientKey))...)
+		all = append(all, l.atOwners(r)...)
 	}
 	return all
 }
 
-// Check implements [store.Store].
-func (o *Owners) Check(ctx context.Context, asks []*store.Ask) { o.each(ctx, asks, o.Ledger.Check) }
-
-// Charge implements [store.Store].
+// Charge is [Ledger.Charge].
 func (o *Owners) Charge(ctx context.Context, asks []*store.Ask) { o.each(ctx, asks, o.Ledger.Charge) }
 
-// Penalize implements [store.Store].
-func (o *Owners) Penalize(ctx context.Context, asks []*store.Ask) {
-	o.each(ctx, asks, o.Ledger.Penalize)
-}
-
-// Peek implements [store.Store].
+// Peek is [Ledger.Peek].
 func (o *Owners) Peek(ctx context.Context, asks []*store.Ask) { o.each(ctx, asks, o.Ledger.Peek) }
 
 func (o *Owners) each(ctx context.Context, asks []*store.Ask, op func(context.Context, []*store.Ask)) {
@@ -520,13 +553,13 @@ func (o *Owners) each(ctx context.Context, asks []*store.Ask, op func(context.Co
 		return
 	}
 	p := o.partsOf(asks)
-	op(ctx, p.all())
+	op(ctx, p.asked())
 	p.join()
 }
 
-// Reset implements [store.Store].
+// Reset is [Ledger.Reset].
 func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
-	for _, part := range o.at(&r, o.writer().Owners(r.ClientKey)) {
+	for _, part := range o.writer().atOwners(&r) {
 		err = errors.Join(err, o.Ledger.Reset(ctx, *part))
 	}
 	return err
@@ -534,16 +567,23 @@ func (o *Owners) Reset(ctx context.Context, r store.Request) (err error) {
 
 // oneByOne returns the answer to a request, about which each owner is asked.
 func (o *Owners) oneByOne(r *store.Request, ask func(r *store.Request) store.State) store.State {
-	of := asksOf(o.at(r, o.Ledger.Owners(r.ClientKey)))
+	of := asksOf(o.atOwners(r))
 	for _, a := range of {
 		a.State = ask(&a.Request)
 	}
-	return joined(of, o.Ledger.Owner(r.ClientKey))
+	return joined(of, o.Owner(r.ClientKey))
 }
 
 // CheckAhead is [Ledger.CheckAhead].
 func (o *Owners) CheckAhead(ctx context.Context, r store.Request, maxWait time.Duration) store.State {
-	return o.oneByOne(&r, func(r *store.Request) store.State { return o.Ledger.CheckAhead(ctx, *r, maxWait) })
+	a := &store.Ask{Request: r}
+	p := o.partsOf([]*store.Ask{a})
+	p.open(ctx, opensByRequest)
+	for _, part := range p.asked() {
+		part.State = o.Ledger.CheckAhead(ctx, part.Request, maxWait)
+	}
+	p.join()
+	return a.State
 }
 
 // Foresee is [Ledger.Foresee].
@@ -576,7 +616,7 @@ func (o *Owners) ForeseeAlone(r *store.Request) store.State {
 
 // Account is [Ledger.Account]: of what each owner has, the highest.
 func (o *Owners) Account(r *store.Request) (most *store.Account) {
-	for _, part := range o.at(r, o.Ledger.Owners(r.ClientKey)) {
+	for _, part := range o.atOwners(r) {
 		a := o.Ledger.Account(part)
 		if a == nil || most == nil {
 			if a != nil {
@@ -593,7 +633,7 @@ func (o *Owners) Account(r *store.Request) (most *store.Account) {
 
 // Recall is [Ledger.Recall].
 func (o *Owners) Recall(r *store.Request) bool {
-	return slices.ContainsFunc(o.at(r, o.Ledger.Owners(r.ClientKey)), func(part *store.Request) bool {
+	return slices.ContainsFunc(o.atOwners(r), func(part *store.Request) bool {
 		if !o.Ledger.Recall(part) {
 			return false
 		}

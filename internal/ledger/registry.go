@@ -34,7 +34,7 @@ type Registry struct {
 	// owing counts the entries with pending charges and the refunds in flight.
 	owing   atomic.Int64
 	stripes [stripeCount]stripe
-	// tick is when the held charges are sent next, or 0.
+	// tick is when the delayed charges are sent next, or 0.
 	tick atomic.Int64
 	// delivery is how long charges commonly take until they are answered, in microseconds: a
 	// moving average, or 0 before the first answer. Updates that coincide may get lost.
@@ -67,9 +67,9 @@ type stripe struct {
 	// locked, as they were then.
 	counts         core.Counts
 	gauges, before core.Gauges
-	// held are entries whose charges wait for the next tick, and some whose charges
+	// delayed are entries whose charges wait for the next tick, and some whose charges
 	// were sent before it.
-	held []*entry
+	delayed []*entry
 	// now is the instant of the last event.
 	now int64
 }
@@ -313,13 +313,13 @@ func (l *Ledger) leave(ends func(*Ledger) bool) {
 	l.send(&last)
 }
 
-// giveUpAll sends the held charges of p, which is locked, and gives up the others.
+// giveUpAll sends the delayed charges of p, which is locked, and gives up the others.
 func (l *Ledger) giveUpAll(p *stripe, last *outgoing) {
 	m := l.moment()
 	for e := range p.entries.all {
 		before := e.Gauges()
 		n := core.Next{}
-		if e.IsHeld() {
+		if e.IsDelayed() {
 			n = e.Send(&m)
 		} else {
 			n = e.GiveUp(errEnded)

@@ -34,6 +34,27 @@ type servers struct {
 	rng     *rand.Rand
 	buckets map[string]algorithm.Bucket
 	held    map[string]*algorithm.Held
+	// skew is by how much each shard's clock is ahead of that of the shard before it: whole minutes.
+	skew time.Duration
+	// silent is a shard that does not answer.
+	silent string
+}
+
+// silence is how long a call waits for a shard that does not answer.
+const silence = time.Second
+
+// nameOf returns the name of a bucket.
+func nameOf(r *store.Request) string { return r.Shard() + "/" + r.Limit.Zone }
+
+func newServers(seed uint64) *servers {
+	return &servers{
+		rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}, held: map[string]*algorithm.Held{}, silent: "none",
+	}
+}
+
+// now is the time by the clock of a shard.
+func (s *servers) now(shard string) int64 {
+	return time.Now().Add(s.skew * time.Duration(shard[0]-'b')).UnixMicro()
 }
 
 // sharded is a store of these shards. The first letter of owners is the client's owner, the others were.
@@ -47,15 +68,22 @@ func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 	there, back := s.rng.IntN(10), s.rng.IntN(10)
 	s.mu.Unlock()
 	pass(time.Duration(1+there) * time.Millisecond)
+	if slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Shard() == s.silent }) {
+		pass(silence)
+	}
 	s.mu.Lock()
 	for _, a := range asks {
-		b := s.buckets[a.Shard()]
+		if a.Shard() == s.silent {
+			a.State = store.State{Err: errDown}
+			continue
+		}
+		b := s.buckets[nameOf(&a.Request)]
 		if b == nil {
 			b = algorithm.New(a.Request.Limit)
-			s.buckets[a.Shard()] = b
+			s.buckets[nameOf(&a.Request)] = b
 		}
-		a.State = op.Run(b, &a.Request, time.Now().UnixMicro())
-		s.held[a.Shard()] = s.held[a.Shard()].After(op, &a.Request, &a.State)
+		a.State = op.Run(b, &a.Request, s.now(a.Shard()))
+		s.held[nameOf(&a.Request)] = s.held[nameOf(&a.Request)].After(op, &a.Request, &a.State)
 	}
 	s.mu.Unlock()
 	pass(time.Duration(1+back) * time.Millisecond)
@@ -79,7 +107,7 @@ func (s *sharded) Peek(_ context.Context, asks []*store.Ask)     { s.run(algorit
 func (s *sharded) Reset(_ context.Context, r store.Request) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	delete(s.buckets, r.Shard())
+	delete(s.buckets, nameOf(&r))
 	return nil
 }
 
@@ -161,7 +189,9 @@ type history struct {
 // run simulates the history with a seed.
 func (h *history) run(c reshardingCase, seed uint64) {
 	rng := rand.New(rand.NewPCG(seed, 7))
-	h.servers = &servers{rng: rand.New(rand.NewPCG(seed, 8)), buckets: map[string]algorithm.Bucket{}, held: map[string]*algorithm.Held{}}
+	h.servers = newServers(seed)
+	// No, or ten minutes ahead or behind.
+	h.skew = time.Duration(int(seed+1)%3-1) * 10 * time.Minute //nolint:gosec // few
 	h.reference, h.resets = algorithm.New(&h.limit), map[int64]bool{}
 	processes := 1
 	if h.takes {
@@ -241,14 +271,14 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 	h.requests++
 	h.underWay++
 	h.mu.Unlock()
-	a := &store.Ask{Request: r}
+	a, began := &store.Ask{Request: r}, time.Now().UnixMicro()
 	isLease := algorithm.Of(h.limit.Algorithm).Lease
 	if h.takes {
 		o.Take(context.Background(), []*store.Ask{a})
 	} else {
 		o.Admit(context.Background(), []*store.Ask{a})
 	}
-	spent := h.judge(&r, &a.State)
+	spent := h.judge(&r, &a.State, began)
 	if !a.Allowed {
 		return
 	}
@@ -279,15 +309,16 @@ func (h *history) request(o *Owners, r store.Request, isFree bool, lasts time.Du
 }
 
 // judge compares an answer with a bucket in which all counts that was admitted, wherever it was counted. Its
-// windows end when the answers have said.
-func (h *history) judge(r *store.Request, st *store.State) store.Receipt {
+// windows end when the answers have said, and its events come when the requests began: owners forget none earlier.
+func (h *history) judge(r *store.Request, st *store.State, began int64) store.Receipt {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.underWay--
 	now := time.Now().UnixMicro()
-	seen := *r
+	seen, reset := *r, int64(0)
 	if opensByRequest(&h.limit) {
-		seen.Ends = st.Reset
+		reset = st.Reset - (time.Duration(st.Now-now) * time.Microsecond).Round(time.Minute).Microseconds()
+		seen.Ends = reset
 	}
 	before := algorithm.Peek.Run(h.reference, &seen, now)
 	if !st.Allowed {
@@ -302,14 +333,18 @@ func (h *history) judge(r *store.Request, st *store.State) store.Receipt {
 		for end := range h.resets {
 			if end <= now {
 				delete(h.resets, end)
-			} else if by := end - st.Reset; h.takes && max(by, -by) > atOnce.Microseconds() {
-				h.wobble = fmt.Sprintf("a window ends at %d and at %d", end, st.Reset)
+			} else if by := end - reset; h.takes && max(by, -by) > atOnce.Microseconds() {
+				h.wobble = fmt.Sprintf("a window ends at %d and at %d", end, reset)
 			}
 		}
-		h.resets[st.Reset] = true
+		h.resets[reset] = true
 	}
 	charged := seen
-	algorithm.Charge.Run(h.reference, &charged, now)
+	if traits := algorithm.Of(h.limit.Algorithm); traits.NeedsID && !traits.Lease {
+		algorithm.Charge.Run(h.reference, &charged, began)
+	} else {
+		algorithm.Charge.Run(h.reference, &charged, now)
+	}
 	return h.reference.View(&seen, now, true).Receipt
 }
 
@@ -351,6 +386,145 @@ func TestReshardingKeepsLimits(t *testing.T) {
 					}
 					if takes && isMore {
 						t.Errorf("%d of %d requests were refused although there was room for up to %d", refused, requests, room)
+					}
+				})
+			}
+		}
+	}
+}
+
+// twoOwners runs a test in a bubble with the owners of a client that moves from shard a to b.
+func twoOwners(t *testing.T, test func(t *testing.T, s *sharded, o *Owners)) {
+	t.Helper()
+	synctest.Test(t, func(t *testing.T) {
+		s := &sharded{newServers(1), "ba"}
+		o := NewOwners(New(NewRegistry(nil), s, Options{}))
+		test(t, s, o)
+		pass(time.Minute)
+		o.Leave()
+	})
+}
+
+// clientOf returns a request of the client in a zone.
+func clientOf(zone string, events int64) store.Request {
+	return store.Request{Limit: &store.Limit{Zone: zone, Window: time.Minute}, ClientKey: "k", Events: events, Cost: 1}
+}
+
+// at runs an operation on the bucket at a shard.
+func (s *sharded) at(shard string, op algorithm.Operation, r store.Request) store.State {
+	r.At = &store.Place{Shard: shard}
+	asks := store.Asks([]store.Request{r})
+	s.run(op, asks)
+	return asks[0].State
+}
+
+// TestWaitingOpensWithTheOthersEnd: what is asked for a request in line opens no window that ends later than that of
+// the other owner.
+func TestWaitingOpensWithTheOthersEnd(t *testing.T) {
+	twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
+		r := clientOf("zone", 1)
+		s.at("a", algorithm.Charge, r)
+		pass(50 * time.Second)
+		if st := o.CheckAhead(t.Context(), r, time.Minute); st.Err != nil || st.Allowed {
+			t.Errorf("although an owner is full: %+v", st)
+		}
+		was, now := s.at("a", algorithm.Peek, r), s.at("b", algorithm.Peek, r)
+		if by := time.Duration(now.Content[1]-was.Content[1]) * time.Microsecond; by.Abs() > atOnce {
+			t.Errorf("the window of the other owner ends %v later", by)
+		}
+	})
+}
+
+// TestRefusalEndsATake: a zone asks none of its further owners once another zone has refused, and gives back what the
+// first one gave.
+func TestRefusalEndsATake(t *testing.T) {
+	twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
+		r, full := clientOf("zone", 5), clientOf("full", 1)
+		s.at("a", algorithm.Charge, full)
+		asks := store.Asks([]store.Request{r, full})
+		if o.Take(t.Context(), asks); asks[0].Allowed || asks[0].Err != nil || asks[1].Allowed || asks[1].RetryAfter == 0 {
+			t.Errorf("the answers are %+v and %+v", asks[0].State, asks[1].State)
+		}
+		pass(time.Second)
+		if st := s.at("a", algorithm.Peek, r); st.Used != 0 {
+			t.Errorf("the first owner has %d", st.Used)
+		}
+		if st := s.at("b", algorithm.Peek, r); st.Content != (store.Content{}) {
+			t.Errorf("the second owner has %+v", st.Content)
+		}
+	})
+}
+
+// TestSilentOwnerIsWaitedForOnce: a request that one owner does not answer waits no longer than others, and opens
+// nothing at the other owner.
+func TestSilentOwnerIsWaitedForOnce(t *testing.T) {
+	for name, ask := range map[string]func(o *Owners, ctx context.Context, asks []*store.Ask){"take": (*Owners).Take, "check": (*Owners).Admit} {
+		for _, silent := range []string{"a", "b"} {
+			twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
+				s.silent = silent
+				asks, began := store.Asks([]store.Request{clientOf("zone", 5)}), time.Now()
+				if ask(o, t.Context(), asks); asks[0].Err == nil {
+					t.Errorf("%s, %s is silent: %+v", name, silent, asks[0].State)
+				}
+				if waited := time.Since(began); waited > silence*3/2 {
+					t.Errorf("%s, %s is silent: it waits %v", name, silent, waited)
+				}
+				s.silent = ""
+				for _, shard := range []string{"a", "b"} {
+					if st := s.at(shard, algorithm.Peek, clientOf("zone", 5)); st.Content != (store.Content{}) {
+						t.Errorf("%s, %s is silent: %s has %+v", name, silent, shard, st.Content)
+					}
+				}
+			})
+		}
+	}
+}
+
+// TestMovedClientIsShownOnce, with what its fuller bucket has, and a refusal of all owners is one.
+func TestMovedClientIsShownOnce(t *testing.T) {
+	twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
+		r := clientOf("zone", 5)
+		r.Cost = 4
+		s.at("a", algorithm.Charge, r)
+		r.Cost = 1
+		o.Take(t.Context(), store.Asks([]store.Request{r}))
+		var shown []int64
+		o.Walk([]store.Request{r}, hasLimit, func(_ int, _ string, st *store.State) { shown = append(shown, st.Used) })
+		if !slices.Equal(shown, []int64{5}) {
+			t.Errorf("it is shown to have used %v", shown)
+		}
+		r.Cost = 5
+		o.Take(t.Context(), store.Asks([]store.Request{r}))
+		before := o.Figures().LocalRefusals
+		if !o.RefuseKnown(store.Asks([]store.Request{r})) || o.Figures().LocalRefusals != before+1 {
+			t.Errorf("%d refusals are counted", o.Figures().LocalRefusals-before)
+		}
+	})
+}
+
+// TestClocksOfOwnersMayDiffer: a bucket opens for as long as the other owner's, whatever their clocks say.
+func TestClocksOfOwnersMayDiffer(t *testing.T) {
+	for _, kind := range []store.Algorithm{store.FixedWindow, store.GCRA} {
+		for _, skew := range []time.Duration{-10 * time.Minute, 0, 10 * time.Minute} {
+			for _, takes := range []bool{true, false} {
+				twoOwners(t, func(t *testing.T, s *sharded, o *Owners) {
+					s.skew = skew
+					r := clientOf("zone", 100)
+					r.Limit.Algorithm, r.Cost = kind, 20
+					s.at("a", algorithm.Charge, r)
+					pass(2 * time.Second)
+					asks := store.Asks([]store.Request{r})
+					if takes {
+						o.Take(t.Context(), asks)
+					} else if o.Admit(t.Context(), asks); asks[0].Allowed {
+						o.Settle([]*store.Request{&asks[0].Request}, nil)
+					}
+					pass(time.Second)
+					r.Cost = 1
+					was, now := s.at("a", algorithm.Peek, r), s.at("b", algorithm.Peek, r)
+					left := func(st store.State) int64 { return algorithm.Known{Content: st.Content}.Left(r.Limit, st.Now) }
+					if by := time.Duration(left(now)-left(was)) * time.Microsecond; by.Abs() > 2*atOnce || !asks[0].Allowed {
+						t.Errorf("%s, clocks %v apart, takes %v: the bucket of the new owner ends %v later; %+v", kind, skew, takes, by, asks[0].State)
 					}
 				})
 			}

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"context"
+	"errors"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
@@ -106,9 +107,7 @@ func (t *taking) run() {
 		switch what, size := t.claim(i); what {
 		case core.Fetch:
 			fetches, batches = append(fetches, i), append(batches, a.Request)
-			batch := &batches[len(batches)-1]
-			batch.Cost = size
-			batch.HoldAsBatch()
+			batches[len(batches)-1].FetchBatch(size)
 		case core.Wait:
 			waiting++
 		case core.Take:
@@ -271,6 +270,11 @@ func (t *taking) fetched(place int, batch *store.Request, st *store.State) core.
 	do, leftover := e.Fetched(t.waiter(place), batch, st, &m)
 	e.release(&m)
 	t.ledger.refundOne(leftover)
+	if errors.Is(st.Err, store.ErrUncertain) {
+		end := *batch
+		end.Cost = 0
+		store.LateOf(st.Err).Then(func(err error) { t.ledger.takeEnded([]*store.Request{&end}, err) })
+	}
 	return do
 }
 

@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,12 +30,12 @@ import (
 // silentStore answers nothing while it is silent. The client leaves meanwhile, unless leave is nil.
 type silentStore struct {
 	*memory.Store
-	isSilent bool
+	isSilent atomic.Bool
 	leave    func()
 }
 
 func (s *silentStore) Take(ctx context.Context, asks []*store.Ask) {
-	if s.isSilent {
+	if s.isSilent.Load() {
 		if s.leave != nil {
 			s.leave()
 		}
@@ -45,7 +46,7 @@ func (s *silentStore) Take(ctx context.Context, asks []*store.Ask) {
 }
 
 func (s *silentStore) Inspect(ctx context.Context, r store.Request) store.Inspection {
-	if s.isSilent {
+	if s.isSilent.Load() {
 		return store.Inspection{Copies: []store.Copy{{State: store.State{Err: store.ErrNotExecuted}}}}
 	}
 	return s.Store.Inspect(ctx, r)
@@ -125,7 +126,7 @@ func (s *verdictSite) change() {
 		for _, of := range h.zones {
 			z := s.zones[n]
 			n++
-			s.silent[i].isSilent = s.silent[i].isSilent || of.onError != ""
+			s.silent[i].isSilent.Store(s.silent[i].isSilent.Load() || of.onError != "")
 			if of.isBlocked {
 				redistest.Must(s.t, s.limiters[i].Store.SetOverride(s.t.Context(), store.Override{
 					Kind: store.OverrideBlock, Zone: z.Name, ClientKey: z.templates[0].tag + ":", Until: time.Now().Add(3 * time.Hour).UnixMicro(),

@@ -62,32 +62,13 @@ func (z *inZone) learn(st store.State) {
 // note notes that the state is set.
 func (z *inZone) note() { z.answer = answerOf(&z.ask.State) }
 
-// answering is what the plan of a request asks of a store. That of a simulation foresees the
-// same answers without effects.
-type answering interface {
-	Overflow(ctx context.Context, asks []*store.Ask, now func() time.Time) []stores.Overflow
-	RefuseKnown(asks []*store.Ask) (refused bool)
-	IsFull(r *store.Request) bool
-	Admit(ctx context.Context, asks []*store.Ask)
-	Take(ctx context.Context, asks []*store.Ask)
-	AdmitAlone(known, local *store.Request, takes bool) store.State
-}
-
-// answering returns what answers for an open store.
-func (l *Limiter) answering(open *stores.Opened) answering {
-	if l.isSimulated {
-		return stores.Foresight{Opened: open}
-	}
-	return open
-}
-
 // countOverflow makes clients beyond the bound of a store share a bucket, unless they are known to
 // have one.
 func (e *evaluation) countOverflow(r *http.Request) {
 	if e.open == nil {
 		return
 	}
-	for _, o := range e.limiter.answering(e.open).Overflow(r.Context(), e.asks, e.limiter.Now) {
+	for _, o := range e.open.Overflow(r.Context(), e.asks, e.limiter.Now) {
 		e.zones[o.Index].share(r, o.Err)
 	}
 }
@@ -159,7 +140,7 @@ func (e *evaluation) ask(r *http.Request, first *inZone) error {
 			return err
 		}
 	} else if e.open != nil && onlyChecks {
-		e.limiter.answering(e.open).Admit(r.Context(), e.asks)
+		e.open.Admit(r.Context(), e.asks)
 		noteAll(e.zones)
 		noteHeld(e.zones)
 		return e.handleErrors(r, e.zones)
@@ -204,9 +185,9 @@ func (e *evaluation) askEach(r *http.Request, some []*inZone) (await func() erro
 	var calls sync.WaitGroup
 	var checks, takes []*inZone
 	for _, z := range some {
-		question, ctx := answering.Admit, r.Context()
+		question, ctx := (*stores.Opened).Admit, r.Context()
 		if z.ChargeBefore {
-			question, ctx, takes = answering.Take, context.WithoutCancel(ctx), append(takes, z)
+			question, ctx, takes = (*stores.Opened).Take, context.WithoutCancel(ctx), append(takes, z)
 		} else {
 			checks = append(checks, z)
 		}
@@ -236,7 +217,7 @@ func (e *evaluation) askEnforced(r *http.Request, first *inZone) error {
 		if e.refuseKnown(takes) {
 			return nil
 		}
-		e.askSome(r.Context(), answering.Admit, checks)
+		e.askSome(r.Context(), (*stores.Opened).Admit, checks)
 		noteHeld(checks)
 		if err := e.handleErrors(r, checks); err != nil || !passAll(checks) {
 			return err
@@ -254,7 +235,7 @@ func (e *evaluation) refuseKnown(some []*inZone) (refused bool) {
 	for _, z := range some {
 		z.ask.State = store.State{}
 	}
-	refused = e.limiter.answering(e.open).RefuseKnown(e.asksOf(some))
+	refused = e.open.RefuseKnown(e.asksOf(some))
 	noteAll(some)
 	return refused
 }
@@ -265,7 +246,7 @@ func (e *evaluation) take(r *http.Request, takes []*inZone, first *inZone) error
 	if len(takes) > 1 {
 		var full, others []*inZone
 		for _, z := range takes {
-			if e.open != nil && (z == first || e.limiter.answering(e.open).IsFull(&z.ask.Request)) {
+			if e.open != nil && (z == first || e.open.IsFull(&z.ask.Request)) {
 				full = append(full, z)
 			} else {
 				others = append(others, z)
@@ -287,17 +268,17 @@ func (e *evaluation) takeSome(r *http.Request, takes []*inZone) error {
 	}
 	// A take runs to its end even if the client leaves, so that it can be refunded.
 	// The store's timeout bounds it.
-	e.askSome(context.WithoutCancel(r.Context()), answering.Take, takes)
+	e.askSome(context.WithoutCancel(r.Context()), (*stores.Opened).Take, takes)
 	err := e.handleErrors(r, takes)
 	e.noteTaken(takes)
 	if item := takes[0].itemOf(); err == nil && (item == nil || !item.Exactly) {
-		err = e.limiter.leftBy(r, r.Context().Err())
+		err = leftBy(r, r.Context().Err())
 	}
 	return err
 }
 
-// question is a method of answering that sets the states of asks.
-type question = func(by answering, ctx context.Context, asks []*store.Ask)
+// question is a method of a store that sets the states of asks.
+type question = func(by *stores.Opened, ctx context.Context, asks []*store.Ask)
 
 // askSome asks about some zones in one call.
 func (e *evaluation) askSome(ctx context.Context, ask question, some []*inZone) {
@@ -307,7 +288,7 @@ func (e *evaluation) askSome(ctx context.Context, ask question, some []*inZone) 
 		}
 		return
 	}
-	ask(e.limiter.answering(e.open), ctx, e.asksOf(some))
+	ask(e.open, ctx, e.asksOf(some))
 	noteAll(some)
 }
 
@@ -366,10 +347,9 @@ func (s *spend) hold() { s.stored = inFlight[s.stored] }
 // statusClientClosedRequest is what Caddy reports if a client left.
 const statusClientClosedRequest = 499
 
-// leftBy returns the error, for err, of a request whose client has left, or nil. That of a
-// simulation cannot leave.
-func (l *Limiter) leftBy(r *http.Request, err error) error {
-	if l.isSimulated || r.Context().Err() == nil {
+// leftBy returns the error, for err, of a request whose client has left, or nil.
+func leftBy(r *http.Request, err error) error {
+	if r.Context().Err() == nil {
 		return nil
 	}
 	return caddyhttp.Error(statusClientClosedRequest, err)
@@ -393,7 +373,7 @@ func (e *evaluation) handleErrors(r *http.Request, some []*inZone) error {
 	if failed == nil {
 		return nil
 	}
-	if err := e.limiter.leftBy(r, failed); err != nil {
+	if err := leftBy(r, failed); err != nil {
 		return err
 	}
 	for _, z := range some {
@@ -441,7 +421,7 @@ func (z *inZone) handleError(r *http.Request) {
 
 // noteError notes that the store has failed to answer.
 func (z *inZone) noteError(err error) {
-	if !z.of.limiter.isSimulated {
+	if z.of.limiter.simulation == nil {
 		z.handle.ReportError(z.of.limiter.Now(), z.Name, z.ask.ClientKey, err)
 	}
 }
@@ -454,7 +434,7 @@ func (z *inZone) askLocal() {
 	if !z.isLease && z.bucket == ownBucket {
 		known = &z.ask.Request
 	}
-	z.learn(z.of.limiter.answering(z.of.open).AdmitAlone(known, &local, z.ChargeBefore))
+	z.learn(z.of.open.AdmitAlone(known, &local, z.ChargeBefore))
 	z.alone = localDecided
 	if z.answer != hasRoom {
 		return
@@ -490,13 +470,10 @@ func (z *inZone) decidedBy() string {
 func (e *evaluation) noteTaken(takes []*inZone) {
 	for _, z := range takes {
 		switch {
-		case e.limiter.isSimulated:
-			if z.isLease && z.answer == hasRoom {
-				z.refuseAborted(0)
-			}
-		case z.answer == hasRoom && z.findsNothing():
+		case z.answer != hasRoom:
+		case z.findsNothing():
 			z.refuseLook()
-		case z.answer == hasRoom:
+		default:
 			z.noteTake()
 		}
 	}

@@ -92,11 +92,11 @@ func TestRequestCountsInOneStore(t *testing.T) {
 	if all := logs.TakeAll(); len(all) != 1 || all[0].ContextMap()["zone"] != "b" {
 		t.Errorf("logged %v, want that clients of zone b have two limits", all)
 	}
-	requestOf := func(client, group string) (*http.Request, *caddy.Replacer) {
-		r, repl := httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer()
+	requestOf := func(client, group string) *http.Request {
+		r := httptest.NewRequest(http.MethodGet, "/", nil)
 		r.Header.Set("A", client)
 		r.Header.Set("B", group)
-		return caddyhttp.PrepareRequest(r, repl, httptest.NewRecorder(), nil), repl
+		return caddyhttp.PrepareRequest(r, caddy.NewReplacer(), httptest.NewRecorder(), nil)
 	}
 	h.IsService = true
 	h.reportOtherClients()
@@ -109,11 +109,11 @@ func TestRequestCountsInOneStore(t *testing.T) {
 	for i := range 40 {
 		// The clients of zone b differ from those of zone a.
 		client := "client-" + strconv.Itoa(i/2)
-		r, repl := requestOf(client, strconv.Itoa(i))
+		r := requestOf(client, strconv.Itoa(i))
 		if h.Zones[0].Matchers = nil; i%2 > 0 {
 			h.Zones[0].Matchers = caddyhttp.MatcherSets{{caddyhttp.MatchPath{"/other"}}}
 		}
-		_, e, err := h.collect(nil, httptest.NewRecorder(), r, repl)
+		_, e, err := h.collect(nil, httptest.NewRecorder(), r)
 		if err != nil || len(e.zones) != 2-i%2 {
 			t.Fatalf("%v, error %v", e, err)
 		}
@@ -128,8 +128,8 @@ func TestRequestCountsInOneStore(t *testing.T) {
 	}
 	h.Zones[0].Matchers = nil
 	for client, want := range in {
-		first, _ := requestOf(client, "")
-		second, _ := requestOf("client-0", "")
+		first := requestOf(client, "")
+		second := requestOf("client-0", "")
 		p := &Passage{w: httptest.NewRecorder()}
 		_, err := p.MeetEach(h, []Item{{Zone: h.Zones[0], Request: first, Hits: 1}, {Zone: h.Zones[1], Request: second, Hits: 1}})
 		if err != nil {

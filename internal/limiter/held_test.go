@@ -67,24 +67,43 @@ func TestRefusedWhileSomethingIsHeld(t *testing.T) {
 	}
 }
 
-// TestOnlyWhatMayComeBackIsHeld: other zones do not ask what is held.
+// TestOnlyWhatMayComeBackIsHeld: requests that others' batches refuse hear of these, and in other zones of nothing.
 func TestOnlyWhatMayComeBackIsHeld(t *testing.T) {
+	const nothing, hears, holds = 0, store.HearsHeld, store.HearsHeld + 1
 	var free StatusSet
 	free.Add(http.StatusNotModified)
 	for name, c := range map[string]struct {
 		zone *Zone
-		want bool
+		item *Item
+		want uint32
 	}{
-		"charge after":      {&Zone{Free: free}, false},
-		"nothing is free":   {&Zone{ChargeBefore: true}, false},
-		"free":              {&Zone{ChargeBefore: true, Free: free}, true},
-		"forgiving":         {&Zone{ChargeBefore: true, Forgives: free}, true},
-		"batches":           {&Zone{ChargeBefore: true, Batch: store.BatchAuto}, true},
-		"cost of responses": {&Zone{ChargeBefore: true, Cost: Quantity{Text: "{http.response.header.X-Cost}"}}, true},
-		"slots":             {&Zone{Free: free, Algorithm: store.Concurrency}, false},
+		"charge after":         {&Zone{Free: free}, nil, nothing},
+		"nothing is free":      {&Zone{ChargeBefore: true}, nil, nothing},
+		"free":                 {&Zone{ChargeBefore: true, Free: free}, nil, holds},
+		"forgiving":            {&Zone{ChargeBefore: true, Forgives: free}, nil, holds},
+		"batches":              {&Zone{ChargeBefore: true, Batch: store.BatchAuto}, nil, hears},
+		"batches and free":     {&Zone{ChargeBefore: true, Batch: 2, Free: free}, nil, holds},
+		"cost of responses":    {&Zone{ChargeBefore: true, Cost: Quantity{Text: "{http.response.header.X-Cost}"}}, nil, holds},
+		"slots":                {&Zone{Free: free, Algorithm: store.Concurrency}, nil, nothing},
+		"a call that takes":    {&Zone{ChargeBefore: true, Batch: 2, Free: free}, new(Item), hears},
+		"a call that reserves": {&Zone{ChargeBefore: true}, &Item{Reserves: true}, holds},
+		"a call for slots":     {&Zone{Algorithm: store.Concurrency}, &Item{Reserves: true}, nothing},
 	} {
-		if c.zone.prepare(); c.zone.mayGiveBack != c.want {
-			t.Errorf("%s: what is taken may come back: %v, want %v", name, c.zone.mayGiveBack, c.want)
+		if c.zone.prepare(); min(c.zone.newHold(c.item), holds) != c.want {
+			t.Errorf("%s: the hold is %d, want %d", name, c.zone.newHold(c.item), c.want)
+		}
+	}
+}
+
+// TestReservationThatIsNotKnownToBeTakenHoldsNothing: its record names nothing that would be ended.
+func TestReservationThatIsNotKnownToBeTakenHoldsNothing(t *testing.T) {
+	for phase, want := range map[storePhase]int{phaseTaken: 0, phaseUncertain: 1} {
+		req := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: store.SlidingLog, Window: time.Hour}, Events: 10, Cost: 1, ID: "1", Hold: store.NewHold()}
+		z := &inZone{ask: store.Ask{Request: req}, spend: spend{stored: phase}, rare: &rareZone{item: &Item{Reserves: true}}}
+		var all settlements
+		all.add(z, costsMore, 0, 1)
+		if ends := all.store.refunds; len(ends) != want || want > 0 && (ends[0].Hold != req.Hold || ends[0].Cost != 0) {
+			t.Errorf("phase %d: %d holds end, want %d", phase, len(ends), want)
 		}
 	}
 }

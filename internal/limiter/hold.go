@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
@@ -68,19 +69,30 @@ func isSound(r store.Receipt) bool {
 }
 
 // GiveBack gives back a part of what is held, and waits for that. The error wraps [store.ErrNotExecuted]
-// if nothing was given back.
+// if it has to be tried again. Shards at which that is done are in h no more.
 func (l *Limiter) GiveBack(h *Hold, amount int64) error {
 	handle, open, err := l.enterFor(h)
 	if err != nil {
 		return err
 	}
 	defer handle.Leave()
-	refunded := make(chan error, 1)
-	open.Accounts.RefundReported(h.request(amount), func(st store.State) { refunded <- st.Err })
-	if remote, is := open.Base.(store.Remote); is {
-		remote.Hurry(string(h.ClientKey))
+	var left *store.Place
+	request := h.request(amount)
+	for _, part := range request.Parts() {
+		refunded := make(chan error, 1)
+		open.Accounts.RefundReported(*part, func(st store.State) { refunded <- st.Err })
+		if remote, is := open.Base.(store.Remote); is {
+			remote.Hurry(string(h.ClientKey))
+		}
+		failed := <-refunded
+		if err = errors.Join(err, failed); errors.Is(failed, store.ErrNotExecuted) && part.At != nil {
+			left = &store.Place{Shard: part.At.Shard, More: left, Receipt: part.Receipt}
+		}
 	}
-	if err := <-refunded; err != nil {
+	if left != nil {
+		h.At, h.Receipt = left, left.Receipt
+	}
+	if err != nil {
 		return err
 	}
 	if z := l.zoneOf(h); z != nil {

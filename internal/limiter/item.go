@@ -75,14 +75,7 @@ func (p *Passage) MeetEach(l *Limiter, items []Item) (places []int, err error) {
 		if item.Cost = asked.req.Cost; item.Exactly {
 			asked.req.Batch = 0
 		}
-		switch {
-		case item.Zone.isLease:
-		case item.Reserves:
-			asked.req.Hold = store.NewHold()
-		case asked.req.Batch == 0:
-			// What it takes never comes back.
-			asked.req.Hold = store.HearsHeld
-		}
+		asked.req.Hold = item.Zone.newHold(item)
 		places = append(places, e.addItem(&asked, item))
 	}
 	if e != nil {
@@ -156,18 +149,25 @@ func (z *inZone) requestOf(r *http.Request) *http.Request {
 	return r
 }
 
-// mayHold reports whether what the request takes in the zone may come back.
-func (z *inZone) mayHold() bool {
-	if item := z.itemOf(); item != nil {
-		return item.Reserves && !z.isLease
+// newHold returns a Hold for a request, or for an item unless that is nil.
+func (z *Zone) newHold(item *Item) uint32 {
+	isItem := item != nil
+	switch {
+	case z.isLease:
+		return 0
+	case isItem && item.Reserves, !isItem && z.mayGiveBack:
+		return store.NewHold()
+	case isItem, z.Batch != 0:
+		// Only batches, and what others take, may come back.
+		return store.HearsHeld
 	}
-	return z.mayGiveBack
+	return 0
 }
 
 // keepsHold reports whether what the zone has taken stays held once the call has settled.
 func (z *inZone) keepsHold() bool {
 	item := z.itemOf()
-	return item != nil && item.Reserves && !z.isLocal()
+	return item != nil && item.Reserves && z.stored == phaseTaken && !z.isLocal()
 }
 
 // refund returns what the call gives back in the zone.

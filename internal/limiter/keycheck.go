@@ -296,7 +296,7 @@ func unknownText(name string) string { return "placeholder {" + name + "} is unk
 
 // noteUndefined notes a placeholder that nothing defines for a request that is not simulated.
 func (z *Zone) noteUndefined(name string, l *Limiter) {
-	if !l.isSimulated {
+	if l.simulation == nil {
 		z.unknown.Store(&name)
 	}
 }

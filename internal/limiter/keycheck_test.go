@@ -221,7 +221,7 @@ func TestUnknownPlaceholderIsAProblemWhileItLasts(t *testing.T) {
 		return len(z.KeyProblems())
 	}
 	quiet := *l
-	quiet.isSimulated = true
+	quiet.simulation = new(Simulation)
 	known := caddy.NewReplacer()
 	known.Set("tenant", "a")
 	if n := ask(&quiet, caddy.NewReplacer()); n != 0 {

@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"time"
 
-	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 	"go.uber.org/zap"
 
@@ -52,9 +51,9 @@ type Config struct {
 // match it.
 type Limiter struct {
 	Config
-	// isSimulated is set on the copy of a Limiter that simulations use.
-	isSimulated bool
-	arrived     *arrivals
+	// simulation is nil, except for the copy of a Limiter that a simulation uses.
+	simulation *Simulation
+	arrived    *arrivals
 	// onRun are called when the config runs.
 	onRun []func()
 }
@@ -133,13 +132,9 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 		// This is an error route of a request that was refused.
 		return next.ServeHTTP(w, r)
 	}
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if t == nil {
-		repl.Map(placeholders(r))
-	}
 	// An outer handler wraps the writer already, and settles for this one too.
 	nested := t != nil && !t.settled
-	t, e, err := l.collect(t, w, r, repl)
+	t, e, err := l.collect(t, w, r)
 	switch {
 	case err != nil:
 		return err
@@ -202,24 +197,21 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		defer func() { t.response.held += l.Now().Sub(began) }()
 	}
 	e.enter()
-	if !e.refusesOutright() {
-		e.countOverflow(r)
-		if err := t.askZones(e, r); err != nil {
-			for _, z := range e.zones {
-				// The client has left: no zone has decided.
-				z.answer = notAsked
-			}
-			t.endBy(verdict{by: e})
-			return err
+	v, err := t.decide(e, r)
+	if err != nil {
+		for _, z := range e.zones {
+			// The client has left: no zone has decided.
+			z.answer = notAsked
 		}
+		t.endBy(verdict{by: e})
+		return err
 	}
-	e.conclude()
 	for _, z := range e.zones {
 		if z.outcome() == telemetry.WouldRefuse {
 			z.reportRefusal(r)
 		}
 	}
-	switch v := t.verdict(anyHandler); {
+	switch {
 	case refuses(v.outcome):
 		if v.by != e {
 			// An outer handler was asked again after the request had waited.
@@ -238,10 +230,23 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 	return nil
 }
 
+// decide asks the stores of e, the newest evaluation, and returns the verdict of all handlers, or the error
+// that ends the request.
+func (t *tracker) decide(e *evaluation, r *http.Request) (v verdict, err error) {
+	if !e.refusesOutright() {
+		e.countOverflow(r)
+		if err := t.askZones(e, r); err != nil {
+			return v, err
+		}
+	}
+	e.conclude()
+	return t.verdict(anyHandler), nil
+}
+
 // mayLog reports whether to log a condition that a request met, as
 // [telemetry.LogThrottle.Report] does. A simulated request logs nothing.
 func (l *Limiter) mayLog(t *telemetry.LogThrottle) (times int64, log bool) {
-	if l.isSimulated {
+	if l.simulation != nil {
 		return 0, false
 	}
 	return t.Report(l.Now())

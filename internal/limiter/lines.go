@@ -379,6 +379,13 @@ func (m *waitingRoom) stand(w *waiter, id lineID, places int) bool {
 	return true
 }
 
+// hasPlace reports whether the room has one of so many places for w, which stands nowhere.
+func (m *waitingRoom) hasPlace(w *waiter, clientKey string, places int) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.held < places || m.givesWay(w, clientKey) != nil
+}
+
 // givesWay returns the request that gives way to a new one of a client, or nil: the newest of those that have most
 // places, if the new one has fewer also with its own. Requests of one address are told apart by their client keys,
 // and those of one client key by their addresses; others have as many places as their address or their key,

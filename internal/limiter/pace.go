@@ -117,7 +117,7 @@ func (e *evaluation) notePace(t *tracker, isCut bool, some func(z *Zone) bool) {
 // leastWait is the least wait for what is running.
 const leastWait = time.Second
 
-// estimateWait makes the zone, if only running requests are in the way there, say how long these
+// estimateWait makes the zone, if only requests that run here are in the way there, say how long these
 // commonly take. What they hold is then charged, if that is common, or free.
 func (z *inZone) estimateWait() {
 	st := &z.ask.State

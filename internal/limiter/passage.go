@@ -5,8 +5,6 @@ import (
 	"net/http"
 	"slices"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -55,11 +53,7 @@ func (t *tracker) reuse(w http.ResponseWriter) {
 // Meet resolves what the request asks of the zones of a handler, and reports whether the handler can
 // judge it.
 func (p *Passage) Meet(l *Limiter, r *http.Request) bool {
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if p.tracker == nil {
-		repl.Map(placeholders(r))
-	}
-	t, e, err := l.collect(cmp.Or(p.tracker, p.room), p.w, r, repl)
+	t, e, err := l.collect(cmp.Or(p.tracker, p.room), p.w, r)
 	switch {
 	case err == nil && e != nil:
 		p.tracker = t

@@ -130,7 +130,7 @@ func (z *Zone) Bounded(o *store.Override) (events, burst int64) {
 }
 
 func (l *Limiter) countUnreadable(z *Zone, option string, cause telemetry.Cause) {
-	if !l.isSimulated {
+	if l.simulation == nil {
 		telemetry.Default.Unreadable.WithLabelValues(z.Name, option, cause.String()).Inc()
 	}
 }

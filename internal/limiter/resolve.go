@@ -20,7 +20,11 @@ import (
 // evaluation of t, or of a new tracker if t is nil or, in an error route, settled. It
 // leaves out zones that do not limit the request, and buckets in which another
 // handler counts it already. It returns no evaluation if nothing is left.
-func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, repl *caddy.Replacer) (*tracker, *evaluation, error) {
+func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*tracker, *evaluation, error) {
+	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
+	if t == nil || len(t.own) == 0 {
+		repl.Map(placeholders(r))
+	}
 	var e *evaluation
 	chosen := choice{limiter: l}
 	for _, z := range l.Zones {
@@ -31,7 +35,7 @@ func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request, re
 		case !isAsked, t != nil && t.counts(asked.zone, &asked.req):
 			continue
 		}
-		if !l.isSimulated {
+		if l.simulation == nil {
 			asked.zone.sampled(asked.req.ClientKey, r)
 		}
 		if e == nil {
@@ -122,9 +126,7 @@ func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int
 	if z.needsID {
 		req.ID = identity.NewRequestID()
 	}
-	if z.mayGiveBack {
-		req.Hold = store.NewHold()
-	}
+	req.Hold = z.newHold(nil)
 	return asked, err
 }
 

@@ -456,10 +456,8 @@ func (e *evaluation) undo() {
 			// find the new take. The ledger refunds takes as well that it refuses.
 			z.ask.ID = identity.NewRequestID()
 		}
-		if z.mayHold() {
-			// The same holds for what it is held under.
-			z.ask.Hold = store.NewHold()
-		}
+		// The same applies to what it is held under.
+		z.ask.Hold = z.newHold(z.itemOf())
 		var left spend
 		if spent.isLost() {
 			left.stored = phaseLost

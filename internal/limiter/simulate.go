@@ -1,9 +1,9 @@
 package limiter
 
 import (
+	"context"
 	"net/http"
-
-	"github.com/caddyserver/caddy/v2"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
@@ -48,14 +48,10 @@ func NewSimulation(w http.ResponseWriter) *Simulation {
 
 // Meet asks the zones of a handler, and reports whether the request goes on.
 func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) {
-	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
-	if s.tracker == nil {
-		repl.Map(placeholders(r))
-	}
 	quiet := *l
-	quiet.isSimulated = true
+	quiet.simulation = s
 	var e *evaluation
-	s.tracker, e, err = quiet.collect(s.tracker, s.w, r, repl)
+	s.tracker, e, err = quiet.collect(s.tracker, s.w, r)
 	switch {
 	case err != nil:
 		s.Answer.Decision = telemetry.Refused
@@ -65,72 +61,61 @@ func (s *Simulation) Meet(l *Limiter, r *http.Request) (goesOn bool, err error) 
 	}
 	e.enter()
 	defer e.release()
-	v, waits, err := s.ask(e, r)
-	if err != nil {
-		return false, err
+	if e.open != nil {
+		e.open = e.open.Foresight(r.Context())
 	}
-	if waits {
-		if wait := v.ask.RetryAfter.Seconds(); wait > s.Answer.Wait {
-			s.Answer.Zone, s.Answer.Wait = v.Name, wait
-		}
-		e.endWait()
-		v = s.tracker.verdict(anyHandler)
-	}
+	// The client of a simulated request does not leave, so nothing returns an error.
+	r = r.WithContext(context.WithoutCancel(r.Context()))
+	v, _ := s.tracker.decide(e, r)
+	goesOn = s.tell(v)
+	e.askTheRest(r)
+	e.takeBack()
 	for _, z := range e.zones {
 		s.Answer.Zones = append(s.Answer.Zones, z.predicted())
 	}
-	return s.tell(v), nil
+	return goesOn, nil
 }
 
-// ask sets the states of all zones of e, and returns the verdict and whether the request waits.
-func (s *Simulation) ask(e *evaluation, r *http.Request) (v verdict, waits bool, err error) {
-	now, isOutright := e.limiter.Now(), e.refusesOutright()
-	e.countOverflow(r)
-	if isOutright {
-		v = s.tracker.verdict(anyHandler)
-		if _, err := e.answerUnknown(r); err != nil {
-			return v, false, err
-		}
-		e.conclude()
-		return v, false, e.askTheRest(r)
+// foreseeWait makes the newest zones give the answers that follow if the request may wait.
+func (s *Simulation) foreseeWait(r *http.Request, began time.Time) {
+	t := s.tracker
+	for _, e := range t.own {
+		e.takeBack()
 	}
-	if err := e.ask(r, nil); err != nil {
-		return v, false, err
+	w := t.newWaiter(began, r)
+	line, waits := t.findLine(w, t.ahead(w), r)
+	switch {
+	case !waits:
+		return
+	case line != nil && !line.room.hasPlace(w, line.ask.ClientKey, line.MaxWaitQueue):
+		t.turnAway(w, line)
+		return
 	}
-	if refused, lets := e.letsAllWait(now); !refused || !lets {
-		e.conclude()
-		v = s.tracker.verdict(anyHandler)
-		return v, false, e.askTheRest(r)
+	t.own[len(t.own)-1].askTheRest(r)
+	switch v := t.verdict(anyHandler); {
+	case endsRequest(v.outcome) && !t.mayWait(began):
+		return
+	case refuses(v.outcome):
+		line = v.inZone
+	case line == nil:
+		return
 	}
-	// Before it waits, it asks the others as well.
-	if err := e.askTheRest(r); err != nil {
-		return v, false, err
+	line.estimateWait()
+	if wait := line.ask.RetryAfter.Seconds(); wait > s.Answer.Wait {
+		s.Answer.Zone, s.Answer.Wait = line.Name, wait
 	}
-	if _, waits = e.letsAllWait(now); waits {
-		e.foreseeWait()
-	} else {
-		e.conclude()
-	}
-	return s.tracker.verdict(anyHandler), waits, nil
-}
-
-// foreseeWait makes the states show a request that waits.
-func (e *evaluation) foreseeWait() {
-	for _, z := range e.zones {
-		z.estimateWait()
-		if z.role == observes && z.answer == hasNoRoom {
-			// It goes on finding no room after the wait.
-			z.showPenalty()
-		}
-	}
-}
-
-// endWait sets the answers that the zones give after the wait.
-func (e *evaluation) endWait() {
-	for _, z := range e.zones {
+	for _, z := range t.zones() {
 		if refuses(z.outcome()) {
 			z.answer = hasRoom
 		}
+	}
+}
+
+// takeBack makes the states show the buckets without what the simulated request has taken.
+func (e *evaluation) takeBack() {
+	e.showRefunds()
+	for _, z := range e.zones {
+		z.lose()
 	}
 }
 
@@ -146,14 +131,17 @@ func (s *Simulation) tell(v verdict) (goesOn bool) {
 	return !endsRequest(v.outcome)
 }
 
-// askTheRest sets the states of zones that have not been asked.
-func (e *evaluation) askTheRest(r *http.Request) error {
+// askTheRest sets the states of zones that have not been asked, and that the request would not ask.
+func (e *evaluation) askTheRest(r *http.Request) {
+	if e.refusesOutright() {
+		e.countOverflow(r)
+		_, _ = e.answerUnknown(r)
+	}
 	rest := e.where(func(z *inZone) bool { return z.answer == notAsked })
-	err := e.askEach(r, rest)()
+	_ = e.askEach(r, rest)()
 	for _, z := range rest {
 		z.estimateWait()
 	}
-	return err
 }
 
 // predicted returns the answer of the zone.

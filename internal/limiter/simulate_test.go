@@ -67,7 +67,7 @@ func TestSimulatedRequestWaits(t *testing.T) {
 	for _, name := range []string{"waits", "observes"} {
 		z := &Zone{Name: name, Key: []string{name}, Events: Quantity{Number: 1}, Cost: Quantity{Number: 1}, Window: time.Hour, ChargeBefore: true, Counts: telemetry.Default.Zone(name)}
 		if name == "waits" {
-			z.MaxWait = 2 * time.Hour
+			z.MaxWait, z.MaxWaitQueue = 2*time.Hour, DefaultMaxWaitQueue
 		} else {
 			z.Penalty, z.Enforce = 3*time.Hour, new(float64)
 		}
@@ -86,6 +86,16 @@ func TestSimulatedRequestWaits(t *testing.T) {
 	if left := observed.Reset - float64(time.Now().Unix()); !goesOn || s.Answer.Wait < 3500 || observed.Reason != reasonPenalty.String() || left < 2.9*3600 {
 		t.Errorf("goes on %v, %+v", goesOn, s.Answer)
 	}
+}
+
+// foresee simulates a request to the outermost handler.
+func (s *queueSite) foresee() (foreseen *Simulation, goesOn bool) {
+	s.t.Helper()
+	w := httptest.NewRecorder()
+	foreseen = NewSimulation(w)
+	goesOn, err := foreseen.Meet(s.limiters[0], caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil))
+	redistest.Must(s.t, err)
+	return foreseen, goesOn
 }
 
 // TestSimulationOfARefusalForeseesTheOverflow: what a zone would say that is not asked, because another
@@ -128,14 +138,9 @@ func TestSimulationAsksAllBeforeItWaits(t *testing.T) {
 			a, b := zone("a", 5*time.Second), zone("b", time.Hour)
 			b.ChargeBefore, b.MaxWait = true, maxWait
 			s := newQueueSite(t, []*Zone{a, b})
-			request := func() *http.Request {
-				return caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), httptest.NewRecorder(), nil)
-			}
 			synctest.Test(t, func(t *testing.T) {
 				mustAll(t, "the first", []*sent{s.send(t.Context(), "x")}, http.StatusOK, 0)
-				foreseen := NewSimulation(httptest.NewRecorder())
-				goesOn, err := foreseen.Meet(s.limiters[0], request())
-				redistest.Must(t, err)
+				foreseen, goesOn := s.foresee()
 				served := s.send(t.Context(), "x")
 				if got := served.got(); goesOn || foreseen.Answer.Zone != "b" || got.status != http.StatusTooManyRequests || got.headers.Get("X-RateLimit-Resource") != "b" {
 					t.Errorf("foreseen %+v, served %+v", foreseen.Answer, got)
@@ -143,4 +148,78 @@ func TestSimulationAsksAllBeforeItWaits(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestSimulationForeseesTheLine: requests that wait go before the simulated one.
+func TestSimulationForeseesTheLine(t *testing.T) {
+	inBubbles(t, func(t *testing.T, algorithm store.Algorithm, before bool) {
+		zone := &Zone{Name: "a", Key: []string{"static"}, Events: Quantity{Number: 1}, Window: 5 * time.Second, MaxWait: time.Minute, Algorithm: algorithm, ChargeBefore: before}
+		s := newQueueSite(t, []*Zone{zone})
+		synctest.Test(t, func(t *testing.T) {
+			mustAll(t, "the first", []*sent{s.send(t.Context(), "x")}, http.StatusOK, 0)
+			s.sendMany(t, "x", 2)
+			foreseen, goesOn := s.foresee()
+			last := s.send(t.Context(), "x")
+			time.Sleep(time.Minute)
+			if waited := last.got().waited.Seconds(); !goesOn || foreseen.Answer.Wait < 10 || foreseen.Answer.Wait > waited {
+				t.Errorf("foreseen %+v, served %+v", foreseen.Answer, last.got())
+			}
+		})
+	})
+}
+
+// TestSimulationWakesNobody: the first in line does not hear of room that a simulation finds.
+func TestSimulationWakesNobody(t *testing.T) {
+	zone := &Zone{Name: "a", Key: []string{"static"}, Events: Quantity{Number: 3}, Window: time.Hour, MaxWait: 2 * time.Hour}
+	s := newQueueSite(t, []*Zone{zone})
+	synctest.Test(t, func(t *testing.T) {
+		mustAll(t, "the first", s.sendMany(t, "x", 3), http.StatusOK, 0)
+		waits := s.send(t.Context(), "x")
+		for id := range zone.bound[ownStore].room.lines {
+			redistest.Must(t, s.buckets().Reset(t.Context(), store.Request{Limit: &id.limit, ClientKey: id.clientKey}))
+		}
+		foreseen, _ := s.foresee()
+		if synctest.Wait(); waits.ended() || foreseen.Answer.Zones[0].Used != 0 {
+			t.Errorf("foreseen %+v, the one that waits got %+v", foreseen.Answer, waits.got())
+		}
+		time.Sleep(zone.MaxWait)
+	})
+}
+
+// TestSimulationBehindALineOfASilentStore: on_error decides, as it does once it is the request's turn.
+func TestSimulationBehindALineOfASilentStore(t *testing.T) {
+	for onError, want := range map[string]telemetry.Outcome{
+		stores.OnErrorAllow: telemetry.ErrorAllowed, stores.OnErrorDeny: telemetry.ErrorRefused, stores.OnErrorLocal: telemetry.Allowed,
+	} {
+		t.Run(onError, func(t *testing.T) {
+			buckets := &silentStore{Store: memory.New(memory.NewBuckets(), memory.Options{})}
+			s := &queueSite{t: t}
+			s.load(buckets, []*Zone{{
+				Name: "a", Key: []string{"static"}, Events: Quantity{Number: 1}, Window: 5 * time.Second, MaxWait: time.Minute, OnError: onError, ChargeBefore: true,
+			}})
+			synctest.Test(t, func(t *testing.T) {
+				s.sendMany(t, "x", 2)
+				buckets.isSilent.Store(true)
+				foreseen, goesOn := s.foresee()
+				if row := foreseen.Answer.Zones[0]; foreseen.Answer.Decision != want || row.Outcome != want || goesOn == endsRequest(want) {
+					t.Errorf("goes on %v, foreseen %+v", goesOn, foreseen.Answer)
+				}
+				time.Sleep(time.Minute)
+			})
+		})
+	}
+}
+
+// TestSimulationForeseesAFullRoom: a request that has no place to wait is refused.
+func TestSimulationForeseesAFullRoom(t *testing.T) {
+	zone := &Zone{Name: "a", Key: []string{"static"}, Events: Quantity{Number: 1}, Window: 5 * time.Second, MaxWait: time.Minute, MaxWaitQueue: 1}
+	s := newQueueSite(t, []*Zone{zone})
+	synctest.Test(t, func(t *testing.T) {
+		s.sendMany(t, "x", 2)
+		foreseen, goesOn := s.foresee()
+		if served := s.send(t.Context(), "x").got(); goesOn || foreseen.Answer.Decision != telemetry.Refused || served.status != http.StatusTooManyRequests {
+			t.Errorf("foreseen %+v, served %+v", foreseen.Answer, served)
+		}
+		time.Sleep(time.Minute)
+	})
 }

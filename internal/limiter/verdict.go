@@ -91,7 +91,7 @@ func (e *evaluation) conclude() {
 			continue
 		}
 		z.estimateWait()
-		if z.showPenalty() && !e.limiter.isSimulated {
+		if z.showPenalty() {
 			z.penalize()
 		}
 	}
@@ -155,7 +155,7 @@ const (
 var reasons = [...]telemetry.Word{
 	noReason:         {},
 	reasonOverLimit:  {Name: "over_limit"},
-	reasonInFlight:   {Name: "in_flight", Meaning: "only running requests are in the way"},
+	reasonInFlight:   {Name: "in_flight", Meaning: "only what may come back is in the way"},
 	reasonPenalty:    {Name: "penalty"},
 	reasonReserved:   {Name: "reserved", Meaning: "room is kept for others"},
 	reasonStoreError: {Name: "store_error"},

@@ -102,6 +102,10 @@ const trustedAnswer = time.Second
 // wait gives back what the request holds, in all its handlers, and waits until it passes in all
 // of them, a zone refuses it for too long, or the client leaves.
 func (t *tracker) wait(r *http.Request, began time.Time) (err error) {
+	if s := t.own[0].limiter.simulation; s != nil {
+		s.foreseeWait(r, began)
+		return nil
+	}
 	t.giveBack()
 	before := t.outerAnswers()
 	defer func() { t.restoreAnswers(before, err != nil) }()
@@ -241,11 +245,9 @@ func addressOf(r *http.Request) string {
 	return network.String()
 }
 
-// lineUp makes w stand in the line of the zone for which the request waits longest, those before
-// it having spent; elsewhere it holds no place. It returns that zone, or none if none refuses the
-// request any more. It reports false if the request is refused.
-func (t *tracker) lineUp(w *waiter, r *http.Request) (line *inZone, waits bool) {
-	ahead := t.ahead(w)
+// findLine returns the zone for which the request waits longest, those before it having spent what is ahead,
+// or none if none refuses the request any more. It reports false if the request is refused.
+func (t *tracker) findLine(w *waiter, ahead []int64, r *http.Request) (line *inZone, waits bool) {
 	w.linedUp = t.own[0].limiter.Now()
 	for n, z := range t.zones() {
 		if ahead[n] > 0 || z.answer == notAsked {
@@ -253,19 +255,25 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line *inZone, waits bool) 
 		}
 	}
 	if v := t.verdict(anyHandler); refuses(v.outcome) {
-		if !t.mayWait(w.arrived) {
-			return v.inZone, false
-		}
-		line = v.inZone
-	} else {
-		// The line that it is in goes on as far as the request.
-		for n, z := range t.zones() {
-			if ahead[n] > 0 && z.mayStand() && (line == nil || w.room == z.room) {
-				line = z
-			}
+		return v.inZone, t.mayWait(w.arrived)
+	}
+	// The line that it is in goes on as far as the request.
+	for n, z := range t.zones() {
+		if ahead[n] > 0 && z.mayStand() && (line == nil || w.room == z.room) {
+			line = z
 		}
 	}
-	if line == nil {
+	return line, true
+}
+
+// lineUp makes w stand in the line that findLine finds; elsewhere it holds no place. It returns what findLine
+// does, and reports false as well if the line has no place.
+func (t *tracker) lineUp(w *waiter, r *http.Request) (line *inZone, waits bool) {
+	ahead := t.ahead(w)
+	switch line, waits = t.findLine(w, ahead, r); {
+	case !waits:
+		return line, false
+	case line == nil:
 		w.leave()
 		return line, true
 	}
@@ -328,7 +336,7 @@ func (z *inZone) foresee(ctx context.Context, ahead int64, timeout time.Duration
 		if st.RetryAfter == 0 {
 			st.RetryAfter = time.Duration(st.ResetOtherwise-st.Now) * time.Microsecond
 		}
-	case ahead > 0:
+	case ahead > 0 && z.of.limiter.simulation == nil:
 		// Another process may have made room that they do not know of.
 		z.room.wake(req.ClientKey)
 	}

@@ -86,8 +86,8 @@ type Zone struct {
 	paths     []body.Path
 	readsSize bool
 	limit     store.Limit
-	// isLease: the zone counts requests while they run. needsID: it keeps events one by one. mayGiveBack: what it
-	// takes may come back.
+	// isLease: the zone counts requests while they run. needsID: it keeps events one by one. mayGiveBack: what a
+	// request takes may come back.
 	isLease, needsID, mayGiveBack bool
 	// enforced is how many cohorts the limit is enforced for.
 	enforced uint64
@@ -132,7 +132,7 @@ func (z *Zone) prepare() {
 	z.isLease, z.needsID = traits.Lease, traits.NeedsID
 	z.ChargeBefore = z.ChargeBefore || z.isLease
 	isFree := !z.Free.IsEmpty() || !z.Forgives.IsEmpty()
-	z.mayGiveBack = z.ChargeBefore && !z.isLease && (isFree || z.Batch != 0 || z.Cost.isDynamic())
+	z.mayGiveBack = z.ChargeBefore && !z.isLease && (isFree || z.Cost.isDynamic())
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
 	z.blocked = fmt.Errorf("the client is blocked in rate limit %s", z.Name)
 	z.BlockStatus = cmp.Or(z.BlockStatus, http.StatusTooManyRequests)

@@ -56,7 +56,7 @@ func (s *stripe) run(op algorithm.Operation, id identity.ID, r *store.Request, n
 		b = &bucket{key: strings.Clone(id.Key), limit: id.Limit, content: algorithm.New(r.Limit)}
 		b.note(op, r, now)
 		st = b.run(op, &s.asked, now)
-		b.due = b.content.Expiry(r.Limit)
+		b.due = b.expiry(r.Limit)
 		s.insert(b)
 		return st, false, false
 	case !keeps(op, r.Limit):
@@ -66,7 +66,7 @@ func (s *stripe) run(op algorithm.Operation, id identity.ID, r *store.Request, n
 }
 
 func (s *stripe) postpone(b *bucket) {
-	b.due = b.content.Expiry(s.limits.Limit(b.limit))
+	b.due = b.expiry(s.limits.Limit(b.limit))
 	heap.Fix(&s.queue, int(b.place))
 }
 
@@ -78,7 +78,7 @@ func (s *stripe) expire(now int64, most, spare int) int {
 	n := 0
 	for n < most && len(s.queue) > 0 && s.queue[0].due <= now {
 		b := s.queue[0]
-		if b.content.Expiry(s.limits.Limit(b.limit)) <= now {
+		if b.expiry(s.limits.Limit(b.limit)) <= now {
 			s.remove(b)
 			n++
 			continue
@@ -185,6 +185,11 @@ type bucket struct {
 	held *algorithm.Held
 }
 
+// expiry is the end of what counts, and of what is held: refunds may leave only that.
+func (b *bucket) expiry(limit *store.Limit) int64 {
+	return max(b.content.Expiry(limit), b.held.Expiry())
+}
+
 func (b *bucket) run(op algorithm.Operation, r *store.Request, now int64) store.State {
 	st := op.Run(b.content, r, now)
 	b.held = b.held.After(op, r, &st)
@@ -206,7 +211,7 @@ func (b *bucket) note(op algorithm.Operation, r *store.Request, now int64) {
 // isLate reports whether the bucket is due later than it expires, and later than what is
 // counted now does: a clock that was ahead made it due.
 func (b *bucket) isLate(limit *store.Limit, now int64) bool {
-	return !algorithm.Believes(b.due, now, 2*limit.Window) && b.due > b.content.Expiry(limit)
+	return !algorithm.Believes(b.due, now, 2*limit.Window) && b.due > b.expiry(limit)
 }
 
 const removed = -1

@@ -3,6 +3,7 @@ package redis
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
@@ -47,30 +48,28 @@ func (s *Store) KeptKey(clientKey string) string { return s.asker.Keys.Client(cl
 // config has lost the shard before.
 const recordsStay = 10 * time.Minute
 
-// keepers returns the member at which the record of an ID is made, and the one at which it may be too, or nil.
-func (s *Store) keepers(id string) (at, other *Member) {
-	owner, was := s.owner(id), s.previousOwner(id)
-	switch {
-	case was == nil:
-		return owner, nil
-	case s.opts.Now().Sub(s.opened) < recordsStay:
-		return was, owner
+// recordOwners returns the member at which the record of an ID is made, and those at which it may be too.
+func (s *Store) recordOwners(id string) []*Member {
+	at := s.owner(id)
+	if was := s.previousOwner(id); was != nil && s.opts.Now().Sub(s.opened) < recordsStay {
+		at = was
 	}
-	return owner, was
+	others := slices.DeleteFunc(s.ownersOf(&store.Request{ClientKey: id}), func(m *Member) bool { return m.Shard == at.Shard })
+	return append([]*Member{at}, others...)
 }
 
 // Record implements [store.Records].
-func (s *Store) Record(ctx context.Context, id string) (store.Record, error) {
-	at, other := s.keepers(id)
-	r, err := s.operator.Record(ctx, at.Shard, id)
-	switch {
-	case other == nil || err != nil:
-		return r, err
-	case r.Version != "":
-		return s.foundAt(at, r), nil
+func (s *Store) Record(ctx context.Context, id string) (r store.Record, err error) {
+	owners := s.recordOwners(id)
+	for _, m := range owners {
+		if r, err = s.operator.Record(ctx, m.Shard, id); err != nil {
+			return r, err
+		}
+		if r.Version != "" {
+			return s.foundAt(m, owners, r), nil
+		}
 	}
-	r, err = s.operator.Record(ctx, other.Shard, id)
-	return s.foundAt(other, r), err
+	return r, nil
 }
 
 // PutRecord implements [store.Records].
@@ -82,27 +81,27 @@ func (s *Store) PutRecord(ctx context.Context, r store.Record) (store.Record, er
 		}
 		return s.operator.PutRecord(ctx, m.Shard, r)
 	}
-	at, other := s.keepers(r.ID)
-	if other == nil {
-		return s.operator.PutRecord(ctx, at.Shard, r)
+	owners := s.recordOwners(r.ID)
+	for _, other := range owners[1:] {
+		there, err := s.operator.Record(ctx, other.Shard, r.ID)
+		switch there = s.foundAt(other, owners, there); {
+		case err != nil:
+			return store.Record{}, wire.NotExecuted(err)
+		case there.Version == "":
+			continue
+		case there.Version != r.Version:
+			return there, fmt.Errorf("%w: %w", store.ErrNotExecuted, store.ErrChanged)
+		}
+		r.ID, r.Shard = there.ID, there.Shard
+		return s.operator.PutRecord(ctx, other.Shard, r)
 	}
-	there, err := s.operator.Record(ctx, other.Shard, r.ID)
-	switch there = s.foundAt(other, there); {
-	case err != nil:
-		return store.Record{}, wire.NotExecuted(err)
-	case there.Version == "":
-		is, err := s.operator.PutRecord(ctx, at.Shard, r)
-		return s.foundAt(at, is), err
-	case there.Version != r.Version:
-		return there, fmt.Errorf("%w: %w", store.ErrNotExecuted, store.ErrChanged)
-	}
-	r.ID, r.Shard = there.ID, there.Shard
-	return s.operator.PutRecord(ctx, other.Shard, r)
+	is, err := s.operator.PutRecord(ctx, owners[0].Shard, r)
+	return s.foundAt(owners[0], owners, is), err
 }
 
-// foundAt returns a record that was found at a member so that it is put there again.
-func (s *Store) foundAt(m *Member, r store.Record) store.Record {
-	if r.Version != "" {
+// foundAt returns a record that was found at one of several members so that it is put there again.
+func (s *Store) foundAt(m *Member, owners []*Member, r store.Record) store.Record {
+	if r.Version != "" && len(owners) > 1 {
 		r.ID, r.Shard = s.asker.Keys.Client(r.ID), m.Name
 	}
 	return r

@@ -222,6 +222,28 @@ func TestRecordsWhileShardsAreAdded(t *testing.T) {
 	}
 }
 
+// TestRecordsOverSeveralSteps are found wherever one has left them, and not made again.
+func TestRecordsOverSeveralSteps(t *testing.T) {
+	r := newResharding(t)
+	before := r.store(r.members[:1], nil)
+	now := New(Options{
+		Members: r.members[2:], Previous: [][]Member{r.members[1:2], r.members[:1]}, CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout,
+	})
+	made, err := before.PutRecord(t.Context(), record("one", "first"))
+	must(t, err)
+	if again, err := now.PutRecord(t.Context(), record("one", "another")); !errors.Is(err, store.ErrChanged) || again.Version != made.Version {
+		t.Errorf("it is made again: %+v, %v", again, err)
+	}
+	is, err := now.Record(t.Context(), "one")
+	must(t, err)
+	is.Value = "second"
+	_, err = now.PutRecord(t.Context(), is)
+	must(t, err)
+	if is, err = before.Record(t.Context(), "one"); err != nil || is.Value != "second" {
+		t.Errorf("it is %+v, %v", is, err)
+	}
+}
+
 // sometime returns a clock that shows one time first, and then another.
 func sometime(first, then time.Time) func() time.Time {
 	return func() time.Time {

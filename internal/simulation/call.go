@@ -241,8 +241,7 @@ func (c *call) await(place int, done, again func()) {
 
 func (c *call) fetch(place int, size int64, done, again func()) {
 	r := c.asks[place].Request
-	r.Cost = size
-	r.HoldAsBatch()
+	r.FetchBatch(size)
 	c.exchange(r, func(st store.State) {
 		m := c.moment()
 		e := c.of(&r, &m)

@@ -135,7 +135,7 @@ func (p *process) next(e *entry, n core.Next) {
 	switch n.Do {
 	case core.Send:
 		p.send(e, n.Charge, nil)
-	case core.Hold:
+	case core.Delay:
 		p.held = append(p.held, e)
 		if !p.ticks {
 			p.ticks = true

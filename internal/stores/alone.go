@@ -3,6 +3,7 @@ package stores
 import (
 	"context"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -28,10 +29,7 @@ func (o *Opened) AdmitAlone(known, local *store.Request, takes bool) store.State
 		return st
 	}
 	if takes {
-		// The answer to a take counts its cost.
-		st.Used += local.Cost
-		st.Remaining = max(st.Limit-st.Used, 0)
-		st.Reset, st.ResetOtherwise = st.ResetOtherwise, st.Reset
+		ledger.ShowTaken(&st, local.Cost)
 	}
 	return higher(asked.State, st)
 }

@@ -38,7 +38,7 @@ type NewcomerConfig interface {
 type newcomers struct {
 	store  string
 	most   int
-	base   store.Store
+	base   Accounts
 	logger *zap.Logger
 	// known are the clients that have been let in.
 	known   *knownClients
@@ -48,7 +48,7 @@ type newcomers struct {
 }
 
 // newNewcomers returns nil if the module wants no bound.
-func (h *Handle) newNewcomers(s store.Store) *newcomers {
+func (h *Handle) newNewcomers(s Accounts) *newcomers {
 	m, ok := h.Module.(NewcomerConfig)
 	if !ok || m.NewBuckets() == 0 {
 		return nil
@@ -68,68 +68,50 @@ type Overflow struct {
 }
 
 // overflow lets clients in, and returns the requests of those beyond the bound. Clients that
-// have a bucket are not new.
-func (n *newcomers) overflow(ctx context.Context, asks []*store.Ask, now time.Time) []Overflow {
-	beyond, known := n.askStore(ctx, asks, func(r *store.Request) bool { return n.letIn(r, now) })
-	for _, i := range known {
-		n.known.add(&asks[i].Request, now)
-	}
-	for _, o := range beyond {
-		if o.Err == nil {
-			n.report(asks[o.Index].Request.Limit.Zone, now)
-		}
-	}
-	return beyond
-}
-
-// foresee returns what overflow would, and lets nobody in.
-func (n *newcomers) foresee(ctx context.Context, asks []*store.Ask, now time.Time) []Overflow {
-	beyond, _ := n.askStore(ctx, asks, func(r *store.Request) bool { return n.wouldLetIn(r, now) })
-	return beyond
-}
-
-// askStore asks the store about the requests that need a bucket and are not let in. It returns
-// those beyond the bound, and the places of those whose clients have a bucket.
-func (n *newcomers) askStore(ctx context.Context, asks []*store.Ask, isLetIn func(r *store.Request) bool) (beyond []Overflow, known []int) {
+// have a bucket are not new. If it only foresees that, it lets nobody in.
+func (n *newcomers) overflow(ctx context.Context, asks []*store.Ask, now time.Time, foresees bool) (beyond []Overflow) {
 	var unknown []int
 	var asked []store.Request
 	for i := range asks {
 		r := &asks[i].Request
 		// Leases last only while requests run, and a limit of 0 needs no bucket.
-		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !isLetIn(r) {
+		if !algorithm.Of(r.Limit.Algorithm).Lease && r.Events != 0 && !n.letIn(r, now, foresees) {
 			unknown, asked = append(unknown, i), append(asked, *r)
 			asked[len(asked)-1].Hold = 0
 		}
 	}
 	if len(asked) == 0 {
-		return nil, nil
+		return nil
 	}
 	for k, st := range store.Answers(ctx, n.base.Peek, asked) {
-		if i := unknown[k]; st.Err == nil && st.Holds(asked[k].Limit) {
-			known = append(known, i)
-		} else {
-			beyond = append(beyond, Overflow{i, st.Err})
+		isNew := st.Err != nil || !st.Holds(asked[k].Limit)
+		if isNew {
+			beyond = append(beyond, Overflow{unknown[k], st.Err})
+		}
+		switch {
+		case foresees || st.Err != nil:
+		case isNew:
+			n.report(asked[k].Limit.Zone, now)
+		default:
+			n.known.add(&asked[k], now)
 		}
 	}
-	return beyond, known
+	return beyond
 }
 
 // letIn lets in the client of r if it is known or the rate allows it, and reports whether it
-// did. From then on it is known.
-func (n *newcomers) letIn(r *store.Request, now time.Time) bool {
-	if n.known.renew(r, now) {
+// did. From then on it is known. If it only foresees that, nothing changes.
+func (n *newcomers) letIn(r *store.Request, now time.Time, foresees bool) bool {
+	switch {
+	case foresees:
+		return n.known.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
+	case n.known.renew(r, now):
 		return true
-	}
-	if !n.rateOf(r.Limit.Zone).spend(now) {
+	case !n.rateOf(r.Limit.Zone).spend(now):
 		return false
 	}
 	n.known.add(r, now)
 	return true
-}
-
-// wouldLetIn reports whether letIn would let in the client of r.
-func (n *newcomers) wouldLetIn(r *store.Request, now time.Time) bool {
-	return n.known.has(r, now) || n.rateOf(r.Limit.Zone).allows(now)
 }
 
 func (n *newcomers) rateOf(zone string) *newcomerRate {

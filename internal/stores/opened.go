@@ -38,15 +38,19 @@ type Opened struct {
 	forgiving atomic.Int64
 	// newcomers is nil if new buckets are not bounded.
 	newcomers *newcomers
+	// foresees is set if the store changes nothing: see [Opened.Foresight].
+	foresees bool
 }
 
 // Accounts are a store with an account of what its buckets are about to spend: a
 // [ledger.Owners], or a [ledger.Local] for a store that answers at once. A Ledger documents the
 // methods.
 type Accounts interface {
-	store.Store
-
 	Admit(ctx context.Context, asks []*store.Ask)
+	Take(ctx context.Context, asks []*store.Ask)
+	Charge(ctx context.Context, asks []*store.Ask)
+	Peek(ctx context.Context, asks []*store.Ask)
+	Reset(ctx context.Context, r store.Request) error
 	RefuseKnown(asks []*store.Ask) bool
 	ForeseeKnown(asks []*store.Ask) bool
 	IsFull(r *store.Request) bool
@@ -101,7 +105,7 @@ func (o *Opened) Overflow(ctx context.Context, asks []*store.Ask, now func() tim
 	if o.newcomers == nil {
 		return nil
 	}
-	return o.newcomers.overflow(ctx, asks, now())
+	return o.newcomers.overflow(ctx, asks, now(), o.foresees)
 }
 
 // RefuseKnown sets the states of requests that are refused without a call, and reports whether

@@ -373,20 +373,27 @@ func (c *client) spentUntil(refused *response, reset int64) int64 {
 }
 
 // waitsBeyond returns the reset of the window in which a request was refused, if the refusal
-// names a later time, or else 0. Where charges in flight will count after the reset, a Caddy makes
+// names another time, or else 0. Where only what running requests hold is in the way of one that is charged before, it
+// names a second. Where charges in flight will count after the reset, a Caddy makes
 // the client wait for about the end of the window that they will open or, if the request fits but
 // for them, until they have arrived.
 func (l limit) waitsBeyond(refused *response, admitted []response, arrival time.Duration) int64 {
 	// A charge takes that long, and the next one as long again. A Caddy that has had no reply yet
 	// takes it for a second.
 	latest := refused.ended.Add(l.window + 2*max(arrival, time.Second) + time.Second)
-	if l.charge != after || time.Unix(refused.reset, 0).After(latest) {
+	if time.Unix(refused.reset, 0).After(latest) {
 		return 0
 	}
 	// A refusal waits at least a second, and the instant that it names is rounded up to one.
 	isSoon := !time.Unix(refused.reset-1, 0).After(refused.ended.Add(max(arrival, time.Second)))
 	for i := range admitted {
 		r := &admitted[i]
+		if l.charge != after {
+			if isSoon && refused.reset < r.reset && !r.begun.After(refused.ended) && refused.begun.Before(time.Unix(r.reset, 0)) {
+				return r.reset
+			}
+			continue
+		}
 		end, isLate := time.Unix(r.reset, 0), !r.begun.After(refused.ended) && !r.ended.Add(arrival).Before(time.Unix(r.reset, 0))
 		isNext := time.Duration(refused.reset-r.reset)*time.Second >= l.window
 		if isLate && refused.begun.Before(end) && (isNext || isSoon && refused.reset > r.reset) {

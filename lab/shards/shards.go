@@ -159,6 +159,10 @@ func (s *Shard) Buckets(ctx context.Context, zone string) (map[string]Bucket, er
 			return nil, fmt.Errorf("list buckets: %w", err)
 		}
 		for _, key := range keys {
+			if strings.Contains(key, " ") {
+				// What takes hold is beside its bucket.
+				continue
+			}
 			var content struct {
 				Count int64 `redis:"c"`
 				Reset int64 `redis:"r"` // in microseconds

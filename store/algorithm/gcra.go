@@ -118,13 +118,16 @@ func (b *GCRA) renew(r *store.Request, now int64) {
 	}
 }
 
-// open gives a bucket that is empty the arrival time that r has for it.
-func (b *GCRA) open(r *store.Request, now int64) {
-	if b.end() > now || r.Ends <= now {
+// open gives a bucket that is empty the arrival time that r, which needs that much, has for it: no later than that of
+// a full one.
+func (b *GCRA) open(r *store.Request, now, need int64) {
+	most, _ := Tolerance(r, need)
+	tat := min(endOf(r, now, most), store.MaxInteger)
+	if b.end() > now || r.Ends == 0 || tat <= now {
 		return
 	}
 	b.renew(r, now)
-	b.TAT, b.Spent = r.Ends, store.MaxInteger
+	b.TAT, b.Spent = tat, store.MaxInteger
 	b.Spent = int64(min(math.Ceil(b.count(now)), store.MaxInteger))
 }
 
@@ -195,7 +198,7 @@ func (b *GCRA) Charge(r *store.Request, now int64) {
 	if r.Cost == 0 {
 		return
 	}
-	b.open(r, now)
+	b.open(r, now, 0)
 	b.renew(r, now)
 	b.spend(r, r.Cost, now)
 	if b.Spent += r.Cost; b.Spent > store.MaxInteger {
@@ -209,7 +212,7 @@ func (b *GCRA) Take(r *store.Request, now int64) bool {
 	if b.isPenalized(now) {
 		return false
 	}
-	b.open(r, now)
+	b.open(r, now, r.Cost)
 	with := *b
 	with.renew(r, now)
 	if r.Cost > 0 && !with.holds(r, now, r.Need()) {

@@ -81,6 +81,16 @@ func (h *Held) After(op Operation, r *store.Request, st *store.State) *Held {
 	return h
 }
 
+// Expiry is from when nothing is held, in microseconds since the epoch; 0 if h is nil.
+func (h *Held) Expiry() (last int64) {
+	if h != nil {
+		for _, t := range h.takes {
+			last = max(last, t.last)
+		}
+	}
+	return last
+}
+
 // leaves is what an allowed take has left of its capacity, as its script has it.
 func leaves(r *store.Request, st *store.State) int64 {
 	if Of(r.Limit.Algorithm).Drains() {

@@ -28,17 +28,14 @@ func (k *Known) IsOpen(limit *store.Limit, now int64) bool {
 // keep it in this place.
 func (k *Known) WindowEnd() int64 { return k.Content[1] }
 
-// Opened is the end of the window that is open at now or, of what drains, the arrival time; 0 if it is closed,
-// or empty.
-func (k Known) Opened(limit *store.Limit, now int64) int64 {
+// Left is how long the window is still open at now, or how long what drains takes to; 0 if it is closed, or empty.
+func (k Known) Left(limit *store.Limit, now int64) int64 {
 	t := Of(limit.Algorithm)
 	switch {
 	case t.Windowed() && k.IsOpen(limit, now):
-		return k.WindowEnd()
+		return k.WindowEnd() - now
 	case t.Drains():
-		if tat := k.Content[0]; tat > now {
-			return tat
-		}
+		return max(k.Content[0]-now, 0)
 	}
 	return 0
 }

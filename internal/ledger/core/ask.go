@@ -105,7 +105,7 @@ func (b *Bucket) refuseFresh(r *store.Request, st *store.State, m *Moment) bool 
 // makes the check that c describes, or Wait if it waits for the next one.
 func (b *Bucket) Ask(w Waiter, c *Check, m *Moment) Do {
 	switch r := w.Request; {
-	case b.AskKnown(r, w.State, m):
+	case b.refuseFresh(r, w.State, m), b.admitUnasked(r, w.State, m):
 		return Nothing
 	case b.check == nil:
 		b.check = checks.Get().(*check)
@@ -113,11 +113,6 @@ func (b *Bucket) Ask(w Waiter, c *Check, m *Moment) Do {
 	}
 	b.check.next = append(b.check.next, w)
 	return Wait
-}
-
-// AskKnown is Ask, as far as what is known answers: it reports whether the state is set.
-func (b *Bucket) AskKnown(r *store.Request, st *store.State, m *Moment) bool {
-	return b.refuseFresh(r, st, m) || b.admitUnasked(r, st, m)
 }
 
 // begin begins a check.
@@ -361,22 +356,10 @@ func (b *Bucket) AheadAnswered(r *store.Request, st *store.State, c *Check, m *M
 	return Nothing
 }
 
-// Foresee sets the state that a check of r would be answered with, if st is what the store said to
-// a request that peeked at the instant asked. Do is Nothing; AwaitCharge if a charge in flight decides; or Again
-// if st may lack one that was answered meanwhile. Unless mayWait is set, it is Nothing.
-func (b *Bucket) Foresee(r *store.Request, st *store.State, asked int64, mayWait bool, m *Moment) Do {
-	if mayWait && !algorithm.Of(r.Limit.Algorithm).Copies() && b.written > asked {
-		return Again
-	}
-	b.hear(r, st, asked, m)
-	switch j := b.judge(r, st, st.Now, m); {
-	case j != unclear:
-	case mayWait:
-		return AwaitCharge
-	default:
-		b.RefuseUnclear(r, st, m)
-	}
-	return Nothing
+// MayLack reports whether an answer to r, asked for then, may lack what was answered since, in a bucket that cannot be
+// copied.
+func (b *Bucket) MayLack(r *store.Request, asked int64) bool {
+	return !algorithm.Of(r.Limit.Algorithm).Copies() && b.written > asked
 }
 
 // Penalize notes the penalty that a request earns, in a bucket that can be copied.

@@ -325,7 +325,10 @@ func (b *Bucket) Fetched(w Waiter, request *store.Request, st *store.State, m *M
 		case st.Err != nil:
 			*w.State, turn = *st, Nothing
 		case st.Allowed && b.serve(w.Request, w.State, m):
-			turn = Nothing
+			if turn = Nothing; v.hold != 0 && v.hold == w.Request.Hold {
+				// All of it is for this request, whose settlement ends the hold.
+				w.State.IsHeld, v.hold = true, 0
+			}
 		}
 		if n > 0 {
 			m.turn(w, turn)
@@ -425,14 +428,17 @@ func (b *Bucket) Repay(r *store.Request, l Loan, st *store.State, m *Moment) (re
 	return refund
 }
 
-// Restore puts a refund back into the batch, and reports whether it is of it.
+// Restore puts a refund back into the batch, and reports whether it is of it. The batch takes over what the
+// refund would end, unless the store holds it already.
 func (b *Bucket) Restore(r *store.Request, m *Moment) bool {
 	v := b.batch
 	if v == nil || r.Batch == 0 || r.Cost == 0 || v.receipt == (store.Receipt{}) || v.receipt != r.Receipt || m.Now+b.clock >= v.ends {
 		return false
 	}
 	v.tokens += r.Cost
-	v.used = m.Now
+	if v.used = m.Now; v.hold == 0 && r.MayHold() {
+		v.hold, r.Hold = r.Hold, store.HearsHeld
+	}
 	return true
 }
 

@@ -19,6 +19,7 @@
 package core
 
 import (
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -100,8 +101,8 @@ const (
 	Fetch
 	// Send is to send a charge. Its outcome goes to Delivered.
 	Send
-	// Hold is to send the bucket's charges at the next tick.
-	Hold
+	// Delay is to send the bucket's charges at the next tick.
+	Delay
 	// Retry is to send a charge that did not run once its shard executes charges again.
 	Retry
 	// GiveUp is to report charges that are given up.
@@ -203,7 +204,7 @@ func (b *Bucket) Copy() Bucket {
 	if r := c.extra; r != nil {
 		r.returning, r.shown = copied(r.returning), copied(r.shown)
 		if v := r.returning; v != nil {
-			v.waiters = nil
+			v.refunds, v.ends, v.waiters = slices.Clone(v.refunds), slices.Clone(v.ends), nil
 		}
 	}
 	return c
@@ -377,7 +378,7 @@ func (b *Bucket) Gauges() Gauges {
 	}
 	if p := b.pending; p != nil {
 		g.Owing++
-		if p.waiting != nil && p.phase != held {
+		if p.waiting != nil && p.phase != delayed {
 			g.Unsent = p.waiting.requests
 		}
 	}
@@ -527,7 +528,7 @@ func (b *Bucket) judge(r *store.Request, st *store.State, storeNow int64, m *Mom
 // will commonly count, if that is the next one.
 func (b *Bucket) awaitLanding(r *store.Request, st *store.State, m *Moment) {
 	p := b.pending
-	if p == nil || p.phase == held || st.Penalty != 0 || st.RetryAfter == store.Never {
+	if p == nil || p.phase == delayed || st.Penalty != 0 || st.RetryAfter == store.Never {
 		return
 	}
 	took := m.Delivery

@@ -20,8 +20,8 @@ type chargePhase uint8
 const (
 	// sent: one is in flight, and later ones wait for its outcome.
 	sent chargePhase = iota
-	// held: they wait for the next tick.
-	held
+	// delayed: they wait for the next tick.
+	delayed
 	// queued: they wait for their shard.
 	queued
 )
@@ -63,12 +63,22 @@ type mergedCharge struct {
 	sent     [1]*store.Request
 	requests int64
 	expires  int64
-	age      age
+	// opens is when what drains is empty at the other owners, which had it when the charge was noted; or 0.
+	opens int64
+	age   age
+}
+
+// opensUntil returns the opens of a charge that was noted then.
+func opensUntil(r *store.Request, noted int64) int64 {
+	if r.Ends >= 0 {
+		return 0
+	}
+	return noted - r.Ends
 }
 
 // Next is what has to be done with the charges of a bucket.
 type Next struct {
-	// Do is Nothing, Send, Hold or Retry.
+	// Do is Nothing, Send, Delay or Retry.
 	Do Do
 	// Charge is what is to be sent: one request.
 	Charge []*store.Request
@@ -143,16 +153,24 @@ func (b *Bucket) Settle(req []*store.Request, hold int64, m *Moment) (n Next) {
 func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	r := req[0]
 	expires := b.expiryOf(r, m)
+	switch {
+	case r.Ends >= 0:
+	case algorithm.Of(r.Limit.Algorithm).Windowed():
+		expires = min(expires, m.Now-r.Ends)
+	default:
+		// It drains behind what others have.
+		expires -= r.Ends
+	}
 	b.keepUntil(r, m)
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		b.ensureExtra().charged = m.Now
 	}
-	mayHold := b.mayHold(r, m)
+	mayDelay := b.mayDelay(r, m)
 	switch {
-	case b.pending == nil && mayHold:
-		b.pending = &pending{phase: held, at: m.Now, base: b.known}
+	case b.pending == nil && mayDelay:
+		b.pending = &pending{phase: delayed, at: m.Now, base: b.known}
 		b.addWaiting(r, 1, expires, m)
-		return Next{Do: Hold}
+		return Next{Do: Delay}
 	case b.pending == nil:
 		b.pending = &pending{phase: sent, requests: 1, cost: r.Cost, at: m.Now, expires: expires, base: b.known}
 		r.Until = b.openUntil(r, m)
@@ -171,10 +189,10 @@ func (b *Bucket) Charge(req []*store.Request, m *Moment) (n Next) {
 	b.addWaiting(r, 1, expires, m)
 	// The newer request has the limit that holds now.
 	merged := &b.pending.waiting.req
-	cost, events := merged.Cost, merged.Events
+	cost, events, shared := merged.Cost, merged.Events, merged.Shared
 	*merged = *r
-	merged.Cost, merged.Events = cost, events
-	if b.pending.phase == held && (!mayHold || b.soleWriter == 0) {
+	merged.Cost, merged.Events, merged.Shared = cost, events, shared
+	if b.pending.phase == delayed && (!mayDelay || b.soleWriter == 0) {
 		b.sendNext(&n, m)
 	}
 	return n
@@ -203,9 +221,9 @@ func (b *Bucket) expiryOf(r *store.Request, m *Moment) int64 {
 	return b.known.ChargeExpiry(r, cost, m.Now+b.clock) - b.clock
 }
 
-// mayHold reports whether the charge of a request may wait for the next tick: that makes
+// mayDelay reports whether the charge of a request may wait for the next tick: that makes
 // pipelines longer, and the charges of one bucket become one.
-func (b *Bucket) mayHold(r *store.Request, m *Moment) bool {
+func (b *Bucket) mayDelay(r *store.Request, m *Moment) bool {
 	switch {
 	case m.Delay == 0, b.standing(m) < old, b.uncertain, b.extras().loose > 0:
 		return false
@@ -241,13 +259,14 @@ func (b *Bucket) addWaiting(r *store.Request, requests, expires int64, m *Moment
 		w.merge(r, requests, expires)
 		return
 	}
-	b.pending.waiting = &mergedCharge{req: *r, requests: requests, expires: expires, age: b.newAge(r, b.known, m.Now)}
+	b.pending.waiting = &mergedCharge{req: *r, requests: requests, expires: expires, opens: opensUntil(r, m.Now), age: b.newAge(r, b.known, m.Now)}
 }
 
 func (w *mergedCharge) merge(r *store.Request, requests, expires int64) {
 	own := &w.req
 	own.Events = algorithm.MergedEvents(own, r)
 	own.Cost += min(r.Cost, store.MaxInteger-own.Cost)
+	own.Shared = own.Shared && r.Shared
 	w.requests += requests
 	switch aging := algorithm.Of(r.Limit.Algorithm).Aging; aging {
 	case algorithm.AtWindowEnd:
@@ -304,9 +323,9 @@ func (b *Bucket) Delivered(r *store.Request, st *store.State, m *Moment) (n Next
 		}
 		return n
 	}
-	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayHold(&next.req, m) {
-		p.phase, p.at, p.base = held, m.Now, b.known
-		n.Do = Hold
+	if next := p.waiting; next != nil && b.soleWriter != 0 && b.mayDelay(&next.req, m) {
+		p.phase, p.at, p.base = delayed, m.Now, b.known
+		n.Do = Delay
 		return n
 	}
 	b.sendNext(&n, m)
@@ -410,9 +429,10 @@ func (b *Bucket) waitFirst(r *store.Request, requests int64, m *Moment) {
 	age := *p.age
 	w := p.waiting
 	if w == nil {
-		p.waiting = &mergedCharge{req: *r, requests: requests, expires: p.expires, age: age}
+		p.waiting = &mergedCharge{req: *r, requests: requests, expires: p.expires, opens: opensUntil(r, p.at), age: age}
 		return
 	}
+	w.opens = opensUntil(r, p.at)
 	later := w.req
 	later.Cost = w.left(m.Now)
 	age.least = min(age.least, w.age.least)
@@ -447,7 +467,7 @@ func (b *Bucket) sendNext(n *Next, m *Moment) {
 	if r.Until = b.openUntil(r, m); r.Until != 0 {
 		r.Ends = r.Until
 	} else {
-		r.Ends = b.endsAt(r.Limit, p.expires, m)
+		r.Ends = cmp.Or(b.endsAt(r.Limit, p.expires, m), min(m.Now-w.opens, 0))
 	}
 	w.sent[0] = r
 	n.Do, n.Charge = Send, w.sent[:]
@@ -466,10 +486,8 @@ func (b *Bucket) endsAt(limit *store.Limit, at int64, m *Moment) int64 {
 	return m.Now - at
 }
 
-// Opened returns when the bucket is empty again, as far as is known: see [algorithm.Known.Opened].
-func (b *Bucket) Opened(r *store.Request, m *Moment) int64 {
-	return b.known.Opened(r.Limit, m.Now+b.clock)
-}
+// Left returns how long the bucket is open, as far as is known: see [algorithm.Known.Left].
+func (b *Bucket) Left(r *store.Request, m *Moment) int64 { return b.known.Left(r.Limit, m.Now+b.clock) }
 
 // opens returns the end, as [store.Request.Ends] has it, of the window in which pending charges count, or that which the
 // request has for it: what asks first opens no other one.
@@ -496,7 +514,7 @@ func (b *Bucket) chargedUntil(r *store.Request, m *Moment) int64 {
 	return b.endsAt(r.Limit, end, m)
 }
 
-// Send sends what is held, or waits for its shard. What counts no more is given up. Do is
+// Send sends delayed charges, or waits for its shard. What counts no more is given up. Do is
 // Nothing if neither is the case any more.
 func (b *Bucket) Send(m *Moment) (n Next) {
 	switch p := b.pending; {
@@ -525,8 +543,8 @@ func RetryPause(last time.Duration, executes bool) time.Duration {
 	return min(max(2*last, retryPause), maxRetryPause)
 }
 
-// IsHeld reports whether charges wait for the next tick.
-func (b *Bucket) IsHeld() bool { return b.pending != nil && b.pending.phase == held }
+// IsDelayed reports whether charges wait for the next tick.
+func (b *Bucket) IsDelayed() bool { return b.pending != nil && b.pending.phase == delayed }
 
 // GiveUp gives up the charges that wait.
 func (b *Bucket) GiveUp(err error) (n Next) {

@@ -118,49 +118,57 @@ func TestUnheardIsTakenForHeld(t *testing.T) {
 	isRefused(t, &b, &r, m, false)
 }
 
-// TestBatchIsHeldUntilItIsGone: what is fetched is held until it is used up or given back.
+// TestBatchIsHeldUntilItIsGone: what is fetched is held until it is used up or given back; but what one request uses up,
+// until that settles.
 func TestBatchIsHeldUntilItIsGone(t *testing.T) {
 	for name, c := range map[string]struct {
-		uses int64
-		want store.Request
+		cost          int64
+		waiters, uses int
+		left          int64
 	}{
-		"used up":         {3, store.Request{Cost: 0, Hold: 1<<31 | 7}},
-		"used up at once": {1, store.Request{Cost: 0, Hold: 1<<31 | 7}},
-		"given back":      {1, store.Request{Cost: 2, Hold: 1<<31 | 7}},
+		"used up":                {1, 0, 2, 0},
+		"used up at once":        {1, 2, 0, 0},
+		"used up by one request": {3, 0, 0, 0},
+		"given back":             {1, 0, 0, 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			m := &Moment{Now: 1_000_000, Trust: 1_000_000}
 			r := requestOf("alice", 5)
-			r.Batch, r.Hold = 3, 7
-			if name == "used up at once" {
-				r.Cost = 3
-			}
+			r.Cost, r.Batch, r.Hold = c.cost, 3, 7
 			b, first := New(0, m), Waiter{Request: &r, State: new(store.State)}
 			if do, size := b.Claim(first, m); do != Fetch || size != 3 {
 				t.Fatalf("the first request has to do %d of %d", do, size)
 			}
 			fetch := r
-			fetch.Cost = 3
-			fetch.HoldAsBatch()
+			fetch.FetchBatch(3)
+			isOwn := fetch.Hold == r.Hold
 			mark := b.TakeSent(&fetch, m)
+			use := func(want Do) {
+				if do, _ := b.Claim(Waiter{Request: &r, State: new(store.State)}, m); do != want {
+					t.Fatalf("another request has to do %d, want %d", do, want)
+				}
+			}
+			for range c.waiters {
+				use(Wait)
+			}
 			st := &store.State{
 				Allowed: true, IsHeld: true, Held: 3, Limit: 5, Used: 3, Remaining: 2, Now: m.Now, Content: store.Content{3, m.Now + 60e6},
 				Receipt: store.Receipt{Period: m.Now + 60e6},
 			}
 			b.TakeAnswered(&fetch, st, m.Now, mark, m)
 			_, leftover := b.Fetched(first, &fetch, st, m)
-			if isSpent := r.Cost == 3; leftover.MayHold() != isSpent || leftover.Cost != 0 || first.State.IsHeld {
+			isSpent := c.waiters > 0
+			if isOwn != (c.cost == 3) || isOwn != first.State.IsHeld || leftover.MayHold() != isSpent || isSpent && leftover.Hold != fetch.Hold || leftover.Cost != 0 {
 				t.Errorf("%+v is left over, and the request is answered %+v", leftover, *first.State)
-			} else if isSpent {
-				if leftover.Hold != c.want.Hold || b.Gauges().Reserves || b.Worth(m) == InUse {
-					t.Errorf("%+v is left over, and the bucket has %+v", leftover, b.Gauges())
+			}
+			if isSpent || isOwn {
+				if b.Gauges().Reserves || b.Worth(m) == InUse {
+					t.Errorf("the store holds no batch: %+v, worth %d", b.Gauges(), b.Worth(m))
 				}
 				return
 			}
-			for range c.uses - 1 {
-				if do, _ := b.Claim(Waiter{Request: &r, State: new(store.State)}, m); do != Nothing {
-					t.Fatalf("another request has to do %d", do)
-				}
+			for range c.uses {
+				use(Nothing)
 			}
 			if !b.Gauges().Reserves || b.Worth(m) != InUse {
 				t.Errorf("the store holds the batch: %+v, worth %d", b.Gauges(), b.Worth(m))
@@ -171,12 +179,33 @@ func TestBatchIsHeldUntilItIsGone(t *testing.T) {
 				t.Errorf("while another batch is fetched, the surplus is %d under %d, and the bucket has %+v", got.Cost, got.Hold, b.Gauges())
 			}
 			b.batch.coming = 0
-			for _, want := range []store.Request{c.want, {}} {
+			for _, want := range []store.Request{{Cost: c.left, Hold: fetch.Hold}, {}} {
 				if got := b.Surplus(IdleBatch, m); got.Cost != want.Cost || got.MayHold() != want.MayHold() || got.MayHold() && got.Hold != want.Hold {
 					t.Errorf("the surplus is %d under %d, want %d under %d", got.Cost, got.Hold, want.Cost, want.Hold)
 				}
 			}
 		})
+	}
+}
+
+// TestWhatReturnsToABatchStaysHeld, under the number of the request that gives it back, until the batch is gone.
+func TestWhatReturnsToABatchStaysHeld(t *testing.T) {
+	m := &Moment{Now: 1_000_000, Trust: 1_000_000}
+	r := requestOf("alice", 5)
+	r.Batch, r.Hold = 1, 7
+	b, first := New(0, m), Waiter{Request: &r, State: new(store.State)}
+	b.Claim(first, m)
+	st := &store.State{Allowed: true, IsHeld: true, Limit: 5, Used: 1, Now: m.Now, Content: store.Content{1, m.Now + 60e6}, Receipt: store.Receipt{Period: m.Now + 60e6}}
+	b.TakeAnswered(&r, st, m.Now, b.TakeSent(&r, m), m)
+	b.Fetched(first, &r, st, m)
+	back := r
+	back.Receipt = first.State.Receipt
+	if !b.Restore(&back, m) || back.MayHold() || !b.Gauges().Reserves {
+		t.Errorf("a refund is still to end %d, and the bucket has %+v", back.Hold, b.Gauges())
+	}
+	m.Now += 2 * IdleBatch
+	if got := b.Surplus(IdleBatch, m); got.Cost != 1 || got.Hold != 7 {
+		t.Errorf("the surplus is %d under %d", got.Cost, got.Hold)
 	}
 }
 

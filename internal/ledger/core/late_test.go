@@ -124,6 +124,39 @@ func TestNothingOpensALaterWindow(t *testing.T) {
 	}
 }
 
+// TestWaitingChargeKeepsItsEnd: the bucket that it opens ends with that of the client's other owner, and nothing else
+// opens a later one meanwhile. With its shard it is gone only if the others have all of it.
+func TestWaitingChargeKeepsItsEnd(t *testing.T) {
+	for _, limit := range []store.Limit{{}, {Algorithm: store.GCRA}} {
+		s := newLateStore(limit)
+		window := s.limit.Window.Microseconds()
+		end := s.m.Now + window/12
+		for n := range 3 {
+			r := s.request(1)
+			r.Ends, r.Shared = s.m.Now-end, n > 0
+			if n := s.bucket.Charge([]*store.Request{&r}, s.m); n.Do == Send {
+				s.bucket.Delivered(n.Charge[0], &store.State{Err: store.ErrNotExecuted}, s.m)
+			}
+			s.m.Now += window / 60
+		}
+		if s.bucket.pending.waiting.req.Shared {
+			t.Errorf("%v: what one owner alone has would be gone with it", limit.Algorithm)
+		}
+		take := s.request(1)
+		if s.bucket.TakeSent(&take, s.m); limit.Algorithm == store.FixedWindow && take.Ends != s.m.Now-end {
+			t.Errorf("a take opens a window for %v, want %v", micros(-take.Ends), micros(end-s.m.Now))
+		}
+		s.deliver()
+		if limit.Algorithm == store.GCRA {
+			end += 3 * window / 1000
+		}
+		r := s.request(0)
+		if st := s.late.View(&r, s.m.Now+s.ahead, false); st.Reset != end+s.ahead || st.Used < 3 {
+			t.Errorf("%v: a bucket with %d ends %v too late", limit.Algorithm, st.Used, micros(st.Reset-end-s.ahead))
+		}
+	}
+}
+
 // TestExpiredChargesAreLostAlone: a charge whose window is over is neither sent nor merged with one of a later
 // window.
 func TestExpiredChargesAreLostAlone(t *testing.T) {

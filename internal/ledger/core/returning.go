@@ -210,12 +210,12 @@ func Stands(was, st *store.State) bool {
 	return was.RetryAfter != 0 && errors.Is(st.Err, store.ErrNotExecuted)
 }
 
-// ResetSent notes that the bucket is being emptied. It sends held charges, so that the reset
-// can wait for them, and lets none be held until it is over: a tick could make the bucket anew.
+// ResetSent notes that the bucket is being emptied. It sends delayed charges, so that the reset
+// can wait for them, and delays none until it is over: a tick could make the bucket anew.
 func (b *Bucket) ResetSent(m *Moment) (n Next) {
 	b.resets = true
 	b.ensureReturning().resets++
-	if b.IsHeld() {
+	if b.IsDelayed() {
 		b.sendNext(&n, m)
 	}
 	return n

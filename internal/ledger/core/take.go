@@ -126,31 +126,6 @@ func (b *Bucket) refuseOvertaken(r *store.Request, st *store.State, others int64
 	st.Remaining = max(st.Limit-st.Used, 0)
 }
 
-// ForeseeTake sets the state that a take of r would be answered with, if st is what the store said to
-// a request that peeked at the instant asked. Do is Nothing, or AwaitCharge if what is in flight decides. Unless
-// mayWait is set, it is Nothing.
-func (b *Bucket) ForeseeTake(r *store.Request, st *store.State, asked int64, mayWait bool, m *Moment) Do {
-	if !st.Allowed || algorithm.Of(r.Limit.Algorithm).Lease {
-		return Nothing
-	}
-	taken := *st
-	taken.Used += r.Cost
-	b.hearTake(r, &taken, asked, m)
-	if r.Cost == 0 {
-		return b.showUnheard(r, st, mayWait)
-	}
-	b.countOwn(r, m)
-	switch others, j := b.overtakes(r, &taken, b.extras().landed, m); {
-	case j == fits:
-	case j == unclear && mayWait:
-		return AwaitCharge
-	default:
-		b.refuseOvertaken(r, &taken, others)
-		*st = taken
-	}
-	return Nothing
-}
-
 // showUnheard makes the answer to a take that costs nothing count what this process has charged,
 // which may have been on its way when the store answered. If the charge in flight counts in another window
 // than it was sent in, or nobody knows, Do is AwaitCharge; unless mayWait is set, it counts in this one.

@@ -516,9 +516,11 @@ func addRate(c *wire.ScriptCall, op Op, r *store.Request) {
 	case algorithm.Refund:
 		c.Add(r.Receipt.Period, r.Receipt.Position, r.Capacity())
 	default:
-		c.Add(0, 0, 0)
+		micros, _ = algorithm.Tolerance(r, 0)
+		c.Add(micros, 0, 0)
 	}
-	c.Add(algorithm.LongestPenalty(r).Microseconds(), r.Ends)
+	c.Add(algorithm.LongestPenalty(r).Microseconds())
+	addEnds(c, r)
 }
 
 func addMembers(c *wire.ScriptCall, op Op, r *store.Request) {

@@ -67,8 +67,14 @@ func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request) e
 	}
 	// One command for each key: while a slot moves, its keys can be on either node.
 	var dels []*wire.Command
-	for _, key := range p.asker.Keys.In(shard.Shard).Like(r.Limit, r.ClientKey) {
-		for _, key := range []string{key, ask.Held(key)} {
+	keys, lease := p.asker.Keys.In(shard.Shard), store.Limit{Zone: r.Limit.Zone, Algorithm: store.Concurrency, Window: r.Limit.Window}
+	slots := keys.Key(&lease, r.ClientKey)
+	for _, key := range keys.Like(r.Limit, r.ClientKey) {
+		doomed := []string{ask.Held(key), key} // a take of the new bucket keeps its hold
+		if key == slots {
+			doomed = doomed[1:]
+		}
+		for _, key := range doomed {
 			del := wire.NewCommand("del", key)
 			del.Reads = false
 			dels = append(dels, del)

@@ -300,12 +300,12 @@ func (m *mirror) compareContent() {
 	}
 }
 
-// TestSimulatedServerRunsTheOtherScripts migrates a bucket and keeps overrides, on both servers.
+// TestSimulatedServerRunsTheOtherScripts keeps overrides on both servers.
 func TestSimulatedServerRunsTheOtherScripts(t *testing.T) {
 	m := newMirror(t, redistest.Start(t))
 	m.now = m.client.Time(t.Context()).Val()
-	got := otherScripts(m.now, m.simulated.Do)
-	want := otherScripts(m.now, func(args ...string) (any, error) {
+	got := otherScripts(m.simulated.Do)
+	want := otherScripts(func(args ...string) (any, error) {
 		return m.client.Do(t.Context(), boxed(args)...).Result()
 	})
 	if !slices.Equal(got, want) {
@@ -317,7 +317,7 @@ func TestSimulatedServerRunsTheOtherScripts(t *testing.T) {
 var clocks = regexp.MustCompile(`[0-9]{10,}`)
 
 // otherScripts returns the replies to calls of them.
-func otherScripts(now time.Time, do func(args ...string) (any, error)) (replies []string) {
+func otherScripts(do func(args ...string) (any, error)) (replies []string) {
 	s := simstore.New(do)
 	send := func(words ...any) string { return fmt.Sprint(s.Send(words...)) }
 	call := func(source string, keys []any, args ...any) string {
