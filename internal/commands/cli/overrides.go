@@ -195,14 +195,13 @@ func (s *session) showChanges(method string, all *adminapi.Overrides) {
 
 // copiesText says on how many shards and replicas a change is, after a comma, or nothing.
 func copiesText(c *store.Copies) string {
-	if c == nil {
+	switch {
+	case c == nil:
 		return ""
+	case c.OfReplicas == 0:
+		return fmt.Sprintf(", on %d/%d shards", c.Shards, c.OfShards)
 	}
-	text := fmt.Sprintf(", on %d of %s", c.Shards, counted(c.OfShards, "shard"))
-	if c.OfReplicas > 0 {
-		text += fmt.Sprintf(" and %d of %s", c.Replicas, counted(c.OfReplicas, "replica"))
-	}
-	return text
+	return fmt.Sprintf(", on %d/%d shards, %d/%d replicas", c.Shards, c.OfShards, c.Replicas, c.OfReplicas)
 }
 
 // overrideText says what an override does, and until when.
