@@ -5,34 +5,35 @@
 --          latest instant until which one is remembered; s = when a process was last in
 --          touch, by that process's clock
 -- KEYS[2]  sorted set of changes, by their numbers: version, instant, name, what the writer
---          says of it, the content before and the content after, in lines
--- ARGV[1]  page, changes, change, log, seen, sum or clear
--- ARGV[2]  page: the cursor, 0 at first; changes: a number; seen: an instant; sum: what d is
---          now; clear: what s is now, or the script changes nothing
--- ARGV[3]  sum: what d shall be
+--          says of it, the content before and the content after, in lines; and - at the last
+--          one that is not told
+-- ARGV[1]  page, changes, change, log, seen or sum
+-- ARGV[2]  page: the cursor, 0 at first; changes: a number; change: how many fields the hash
+--          may have; seen: now by the caller's clock; sum: what d is now, or the script
+--          changes nothing
+-- ARGV[3]  seen: the latest s of other shards; sum: what d shall be, or nothing to delete all
 -- log, from ARGV[2] on: members of the set on another server, which are added
--- change, from ARGV[2] on, for each of several overrides:
+-- change, from ARGV[3] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
 --          here: packed doubles, version, how long it lasts and how long it is remembered, or
 --          nothing if it knows nothing; its content; a member of the set that says so, or
 --          nothing;
 --          and to decide about a change: a packed double, how long it lasts, 0 without an end;
 --          the content, without line ends, or nothing to remove it; the digest of the
---          override that it replaces, 0 if it replaces none, both with a space between if
---          either will do, or nothing if that does not matter; what the writer says of it.
---          The four are empty if there is nothing to decide
+--          override that it replaces, 0 if it replaces none, or nothing if that does not
+--          matter; what the writer says of it. The four are empty if there is nothing to decide
 -- Reply    frames: a word, the lengths of two texts, each with a space, the texts, which
 --          may have any bytes, and a line end.
 --          page: the next cursor, now and v, and a frame for each name and its value;
 --          changes: 0, now and v, and a frame for each change since that number and the value
---          of its name now, or LOST if the changes are not known; change: for each, SET, SAME
---          (it was set before), REMOVED, with version, instant and until when it is
---          remembered, and the content before; NONE; CHANGED, with the content before; or, if
---          there was nothing to decide, HAS, or OVER if it need not be remembered here; else
---          DONE.
+--          of its name now, or LOST if the changes are not known; change: for each, SET or
+--          REMOVED, with version, instant and until when it is remembered, and the member of
+--          the set; SAME (it was set before), with the same numbers; NONE; CHANGED, with the
+--          content before; FULL; or, if there was nothing to decide, HAS, or OVER if it need not
+--          be remembered here; seen: the size of the set; else DONE.
 -- Of two versions the later one counts, everywhere. A removed override, and one that has run
--- out, are remembered as long as an earlier version could last. Each server ends them by its own
--- clock, so servers are told spans.
+-- out, are remembered as long as an earlier version could last, wherever that may be. Each server
+-- ends them by its own clock, so servers are told spans.
 -- Instants are milliseconds since the epoch, spans milliseconds. Versions and numbers grow,
 -- and are about the microseconds since the epoch.
 local call, hash, log, op = redis.call, KEYS[1], KEYS[2], ARGV[1]
@@ -45,7 +46,10 @@ local endless = 9007199254740991
 local highest = 4503599627370496
 -- September 2001.
 local earliest = 1000000000000
-local hour, quarter = 3600000, 7776000000
+-- A shard that is away for 90 days is not believed: a day more for clocks, and for s.
+local quarter = 7862400000
+-- By how much clocks may differ that are taken for the same.
+local near = 5000
 local own = { d = true, v = true, x = true, s = true }
 
 local function isWhole(number, least, most)
@@ -87,6 +91,9 @@ if op == 'changes' then
   end
   local frames = { frame('0', text(now), call('HGET', hash, 'v') or '') }
   for i = 3, #later, 2 do
+    if later[i] == '-' then
+      return 'LOST'
+    end
     local name = string.match(later[i], '^[^\n]*\n[^\n]*\n([^\n]*)')
     frames[#frames + 1] = name and frame('=', later[i], call('HGET', hash, name) or '') or ''
   end
@@ -101,31 +108,44 @@ end
 
 if op == 'log' then
   for i = 2, #ARGV do
-    call('ZADD', log, string.match(ARGV[i], '^%d+'), ARGV[i])
+    -- By a clock that is ahead they would be the latest for long.
+    local at = tonumber(string.match(ARGV[i], '^[^\n]*\n(%d+)\n') or nil)
+    if at then
+      call('ZADD', log, text(math.min(at * 1000, micros)), ARGV[i])
+    end
   end
   bound()
   return 'DONE'
 elseif op == 'seen' then
   if call('EXISTS', hash) == 1 then
-    call('HSET', hash, 's', ARGV[2])
+    local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])
+    -- A caller whose clock is months ahead would have the others doubted.
+    local isBelieved = math.abs(told - now) < quarter or known > 0 and told - known < quarter
+    call('HSET', hash, 's', text(isBelieved and math.max(known, told) or known))
   end
-  return 'DONE'
+  return text(call('ZCARD', log))
 elseif op == 'sum' then
-  if (call('HGET', hash, 'd') or '') == ARGV[2] then
-    call('HSET', hash, 'd', ARGV[3])
-  end
-  return 'DONE'
-elseif op == 'clear' then
-  if call('HGET', hash, 's') == ARGV[2] then
-    call('PEXPIRE', hash, 0)
+  if text(stored('d', highest) or 0) == ARGV[2] then
+    if ARGV[3] == '' then
+      call('PEXPIRE', hash, 0)
+    else
+      call('HSET', hash, 'd', ARGV[3])
+    end
   end
   return 'DONE'
 end
 
+-- Before that, no instant of this script is believed.
+if now < earliest then
+  return redis.error_reply("ERR this server's clock is before 2001")
+end
 local sum, number = stored('d', highest) or 0, math.max(micros, (stored('v', highest) or 0) + 1)
 -- In a hash that has others, how long these are remembered is not known.
 local latest = stored('x', endless) or call('EXISTS', hash) == 1 and endless or 0
-local logged, isChanged
+-- A user may lack HLEN.
+local size = redis.pcall('HLEN', hash)
+local free = tonumber(ARGV[2]) - (type(size) == 'number' and size or 0)
+local logged, isUntold, isChanged
 
 -- override returns what a value says, or nil if it is none of ours.
 local function override(name, value)
@@ -149,8 +169,13 @@ local function hasNoEnd(o)
   return o.content ~= '' and o.till == endless
 end
 
+-- horizon returns until when a later version has to be remembered.
+local function horizon(o)
+  return hasNoEnd(o) and math.max(o.keep, now + quarter) or o.keep
+end
+
 local function isKept(o)
-  return o.keep > now or hasNoEnd(o)
+  return horizon(o) > now
 end
 
 local function isLater(a, b)
@@ -170,67 +195,89 @@ local function write(name, o, old)
 end
 
 local function note(entry)
-  if entry ~= '' then
-    call('ZADD', log, text(number), entry)
-    number, logged = number + 1, number
-  end
+  call('ZADD', log, text(number), entry)
+  number, logged = number + 1, number
 end
 
 -- decide makes a change, and returns the reply.
 local function decide(i, name, old, isDamaged)
   local lasts, content, expected, meta = struct.unpack('<d', ARGV[i + 4]), ARGV[i + 5], ARGV[i + 6], ARGV[i + 7]
   local before = old and old.content ~= '' and old.till > now and old.content or ''
+  -- Near its end, the caller's clock may say that it is there, or gone.
+  local isNear = old and old.content ~= '' and math.abs(old.till - now) < near and (expected == old.id or expected == '0')
   if content ~= '' and content == before then
     return frame('SAME', text(old.version) .. ' ' .. text(now) .. ' ' .. text(old.keep), '')
-  elseif expected ~= '' and not string.find(' ' .. expected .. ' ', ' ' .. (before ~= '' and old.id or '0') .. ' ', 1, true) then
+  elseif expected ~= '' and expected ~= (before ~= '' and old.id or '0') and not isNear then
     return frame('CHANGED', '', before)
   elseif content == '' and before == '' and not isDamaged then
     return frame('NONE', '', '')
   end
   local till = content == '' and now or lasts > 0 and math.min(now + lasts, endless) or endless
-  local keep = math.max(old and old.keep or 0, till < endless and till or 0)
-  if till == endless or isDamaged or old and hasNoEnd(old) then
-    keep = math.max(keep, now + quarter)
-  end
-  keep = math.min(math.ceil(keep / hour) * hour, endless)
+  local keep = math.max(till < endless and till or now + quarter, isDamaged and now + quarter or 0, old and horizon(old) or 0)
   local o = packed(name, math.min(math.max(micros, old and old.version or 0) + 1, highest), till, keep, content)
   write(name, o, old)
-  if not string.find(name, '\n') then
-    -- In JSON, a space means the same as a line end.
-    note(table.concat({ text(o.version), text(now), name, meta, (string.gsub(before, '\n', ' ')), content }, '\n'))
+  -- In JSON, a space means the same as a line end.
+  local entry = table.concat({ text(o.version), text(now), name, meta, (string.gsub(before, '\n', ' ')), content }, '\n')
+  note(entry)
+  return frame(content == '' and 'REMOVED' or 'SET', text(o.version) .. ' ' .. text(now) .. ' ' .. text(keep), entry)
+end
+
+-- take keeps what the caller knows, if it is later, and returns the override and whether it
+-- need not be remembered.
+local function take(i, name, old)
+  local version, lasts, keep = struct.unpack('<ddd', ARGV[i + 1])
+  local told = packed(name, version, lasts < endless and math.max(now + lasts, 0) or endless, math.max(now + keep, earliest), ARGV[i + 2])
+  if not told or not isKept(told) then
+    return old, true
   end
-  return frame(content == '' and 'REMOVED' or 'SET', text(o.version) .. ' ' .. text(now) .. ' ' .. text(keep), before)
+  local latest, other = told, old
+  if not isLater(told, old) then
+    latest, other = old, told
+  end
+  keep = latest.keep
+  if other and other.id ~= latest.id then
+    keep = math.max(keep, horizon(other))
+  end
+  if latest == old and keep == old.keep then
+    return old, false
+  end
+  latest = packed(name, latest.version, latest.till, keep, latest.content)
+  write(name, latest, old)
+  if other == old and ARGV[i + 3] ~= '' then
+    note(ARGV[i + 3])
+  else
+    isUntold = true
+  end
+  return latest, false
 end
 
 local replies = {}
-for i = 2, #ARGV, 8 do
-  local name, head = ARGV[i], ARGV[i + 1]
+for i = 3, #ARGV, 8 do
+  local name, isOver = ARGV[i], false
   local value = call('HGET', hash, name)
   local old = value and override(name, value) or nil
   local isDamaged = value and not old
   if old and not isKept(old) then
     write(name, nil, old)
-    old = nil
+    old, value, isUntold, free = nil, nil, true, free + 1
   end
-  local isOver = false
-  if head ~= '' then
-    local version, lasts, keep = struct.unpack('<ddd', head)
-    local told = packed(name, version, lasts < endless and math.max(now + lasts, 0) or endless, math.max(now + keep, earliest), ARGV[i + 2])
-    isOver = not told or not isKept(told)
-    if not isOver and isLater(told, old) then
-      write(name, told, old)
-      note(ARGV[i + 3])
-      old, isDamaged = told, false
+  if not value and free < 1 and ARGV[i + 1] .. ARGV[i + 5] ~= '' then
+    replies[#replies + 1] = frame('FULL', '', '')
+  else
+    if ARGV[i + 1] ~= '' then
+      old, isOver = take(i, name, old)
+      isDamaged = isDamaged and not old
     end
+    replies[#replies + 1] = ARGV[i + 4] == '' and frame(isOver and 'OVER' or 'HAS', '', '') or decide(i, name, old, isDamaged)
+    free = value and free or free - 1
   end
-  replies[#replies + 1] = ARGV[i + 4] == '' and frame(isOver and 'OVER' or 'HAS', '', '') or decide(i, name, old, isDamaged)
 end
 if isChanged then
-  call('HSET', hash, 'd', text(sum), 'x', text(latest))
-  if logged then
-    call('HSET', hash, 'v', text(logged))
-    bound()
+  if isUntold then
+    note('-')
   end
+  call('HSET', hash, 'd', text(sum), 'v', text(logged), 'x', text(latest))
+  bound()
   -- The hash outlives what it says: expiry cleans up, a second later.
   call('PEXPIREAT', hash, text(latest + 1001))
 end

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -30,7 +31,12 @@ func eventsOf(t *testing.T, s *Store, client string) int64 {
 	return 0
 }
 
-// caddysOf returns stores of so many processes on the same shards.
+// mendsEach sets the time between two mendings of a shard by a process.
+func mendsEach(s *Store, period time.Duration) {
+	*hidden[time.Duration](s, "operator", "mendPeriod") = period
+}
+
+// caddysOf returns stores of so many processes on the same shards, which mend at each look.
 func caddysOf(t *testing.T, n int, servers ...*redistest.Server) (all []*Store) {
 	t.Helper()
 	for range n {
@@ -38,7 +44,9 @@ func caddysOf(t *testing.T, n int, servers ...*redistest.Server) (all []*Store) 
 		for i, server := range servers {
 			members = append(members, Member{Name: string(rune('a' + i)), Shard: newShard(t, ShardOptions{Primary: server.Addr()})})
 		}
-		all = append(all, New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members}))
+		s := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members})
+		mendsEach(s, 0)
+		all = append(all, s)
 	}
 	return all
 }
@@ -47,8 +55,6 @@ func caddysOf(t *testing.T, n int, servers ...*redistest.Server) (all []*Store) 
 func mends(t *testing.T, s *Store, server *redistest.Server, names ...string) {
 	t.Helper()
 	eventually(t, fmt.Sprint(server.Addr(), " has ", names), func() error {
-		// Who mends has a minute to itself.
-		must(t, server.Client().Del(t.Context(), s.asker.Keys.OverrideMender()).Err())
 		if _, err := s.Overrides(t.Context()); err != nil {
 			return err
 		}
@@ -152,7 +158,13 @@ func TestShardOutOfTouch(t *testing.T) {
 	for i, seen := range []time.Time{now, now.Add(-91 * 24 * time.Hour)} {
 		must(t, servers[i].Client().HSet(t.Context(), s.asker.Keys.Overrides(), "s", seen.UnixMilli()).Err())
 	}
-	mends(t, s, servers[1], "kept")
+	// It decides about nothing.
+	o := limitOf("long ended", 1)
+	outcome := s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Removes: true, Expected: store.AnyVersion}, {Override: limitOf("new", 1), Expected: store.AnyVersion}})
+	if outcome[0].Before != nil || outcome[1].Err != nil || !strings.Contains(fmt.Sprint(outcome[1].Warning), "shard b") {
+		t.Errorf("changes: %+v", outcome)
+	}
+	mends(t, s, servers[1], "kept", "new")
 	for _, s := range []*Store{s, caddysOf(t, 1, servers...)[0], caddysOf(t, 1, servers[1])[0]} {
 		if kept, ended := eventsOf(t, s, "kept"), eventsOf(t, s, "long ended"); kept != 1 || ended != 0 {
 			t.Errorf("there are %d and %d events", kept, ended)
@@ -160,18 +172,22 @@ func TestShardOutOfTouch(t *testing.T) {
 	}
 }
 
-// TestOneMenderAMinute: who comes second writes nothing, and an override that is on its way is no loss.
+// TestOneMenderAMinute: who comes second writes nothing, nor does the same one if the server has evicted the lock;
+// and an override that is on its way is no loss.
 func TestOneMenderAMinute(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	caddys := caddysOf(t, 2, server)
+	for _, s := range caddys {
+		mendsEach(s, time.Minute)
+	}
 	must(t, setOverride(t, caddys[0], limitOf("x", 1)))
 	if eventsOf(t, caddys[1], "x") != 1 {
 		t.Fatal("the other one does not know it")
 	}
-	lose := func() {
+	lose := func(keys ...string) {
 		t.Helper()
-		must(t, server.Client().Del(t.Context(), caddys[0].asker.Keys.Overrides()).Err())
+		must(t, server.Client().Del(t.Context(), append(keys, caddys[0].asker.Keys.Overrides())...).Err())
 	}
 	isThere := func() bool {
 		t.Helper()
@@ -192,6 +208,192 @@ func TestOneMenderAMinute(t *testing.T) {
 			}
 		}
 	}
+	lose(caddys[0].asker.Keys.OverrideMender())
+	for range 3 {
+		if _ = eventsOf(t, caddys[0], "x"); isThere() {
+			t.Error("it mends again within a minute")
+		}
+	}
+	if _ = eventsOf(t, caddys[1], "x"); !isThere() {
+		t.Error("the other one does not mend")
+	}
+}
+
+// TestWrittenBackOverridesReachOthers who have looked before, and need not mend for that.
+func TestWrittenBackOverridesReachOthers(t *testing.T) {
+	t.Parallel()
+	for name, has := range map[string]bool{"the shard is empty": false, "the shard has another one": true} {
+		server := redistest.Start(t)
+		caddys := caddysOf(t, 2, server)
+		knows, other := caddys[0], caddys[1]
+		mendsEach(other, time.Hour)
+		must(t, setOverride(t, knows, limitOf("x", 1)))
+		must(t, server.Client().Del(t.Context(), knows.asker.Keys.Overrides()).Err())
+		if has {
+			must(t, setOverride(t, caddysOf(t, 1, server)[0], limitOf("y", 2)))
+		}
+		if n := eventsOf(t, other, "x"); n != 0 {
+			t.Fatalf("%s: there are %d events", name, n)
+		}
+		mends(t, knows, server, "x")
+		if n := eventsOf(t, other, "x"); n != 1 {
+			t.Errorf("%s: the other one has %d events", name, n)
+		}
+		must(t, removal(t, other, limitOf("x", 1)))
+		if n := eventsOf(t, knows, "x"); n != 0 {
+			t.Errorf("%s: after its end there are %d events", name, n)
+		}
+	}
+}
+
+// TestMendingUnderChanges: an override that is lost while others are changed is written back.
+func TestMendingUnderChanges(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := caddysOf(t, 1, server)[0]
+	must(t, setOverride(t, s, limitOf("x", 1)))
+	must(t, server.Client().Del(t.Context(), s.asker.Keys.Overrides()).Err())
+	other := caddysOf(t, 1, server)[0]
+	for i := range 3 {
+		must(t, setOverride(t, other, limitOf(fmt.Sprint(i), 1)))
+		_ = eventsOf(t, s, "x")
+	}
+	if n := eventsOf(t, other, "x"); n != 1 {
+		t.Errorf("there are %d events", n)
+	}
+}
+
+// TestHorizonIsThatOfAllVersions, also of one that another shard alone has: a backup of it would come back.
+func TestHorizonIsThatOfAllVersions(t *testing.T) {
+	t.Parallel()
+	for name, until := range map[string]int64{"a year": time.Now().AddDate(1, 0, 0).UnixMicro(), "no end": store.NoEnd} {
+		servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+		long, short := limitOf("x", 1), limitOf("x", 2)
+		long.Until, short.Until = until, time.Now().Add(time.Hour).UnixMicro()
+		must(t, setOverride(t, caddysOf(t, 1, servers[0])[0], long))
+		must(t, setOverride(t, caddysOf(t, 1, servers[1])[0], short))
+		both := caddysOf(t, 1, servers...)[0]
+		eventually(t, "the later one is on both", func() error {
+			_ = eventsOf(t, both, "x")
+			if n := eventsOf(t, caddysOf(t, 1, servers[0])[0], "x"); n != 2 {
+				return fmt.Errorf("the first one has %d events", n)
+			}
+			return nil
+		})
+		key, field := both.asker.Keys.Overrides(), "limit:api:tag:x"
+		numbers, err := wire.Unpack(nil, servers[0].Client().HGet(t.Context(), key, field).Val()[:24])
+		must(t, err)
+		if kept := time.Until(time.UnixMilli(numbers[2])); kept < 90*24*time.Hour {
+			t.Errorf("%s: it is remembered for %v", name, kept)
+		}
+	}
+}
+
+// TestCaddyWhoseClockIsAhead by months has no shard doubted.
+func TestCaddyWhoseClockIsAhead(t *testing.T) {
+	t.Parallel()
+	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
+	must(t, setOverride(t, caddysOf(t, 1, servers[0])[0], limitOf("x", 1)))
+	must(t, setOverride(t, caddysOf(t, 1, servers[1])[0], limitOf("alone", 2)))
+	ahead := New(Options{
+		CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: servers[0].Addr()})}},
+		Now: func() time.Time { return time.Now().AddDate(0, 0, 100) },
+	})
+	both := caddysOf(t, 1, servers...)[0]
+	for range 3 {
+		_ = eventsOf(t, ahead, "x")
+	}
+	mends(t, both, servers[1], "x", "alone")
+	if x, alone := eventsOf(t, both, "x"), eventsOf(t, both, "alone"); x != 1 || alone != 2 {
+		t.Errorf("there are %d and %d events", x, alone)
+	}
+}
+
+// TestLostAuditIsWrittenBack within an hour, if the changes alone were lost.
+func TestLostAuditIsWrittenBack(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := caddysOf(t, 1, server)[0]
+	must(t, setOverride(t, s, limitOf("x", 1)))
+	hash, log := s.asker.Keys.Overrides(), s.asker.Keys.OverrideLog()
+	must(t, server.Client().Del(t.Context(), log).Err())
+	must(t, server.Client().HSet(t.Context(), hash, "s", time.Now().Add(-2*time.Hour).UnixMilli()).Err())
+	_ = eventsOf(t, s, "x")
+	if all, err := caddysOf(t, 1, server)[0].Audit(t.Context()); err != nil || len(all) != 1 {
+		t.Errorf("there are %d changes, %v", len(all), err)
+	}
+}
+
+// TestOneShardRefusesScripts: overrides are read from the others.
+func TestOneShardRefusesScripts(t *testing.T) {
+	t.Parallel()
+	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t), redistest.Start(t)}
+	must(t, setOverride(t, caddysOf(t, 1, servers...)[0], limitOf("x", 1)))
+	for _, server := range servers[:2] {
+		must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "default", "-evalsha", "-evalsha_ro").Err())
+	}
+	s := caddysOf(t, 1, servers...)[0]
+	set, err := s.Overrides(t.Context())
+	if o := limitOf("x", 1); set.Of(o.ID(), 0) == nil || err == nil {
+		t.Errorf("there are %d, %v", set.Len(), err)
+	}
+}
+
+// TestDamagedSumIsMended, so that hashes are not read again and again.
+func TestDamagedSumIsMended(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := caddysOf(t, 1, server)[0]
+	must(t, setOverride(t, s, limitOf("x", 1)))
+	hash := s.asker.Keys.Overrides()
+	sum := server.Client().HGet(t.Context(), hash, "d").Val()
+	for _, damage := range []string{"junk", "5", "", "9007199254740993"} {
+		must(t, server.Client().HSet(t.Context(), hash, "d", damage).Err())
+		for range 2 {
+			_ = eventsOf(t, s, "x")
+		}
+		if got := server.Client().HGet(t.Context(), hash, "d").Val(); got != sum {
+			t.Errorf("%q became %q, want %q", damage, got, sum)
+		}
+	}
+}
+
+// TestReloadToEmptyShards: what a process knows of a store outlives connections.
+func TestReloadToEmptyShards(t *testing.T) {
+	t.Parallel()
+	var known Overrides
+	open := func(server *redistest.Server) *Store {
+		s := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Overrides: &known, Members: []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}})
+		mendsEach(s, 0)
+		return s
+	}
+	must(t, setOverride(t, open(redistest.Start(t)), limitOf("x", 1)))
+	server := redistest.Start(t)
+	s := open(server)
+	if n := eventsOf(t, s, "x"); n != 1 {
+		t.Errorf("there are %d events", n)
+	}
+	mends(t, s, server, "x")
+}
+
+// TestEndedOverridesAreBounded by the server, which says so.
+func TestEndedOverridesAreBounded(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := caddysOf(t, 1, server)[0]
+	const most = 10
+	*hidden[int](s, "operator", "most") = most
+	var err error
+	for i := range 3 * most {
+		if err = setOverride(t, s, limitOf(fmt.Sprint(i), 1)); err != nil {
+			break
+		}
+		must(t, removal(t, s, limitOf(fmt.Sprint(i), 1)))
+	}
+	if n := server.Client().HLen(t.Context(), s.asker.Keys.Overrides()).Val(); err == nil || !strings.Contains(err.Error(), "remembers") || n > 2*most {
+		t.Errorf("there are %d fields, %v", n, err)
+	}
+	must(t, setOverride(t, s, limitOf("0", 1)))
 }
 
 // TestCopiesOfAChange are counted: shards, and replicas that have it.
@@ -314,6 +516,7 @@ func TestDamagedOverridesAreReplacedAndRemoved(t *testing.T) {
 	s := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: []Member{
 		{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}, {Name: "b", Shard: newShard(t, ShardOptions{Primary: other.Addr()})},
 	}})
+	mendsEach(s, 0)
 	rule := store.Override{Kind: store.OverrideZone, Until: store.NoEnd, Events: 5, By: "me"}
 	damage := func(value string) {
 		t.Helper()
@@ -321,7 +524,6 @@ func TestDamagedOverridesAreReplacedAndRemoved(t *testing.T) {
 		rule.Zone += "x"
 		must(t, server.Client().HSet(t.Context(), s.asker.Keys.Overrides(), "zone:"+rule.Zone+":", value, "d", "5").Err())
 		eventually(t, "it is named", func() error {
-			must(t, server.Client().Del(t.Context(), s.asker.Keys.OverrideMender()).Err())
 			set, err := s.Overrides(t.Context())
 			if err == nil && !set.IsDamaged(rule.ID()) {
 				err = errors.New("it is not")

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"hash/fnv"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -22,7 +23,7 @@ import (
 // changesInCall bounds the changes in a call, for which the server does nothing else.
 const changesInCall = 200
 
-// The words for the script of what is expected: anything, or nothing; else the ID of a version, or both.
+// The words for the script of what is expected: anything, or nothing; else the ID of a version.
 const (
 	expectAny  = ""
 	expectNone = "0"
@@ -74,8 +75,7 @@ type overrideWrite struct {
 	name  string
 	place int
 	order []*Shard
-	// decider has made the version, which the log has as text; version is nil if it made none.
-	decider *Shard
+	// version is what the decider has made, which the log has as text, or nil.
 	version *overrideVersion
 	text    string
 	// has are the shards that have the version, and errs those of others.
@@ -101,14 +101,13 @@ func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.Override
 	c.spread(ctx)
 	made := learned{all: map[string]*overrideVersion{}}
 	for _, w := range c.writes {
-		c.settle(w)
 		if w.version != nil && w.version.isLater(made.all[w.name]) {
 			made.all[w.name] = w.version
 			made.log = append(made.log, w.text)
 		}
 	}
 	p.learn(&made)
-	c.countReplicas(ctx)
+	c.settle(ctx)
 	for i := range changes {
 		// What a shard has that is away is not known.
 		if o := &c.outcomes[i]; changes[i].Removes && o.Before == nil && o.Err == nil {
@@ -118,33 +117,15 @@ func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.Override
 	return c.outcomes
 }
 
-// overrideRoom is for how many more overrides a store has room: those in force, and all that are remembered.
-type overrideRoom struct{ live, all int }
-
-func (c *changing) room() overrideRoom {
-	now, live := c.p.now().UnixMicro(), 0
+// room returns for how many more overrides in force a store has room. Shards count those that are remembered.
+func (c *changing) room() int {
+	now, room := c.p.now().UnixMicro(), c.p.most
 	for _, v := range c.known.all {
 		if v.isLive(now) {
-			live++
+			room--
 		}
 	}
-	return overrideRoom{c.p.most - live, 2*c.p.most - len(c.known.all)}
-}
-
-// take takes the room of an override, or returns an error.
-func (r *overrideRoom) take(before *overrideVersion, now int64, most int) error {
-	switch {
-	case before.isLive(now):
-		return nil
-	case r.live < 1:
-		return fmt.Errorf("there are %d overrides, which is the most: remove some", most)
-	case before == nil && r.all < 1:
-		return fmt.Errorf("%d overrides that have ended have to be remembered, which is the most: wait until some would have ended by themselves", most)
-	}
-	if r.live--; before == nil {
-		r.all--
-	}
-	return nil
+	return room
 }
 
 // before returns the override of a name that is in force, as far as is known, or nil.
@@ -156,7 +137,7 @@ func (c *changing) before(name string) *store.Override {
 }
 
 // plan adds what a change writes.
-func (c *changing) plan(i int, room *overrideRoom) error {
+func (c *changing) plan(i int, room *int) error {
 	ch := &c.changes[i]
 	name, now := c.p.nameOf(ch.ID()), c.p.now().UnixMicro()
 	names := []string{name}
@@ -169,8 +150,11 @@ func (c *changing) plan(i int, room *overrideRoom) error {
 	}
 	d := decision{meta: metaOf(&ch.Override)}
 	if !ch.Removes {
-		if err := room.take(c.known.all[name], now, c.p.most); err != nil {
-			return err
+		if !c.known.all[name].isLive(now) {
+			if *room < 1 {
+				return fmt.Errorf("there are %d overrides, which is the most: remove some", c.p.most)
+			}
+			*room--
 		}
 		content, err := c.p.encode(&ch.Override)
 		if err != nil {
@@ -182,8 +166,13 @@ func (c *changing) plan(i int, room *overrideRoom) error {
 		if ch.Removes && !c.mayBe(name) {
 			continue
 		}
-		if d.expected = expectAny; ch.Expected != store.AnyVersion {
-			d.expected = c.expecting(name)
+		switch v := c.known.all[name]; {
+		case ch.Expected == store.AnyVersion:
+			d.expected = expectAny
+		case v.isLive(now):
+			d.expected = v.id
+		default:
+			d.expected = expectNone
 		}
 		c.writes = append(c.writes, &overrideWrite{decision: d, name: name, place: i, order: c.order(name)})
 	}
@@ -210,19 +199,6 @@ func (c *changing) isUnsound(name string) bool {
 func (c *changing) isUnsoundAt(shard *Shard, name string) (is bool) {
 	c.p.remember(shard, func(s *shardOverrides) { is = s.unsound[name] && c.known.all[name] == nil })
 	return is
-}
-
-// expecting returns what the script has to expect of a name. By the server's clock, one whose end is near or past
-// may be gone, or last.
-func (c *changing) expecting(name string) string {
-	v, now := c.known.all[name], c.p.now()
-	switch {
-	case v.isLive(now.Add(sameClock).UnixMicro()):
-		return v.id
-	case v.isLive(now.Add(-sameClock).UnixMicro()):
-		return expectNone + " " + v.id
-	}
-	return expectNone
 }
 
 // order returns the shards in the order in which they decide about a name, which is that of all processes with
@@ -285,7 +261,7 @@ func (c *changing) spread(ctx context.Context) {
 		return item{name: w.name, known: w.version, text: w.text}
 	}, func(shard *Shard, w *overrideWrite, reply *frame, err error) {
 		if err == nil && reply.word != "HAS" {
-			err = fmt.Errorf("shard %s does not take it, because by its clock it has ended", c.p.shardName(shard))
+			err = fmt.Errorf("shard %s does not take it: %s", c.p.shardName(shard), map[string]string{"OVER": "by its clock it has ended", "FULL": "it has no room"}[reply.word])
 		}
 		if w.errs = append(w.errs, err); err == nil {
 			w.has = append(w.has, shard)
@@ -334,11 +310,13 @@ func (c *changing) sendAll(ctx context.Context, by map[*Shard][]*overrideWrite, 
 // note takes in the reply of the shard that decides.
 func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 	o := &c.outcomes[w.place]
-	content := reply.texts[1]
+	content := ""
 	var number, at, keep int64
 	switch reply.word {
+	case "FULL":
+		o.Err = fmt.Errorf("shard %s remembers %d overrides, most of which have ended, and no more: wait until some would have ended by themselves", c.p.shardName(shard), c.p.mostKept())
 	case "CHANGED":
-		o.Err = store.ErrChanged
+		o.Err, content = store.ErrChanged, reply.texts[1]
 	case "SET", "SAME", "REMOVED":
 		if n, err := fmt.Sscan(reply.texts[0], &number, &at, &keep); n < 3 {
 			o.Err = fmt.Errorf("%w: %w", errFrames, err)
@@ -348,11 +326,13 @@ func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 		if w.content != "" && w.lasts == 0 {
 			until = store.NoEnd
 		}
-		w.decider, w.has = shard, []*Shard{shard}
+		w.has, w.text = []*Shard{shard}, reply.texts[1]
 		w.version = c.p.newVersion(w.name, number, until, c.p.now().UnixMilli()+keep-at, w.content)
-		w.text = strings.Join([]string{strconv.FormatInt(number, 10), strconv.FormatInt(at, 10), w.name, w.meta, strings.ReplaceAll(content, "\n", " "), w.content}, "\n")
 		if w.content != "" {
 			o.Version = w.version.id
+		}
+		if lines := strings.Split(w.text, "\n"); len(lines) == linesOfChange {
+			content = lines[beforeInChange]
 		}
 	}
 	wasThere := content != "" || reply.word == "REMOVED" || c.isUnsound(w.name)
@@ -365,49 +345,38 @@ func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 	}
 }
 
-// settle says where a change was made: it holds if one shard has it.
-func (c *changing) settle(w *overrideWrite) {
-	o := &c.outcomes[w.place]
-	switch err := errors.Join(w.errs...); {
-	case o.Err != nil:
-	case w.version != nil:
-		o.Copies.Shards, o.Copies.OfShards, o.Warning = len(w.has), len(c.p.shards()), errors.Join(o.Warning, err)
-	case len(w.order) == 0:
-		o.Err = err
+// settle says where the changes were made: one holds if a shard has it.
+func (c *changing) settle(ctx context.Context) {
+	shards := c.p.shards()
+	replicas := map[*Shard]*store.Copies{}
+	for _, w := range c.writes {
+		for _, shard := range w.has {
+			replicas[shard] = &store.Copies{}
+		}
+	}
+	_ = c.p.atShards(slices.Collect(maps.Keys(replicas)), func(shard *Shard) error { // Those of whom nothing is known have nothing.
+		replicas[shard].Replicas, replicas[shard].OfReplicas = c.p.replicated(ctx, shard)
+		return nil
+	})
+	for _, w := range c.writes {
+		o := &c.outcomes[w.place]
+		switch err := errors.Join(w.errs...); {
+		case o.Err != nil:
+		case w.version != nil:
+			o.Warning = errors.Join(o.Warning, err)
+			o.Copies = store.Copies{Shards: len(w.has), OfShards: len(shards)}
+			for _, shard := range w.has {
+				o.Copies.Replicas += replicas[shard].Replicas
+				o.Copies.OfReplicas += replicas[shard].OfReplicas
+			}
+		case len(w.order) == 0:
+			o.Err = err
+		}
 	}
 }
 
 // replicaPatience is how long replicas are awaited that do not have a change yet.
 const replicaPatience = 300 * time.Millisecond
-
-// countReplicas says how many replicas have what was made, by their positions in their primaries' histories.
-func (c *changing) countReplicas(ctx context.Context) {
-	has, of := map[*Shard]int{}, map[*Shard]int{}
-	asked := map[*Shard]bool{}
-	for _, w := range c.writes {
-		for _, shard := range w.has {
-			asked[shard] = true
-		}
-	}
-	var mu sync.Mutex
-	_ = c.p.atAllShards(func(shard *Shard) error { // Those of whom nothing is known have nothing.
-		if !asked[shard] {
-			return nil
-		}
-		n, all := c.p.replicated(ctx, shard)
-		mu.Lock()
-		defer mu.Unlock()
-		has[shard], of[shard] = n, all
-		return nil
-	})
-	for _, w := range c.writes {
-		kept := &c.outcomes[w.place].Copies
-		kept.Replicas, kept.OfReplicas = 0, 0
-		for _, shard := range w.has {
-			kept.Replicas, kept.OfReplicas = kept.Replicas+has[shard], kept.OfReplicas+of[shard]
-		}
-	}
-}
 
 // replicated returns how many of a shard's replicas have all that its primary has now.
 func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
@@ -440,10 +409,13 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 	return has, len(at.Replicas)
 }
 
+// mostKept is how many overrides a shard keeps, with those that have ended.
+func (p *Operator) mostKept() int { return 2 * p.most }
+
 // send sends items to a shard, and returns a reply to each, or to the first ones and an error.
 func (p *Operator) send(ctx context.Context, shard *Shard, items []item) (replies []frame, err error) {
 	for some := range slices.Chunk(items, changesInCall) {
-		var args []any
+		args := []any{p.mostKept()}
 		for _, it := range some {
 			args = append(args, it.words(p.now())...)
 		}
@@ -483,7 +455,7 @@ func (it *item) words(now time.Time) []any {
 func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
 	var mu sync.Mutex
 	var l learned
-	err = p.atAllShards(func(shard *Shard) error {
+	err = p.atShards(p.shards(), func(shard *Shard) error {
 		texts, err := p.logOf(ctx, shard)
 		mu.Lock()
 		defer mu.Unlock()
@@ -501,8 +473,9 @@ func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
 
 // The lines of a change: version, instant, name, meta, and the content before and after.
 const (
-	linesOfChange = 6
-	nameInChange  = 2
+	linesOfChange  = 6
+	nameInChange   = 2
+	beforeInChange = 4
 )
 
 // audited reads a change, and reports whether it is one.

@@ -46,6 +46,7 @@ func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Opera
 		nil,
 		&ask.Asker{Keys: ask.Keys{Prefix: "rl"}, CheckTimeout: redistest.WaitTimeout, ChargeTimeout: redistest.WaitTimeout},
 		time.Now,
+		&Overrides{},
 	)
 	if change != nil {
 		change(p)

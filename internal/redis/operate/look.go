@@ -3,7 +3,9 @@ package operate
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -12,7 +14,6 @@ import (
 
 	goredis "github.com/redis/go-redis/v9"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 )
 
@@ -24,7 +25,6 @@ const (
 	opLog     = "log"
 	opSeen    = "seen"
 	opSum     = "sum"
-	opClear   = "clear"
 )
 
 const (
@@ -40,15 +40,9 @@ const (
 	nearEnd = time.Minute
 )
 
-// look is a look at all shards.
+// look is a look at all shards: the heads of those that have answered, and why others have not, or are not believed.
 type look struct {
-	p    *Operator
-	base *overrideState
-	mu   sync.Mutex
-	// of has the shards that have answered; reads are sums of which a hash is read.
-	of    map[*Shard]*reading
-	reads map[uint64]bool
-	// failed is why others have not answered.
+	heads  map[*Shard]overrideHead
 	failed map[*Shard]error
 	// state is what is known afterwards.
 	state *overrideState
@@ -56,16 +50,13 @@ type look struct {
 
 // reading is what a look has found at a shard.
 type reading struct {
-	head    overrideHead
 	learned learned
-	// isRead is set if all up to the change of that number is known.
+	// number is the change up to which all is known, if isRead is set.
 	isRead bool
 	number int64
 	// unsound are the names with a value that is none of ours, if isWhole is set: the whole hash was read.
 	isWhole bool
 	unsound map[string]bool
-	// now is the server's time at the last reading, in milliseconds.
-	now int64
 }
 
 // overrideHead are the fields of a hash that tell whether it has changed.
@@ -75,58 +66,85 @@ type overrideHead struct {
 	// seen is when a process was last in touch, in milliseconds, or 0.
 	seen    int64
 	isThere bool
-	// isOfReplica is set if a replica has answered, because the primary is away.
-	isOfReplica bool
 }
 
-// look reads what shards have that this process does not know. Where one does not answer, what was known stays.
+var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
+
+// look reads what shards have that this process does not know. Where one does not answer, what was known stays. Of
+// shards with the same sum one is read.
 func (p *Operator) look(ctx context.Context) (*look, error) {
-	l := &look{p: p, base: p.learn(&learned{}), of: map[*Shard]*reading{}, reads: map[uint64]bool{}, failed: map[*Shard]error{}}
-	err := p.atAllShards(func(shard *Shard) error {
-		var r *reading
-		err := contain.Run(func() (err error) {
-			r, err = l.read(ctx, shard)
-			return err
-		})
-		l.mu.Lock()
-		defer l.mu.Unlock()
+	base := p.learn(&learned{})
+	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}}
+	var mu sync.Mutex
+	all := learned{all: map[string]*overrideVersion{}, seen: base.seen}
+	err := p.atShards(p.shards(), func(shard *Shard) error {
+		h, err := p.headOf(ctx, shard)
+		mu.Lock()
+		defer mu.Unlock()
 		if err != nil {
 			l.failed[shard] = err
 			return err
 		}
-		l.of[shard] = r
+		l.heads[shard], all.seen = h, max(all.seen, h.seen)
 		return nil
 	})
-	latest := l.base.seen
-	for _, r := range l.of {
-		latest = max(latest, r.head.seen)
-	}
-	all := learned{all: map[string]*overrideVersion{}, seen: latest}
-	for shard, r := range l.of {
-		if r.head.isOutOfTouch(latest) {
-			l.of[shard] = &reading{head: r.head}
-			continue
+	alike := map[uint64][]*Shard{}
+	for _, shard := range p.shards() {
+		switch h := l.heads[shard]; {
+		case h.isOutOfTouch(all.seen):
+			l.failed[shard] = errOutOfTouch
+		case h.isThere:
+			alike[h.sum] = append(alike[h.sum], shard)
 		}
-		all.add(&r.learned)
-		p.remember(shard, func(s *shardOverrides) {
-			if r.isRead {
-				s.isRead, s.number = true, cmp.Or(r.number, s.number)
+	}
+	found := map[*Shard]*reading{}
+	for len(alike) > 0 {
+		var firsts []*Shard
+		for _, shards := range alike {
+			firsts = append(firsts, shards[0])
+		}
+		err = errors.Join(err, p.atShards(firsts, func(first *Shard) error {
+			sum := l.heads[first].sum
+			mu.Lock()
+			same := alike[sum]
+			alike[sum] = same[1:]
+			mu.Unlock()
+			r, err := p.read(ctx, first, base, l, same)
+			mu.Lock()
+			defer mu.Unlock()
+			if err != nil {
+				l.failed[first] = err
+				return err
 			}
-			if r.isWhole {
-				s.unsound = r.unsound
+			for _, shard := range same {
+				found[shard] = &reading{isRead: true, number: l.heads[shard].number}
 			}
-		})
+			found[first] = r
+			all.add(&r.learned, p.now())
+			alike[sum] = nil
+			return nil
+		}))
+		maps.DeleteFunc(alike, func(_ uint64, shards []*Shard) bool { return len(shards) == 0 })
 	}
 	l.state = p.learn(&all)
+	for shard, r := range found {
+		p.remember(shard, r.note)
+	}
 	return l, err
 }
 
+// note adds to what is known of a shard.
+func (r *reading) note(s *shardOverrides) {
+	s.isRead, s.number = r.isRead, cmp.Or(r.number, s.number)
+	if r.isWhole {
+		s.unsound = r.unsound
+	}
+}
+
 // add adds what was learned elsewhere.
-func (l *learned) add(other *learned) {
+func (l *learned) add(other *learned, now time.Time) {
 	for name, v := range other.all {
-		if v.isLater(l.all[name]) {
-			l.all[name] = v
-		}
+		l.all[name] = v.over(l.all[name], now)
 	}
 	l.log = append(l.log, other.log...)
 }
@@ -137,58 +155,40 @@ func (h *overrideHead) isOutOfTouch(latest int64) bool {
 	return h.seen > 0 && latest-h.seen > outOfTouch.Milliseconds()
 }
 
-// read reads of a shard what has changed. Where the sum is that of what is known, nothing else is read.
-func (l *look) read(ctx context.Context, shard *Shard) (r *reading, err error) {
-	r = &reading{}
-	if r.head, err = l.p.headOf(ctx, shard); err != nil {
-		return nil, err
-	}
+// read reads of a shard, the first of those with its sum, what has changed. If all of one of them is known, nothing
+// is read.
+func (p *Operator) read(ctx context.Context, shard *Shard, base *overrideState, l *look, alike []*Shard) (*reading, error) {
 	var known shardOverrides
-	l.p.remember(shard, func(s *shardOverrides) { known = *s })
-	switch {
-	case r.head.isOutOfTouch(l.base.seen):
-		return r, nil
-	case !r.head.isThere, r.head.sum == l.base.sum && (known.isRead || len(l.base.all) > 0):
-		r.isRead, r.number = true, r.head.number
-		return r, nil
-	case known.isRead && cmp.Or(r.head.number, known.number) == known.number:
-		return r, nil
-	case known.isRead:
-		if isKnown, err := l.p.readChanges(ctx, shard, r, known.number); isKnown || err != nil {
+	for _, other := range slices.Backward(alike) {
+		p.remember(other, func(s *shardOverrides) { known = *s })
+		if h := l.heads[other]; known.isRead && (h.sum == base.sum || cmp.Or(h.number, known.number) == known.number) {
+			return &reading{isRead: true, number: l.heads[shard].number}, nil
+		}
+	}
+	if known.isRead {
+		r := &reading{}
+		if isKnown, err := p.readChanges(ctx, shard, r, known.number); isKnown || err != nil {
 			return r, err
 		}
-	case !l.begins(r.head.sum):
-		return r, nil // The next look finds that it has the same.
 	}
-	return r, l.p.readWhole(ctx, shard, r)
-}
-
-// begins reports whether this look reads no hash of that sum yet.
-func (l *look) begins(sum uint64) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	begins := !l.reads[sum]
-	l.reads[sum] = true
-	return begins
+	return p.readWhole(ctx, shard)
 }
 
 // headOf asks without a script, so that it needs no right of its own while there are no overrides.
 func (p *Operator) headOf(ctx context.Context, shard *Shard) (h overrideHead, err error) {
 	key := p.asker.Keys.Overrides()
-	isOfReplica := false
-	cmd, err := p.ask(ctx, shard, key, true, func(isReplica bool) *wire.Command {
-		isOfReplica = isReplica
-		return wire.NewRead("hmget", key, "d", "v", "s")
-	})
+	cmd, err := p.ask(ctx, shard, key, true, func(bool) *wire.Command { return wire.NewRead("hmget", key, "d", "v", "s", "x") })
 	if err != nil {
 		return h, err
 	}
 	texts, err := cmd.Texts()
-	if err != nil || len(texts) != 3 {
+	if err != nil || len(texts) != 4 {
 		return h, cmp.Or(err, errFrames)
 	}
-	sum, _ := strconv.ParseUint(texts[0], 10, 52)
-	h = overrideHead{sum: sum, number: believed(texts[1]), seen: believed(texts[2]), isThere: texts[0]+texts[1] != "", isOfReplica: isOfReplica}
+	h = overrideHead{sum: uint64(believed(texts[0])), number: believed(texts[1]), seen: believed(texts[2]), isThere: strings.Join(texts, "") != ""} //nolint:gosec // it is not negative
+	if h.seen > p.now().Add(outOfTouch).UnixMilli() {
+		h.seen = 0
+	}
 	return h, nil
 }
 
@@ -213,17 +213,17 @@ func (p *Operator) readChanges(ctx context.Context, shard *Shard, r *reading, si
 
 // readWhole reads all overrides of a shard, in parts that cost it little, and the last changes. What changes
 // meanwhile, the next look reads.
-func (p *Operator) readWhole(ctx context.Context, shard *Shard, r *reading) error {
-	*r = reading{head: r.head, isWhole: true, unsound: map[string]bool{}}
+func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*reading, error) {
+	r := &reading{isWhole: true, unsound: map[string]bool{}}
 	number := int64(0)
 	for cursor := "0"; ; {
 		reply, err := p.runOverride(ctx, shard, opPage, cursor)
 		if err != nil {
-			return err
+			return nil, err
 		}
 		isFirst := cursor == "0"
 		if cursor, err = r.take(p, reply); err != nil {
-			return err
+			return nil, err
 		}
 		if isFirst {
 			number = r.number
@@ -233,9 +233,9 @@ func (p *Operator) readWhole(ctx context.Context, shard *Shard, r *reading) erro
 		}
 	}
 	r.number = number
-	texts, err := p.logOf(ctx, shard)
-	r.learned.log = append(r.learned.log, texts...)
-	return err
+	var err error
+	r.learned.log, err = p.logOf(ctx, shard)
+	return r, err
 }
 
 // take takes in a page of a hash, or what has changed, and returns the next cursor.
@@ -244,7 +244,8 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 	if err != nil || len(frames) == 0 {
 		return "", cmp.Or(err, errFrames)
 	}
-	if r.now = believed(frames[0].texts[0]); r.now < earliest {
+	now := believed(frames[0].texts[0])
+	if now < earliest {
 		return "", fmt.Errorf("%w: the time is %.100q", errFrames, frames[0].texts[0])
 	}
 	r.isRead, r.number = true, believed(frames[0].texts[1])
@@ -261,7 +262,7 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 			}
 			name = strings.Clone(lines[nameInChange])
 		}
-		if v := p.versionIn(name, value, r.now, here); v != nil {
+		if v := p.versionIn(name, value, now, here); v != nil {
 			r.learned.all[name] = v
 		} else if r.isWhole {
 			r.unsound[name] = true
@@ -270,37 +271,51 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 	return frames[0].word, nil
 }
 
-// mend writes to shards what they have lost, or never got, as of a look. One that differs at two looks alike is
-// mended, unless another process does so: a change on its way is no loss.
+// mend writes to shards what they have lost, or never got, as of a look. One that differs at two looks is mended,
+// unless that was done within a minute: a change on its way is no loss.
 func (p *Operator) mend(ctx context.Context, l *look) error {
-	return p.atAllShards(func(shard *Shard) error {
-		r := l.of[shard]
-		if r == nil || r.head.isOfReplica {
+	return p.atShards(p.shards(), func(shard *Shard) error {
+		h, isThere := l.heads[shard]
+		if !isThere {
 			return nil
 		}
-		if now := p.now().UnixMilli(); r.head.isThere && now-r.head.seen > touchPeriod.Milliseconds() && !r.head.isOutOfTouch(l.state.seen) {
-			if _, err := p.runOverride(ctx, shard, opSeen, strconv.FormatInt(now, 10)); err != nil {
+		now, isDoubted := p.now(), h.isOutOfTouch(l.state.seen)
+		differs := isDoubted || h.sum != l.state.sum
+		var touches, mends bool
+		p.remember(shard, func(s *shardOverrides) {
+			mends = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
+			s.differed = differs
+			touches = h.isThere && !isDoubted && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod
+			if touches {
+				s.touched = now
+			}
+		})
+		if touches {
+			if err := p.touch(ctx, shard, l.state); err != nil {
 				return err
 			}
 		}
-		differs := ""
-		if r.head.sum != l.state.sum || r.head.isOutOfTouch(l.state.seen) {
-			differs = fmt.Sprint(r.head.sum, r.head.number, l.state.sum)
-		}
-		isLasting := false
-		p.remember(shard, func(s *shardOverrides) { isLasting, s.unequal = s.unequal == differs, differs })
-		if differs == "" || !isLasting {
+		if !mends {
 			return nil
 		}
-		return p.mendShard(ctx, shard, l.state)
+		return p.mendShard(ctx, shard)
 	})
+}
+
+// touch says that a shard is in touch, and writes the changes back if it has lost some.
+func (p *Operator) touch(ctx context.Context, shard *Shard, state *overrideState) error {
+	reply, err := p.runOverride(ctx, shard, opSeen, p.now().UnixMilli(), state.seen)
+	if n := believed(reply); err != nil || n >= int64(len(state.log)) {
+		return err
+	}
+	return p.mendLog(ctx, shard, state)
 }
 
 // claim reports whether this process is the one that mends a shard now.
 func (p *Operator) claim(ctx context.Context, shard *Shard) (bool, error) {
 	key := p.asker.Keys.OverrideMender()
 	cmd, err := p.ask(ctx, shard, key, false, func(bool) *wire.Command {
-		return wire.NewCommand("set", key, "", "nx", "px", mendPeriod.Milliseconds())
+		return wire.NewCommand("set", key, "", "nx", "px", max(p.mendPeriod.Milliseconds(), 1))
 	})
 	if err != nil {
 		return false, err
@@ -308,52 +323,64 @@ func (p *Operator) claim(ctx context.Context, shard *Shard) (bool, error) {
 	return cmd.Cmder.(*goredis.Cmd).Val() == "OK", nil
 }
 
-func (p *Operator) mendShard(ctx context.Context, shard *Shard, state *overrideState) error {
+func (p *Operator) mendShard(ctx context.Context, shard *Shard) error {
 	if isMine, err := p.claim(ctx, shard); !isMine || err != nil {
 		return err
 	}
-	var r reading
-	var err error
-	if r.head, err = p.headOf(ctx, shard); err != nil {
+	p.remember(shard, func(s *shardOverrides) { s.mended = p.now() })
+	h, err := p.headOf(ctx, shard)
+	if err != nil {
 		return err
 	}
-	if r.head.isOutOfTouch(state.seen) {
-		if _, err = p.runOverride(ctx, shard, opClear, strconv.FormatInt(r.head.seen, 10)); err != nil {
+	state := p.learn(&learned{})
+	correct := func(sum string) error {
+		_, err := p.runOverride(ctx, shard, opSum, strconv.FormatUint(h.sum, 10), sum)
+		return err
+	}
+	if h.isOutOfTouch(state.seen) {
+		if err = correct(""); err != nil {
 			return err
 		}
-		r.head = overrideHead{}
+		if h, err = p.headOf(ctx, shard); err != nil || h.isOutOfTouch(state.seen) {
+			return err // Somebody has written there meanwhile.
+		}
 	}
-	if err = p.readWhole(ctx, shard, &r); err != nil {
+	r, err := p.readWhole(ctx, shard)
+	if err != nil {
 		return err
 	}
-	p.remember(shard, func(s *shardOverrides) { s.isRead, s.number, s.unsound = true, r.number, r.unsound })
 	state = p.learn(&r.learned)
+	p.remember(shard, r.note)
 	sum := uint64(0)
 	for _, v := range r.learned.all {
-		sum += v.digest
+		sum = (sum + v.digest) % highestVersion
 	}
-	if sum %= highestVersion; sum != r.head.sum {
+	if sum != h.sum {
 		// Somebody else has written there.
-		if _, err = p.runOverride(ctx, shard, opSum, strconv.FormatUint(r.head.sum, 10), strconv.FormatUint(sum, 10)); err != nil {
+		if err = correct(strconv.FormatUint(sum, 10)); err != nil {
 			return err
 		}
 	}
-	lacking := p.lacking(&r, state)
-	if _, err = p.send(ctx, shard, lacking); err != nil {
+	items, written := p.lacking(r, state)
+	if _, err = p.send(ctx, shard, items); err != nil {
 		return err
 	}
-	if n := len(lacking); n > 0 && lacking[0].known != nil {
-		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard had lost them, or was away: %d differed", n)})
+	if written > 0 {
+		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", written)})
 	}
-	return p.mendLog(ctx, shard, &r, state)
+	if err = p.mendLog(ctx, shard, state); err != nil {
+		return err
+	}
+	return p.touch(ctx, shard, state)
 }
 
-// lacking returns what a shard lacks, as far as a mending may write it, and what it need not remember any more.
-func (p *Operator) lacking(r *reading, state *overrideState) (items []item) {
+// lacking returns what a shard lacks, of which there are written, as far as a mending may write it, and what it need
+// not remember any more.
+func (p *Operator) lacking(r *reading, state *overrideState) (items []item, written int) {
 	now := p.now()
 	bytes := 0
 	for name, v := range state.all {
-		if there := r.learned.all[name]; !v.isLater(there) || !v.isKept(now.Add(nearEnd).UnixMilli()) {
+		if there := r.learned.all[name]; !v.isLater(there) || !v.isKept(now.Add(nearEnd)) {
 			continue
 		}
 		if bytes += len(name) + len(v.content) + headSize; bytes > mendBytes {
@@ -361,19 +388,24 @@ func (p *Operator) lacking(r *reading, state *overrideState) (items []item) {
 		}
 		items = append(items, item{name: name, known: v})
 	}
+	written = len(items)
 	for name, v := range r.learned.all {
-		if !v.isKept(now.UnixMilli()) {
+		if !v.isKept(now) {
 			items = append(items, item{name: name})
 		}
 	}
-	return items
+	return items, written
 }
 
 // mendLog writes the changes that a shard lacks.
-func (p *Operator) mendLog(ctx context.Context, shard *Shard, r *reading, state *overrideState) error {
+func (p *Operator) mendLog(ctx context.Context, shard *Shard, state *overrideState) error {
+	there, err := p.logOf(ctx, shard)
+	if err != nil {
+		return err
+	}
 	var args []any
 	for _, change := range state.log {
-		if !slices.Contains(r.learned.log, change.text) {
+		if !slices.Contains(there, change.text) {
 			args = append(args, change.text)
 		}
 	}

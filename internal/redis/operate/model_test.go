@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"sync"
 	"testing"
@@ -36,9 +37,10 @@ type modelShard struct {
 	mu     sync.Mutex
 }
 
-// modelCaddy is a process: an operator, and its connections.
+// modelCaddy is a process: an operator, whose clock may be wrong, and its connections.
 type modelCaddy struct {
 	*Operator
+	skew   time.Duration
 	shards map[*modelShard]*Shard
 	at     map[*Shard]*modelShard
 	// cut are those that it does not reach.
@@ -62,6 +64,8 @@ type model struct {
 // modelTruth is the last acknowledged version of a name.
 type modelTruth struct {
 	version *overrideVersion
+	// until is when it ends, if it is not an end itself, and horizon when no version before could last any longer.
+	until, horizon time.Time
 	// holders are the shards that got it when it was made, and the Caddys that know it, as long as they live.
 	holders map[any]bool
 	isAlive bool
@@ -69,8 +73,14 @@ type modelTruth struct {
 	isEverywhere bool
 }
 
+const day = 24 * time.Hour
+
+// noEnd stands for the end of what has none.
+var noEnd = time.Date(2200, 1, 1, 0, 0, 0, 0, time.UTC)
+
+func (t *modelTruth) isLive() bool { return t.version.content != "" && t.until.After(modelTime()) }
+
 func (m *model) addShard() {
-	const day = 24 * time.Hour
 	skews := []time.Duration{0, 0, time.Duration(m.rng.IntN(90)-45) * day, time.Duration(m.rng.IntN(2)) * 2000 * day}
 	s := &modelShard{name: fmt.Sprint("shard-", len(m.shards), len(m.out)), skew: skews[m.rng.IntN(len(skews))]}
 	s.wipe()
@@ -114,9 +124,11 @@ func (s *modelShard) run(cmd *wire.Command) {
 
 // newCaddy returns a process whose calls run on the simulated servers that it reaches.
 func (m *model) newCaddy() *modelCaddy {
+	skews := []time.Duration{0, 0, 0, time.Hour, -time.Hour, 100 * day}
+	skew := skews[m.rng.IntN(len(skews))]
 	c := &modelCaddy{
-		Operator: NewOperator(nil, nil, &ask.Asker{Keys: keysOfModel}, modelTime),
-		shards:   map[*modelShard]*Shard{}, at: map[*Shard]*modelShard{}, cut: map[*modelShard]bool{},
+		Operator: NewOperator(nil, nil, &ask.Asker{Keys: keysOfModel}, func() time.Time { return modelTime().Add(skew) }, &Overrides{}),
+		skew:     skew, shards: map[*modelShard]*Shard{}, at: map[*Shard]*modelShard{}, cut: map[*modelShard]bool{},
 	}
 	c.ask = func(_ context.Context, shard *Shard, _ string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
 		s := c.at[shard]
@@ -149,20 +161,39 @@ func (m *model) config() {
 }
 
 func (m *model) operate(p *modelCaddy, name string, removes bool) {
-	o := store.Override{Kind: store.OverrideLimit, Zone: "z", ClientKey: "tag:" + name, Events: 1 + m.rng.Int64N(1000), Since: modelTime().UnixMicro(), Until: store.NoEnd}
+	o := store.Override{Kind: store.OverrideLimit, Zone: "z", ClientKey: "tag:" + name, Events: 1 + m.rng.Int64N(1000), Since: p.now().UnixMicro(), Until: store.NoEnd}
+	until := noEnd
 	if m.rng.IntN(5) > 1 {
-		o.Until = modelTime().Add(time.Duration(m.rng.Int64N(int64(900 * 24 * time.Hour)))).Add(time.Hour).UnixMicro()
+		until = modelTime().Add(time.Duration(m.rng.Int64N(int64(900 * day)))).Add(time.Hour)
+		o.Until = until.Add(p.skew).UnixMicro()
 	}
-	outcome := p.ChangeOverrides(m.Context(), []store.OverrideChange{{Override: o, Removes: removes, Expected: store.AnyVersion}})[0]
 	key := p.nameOf(o.ID())
+	before := p.learn(&learned{}).all[key]
+	outcome := p.ChangeOverrides(m.Context(), []store.OverrideChange{{Override: o, Removes: removes, Expected: store.AnyVersion}})[0]
 	made := p.overrides.state.all[key]
 	if outcome.Err != nil || made == nil || removes && (outcome.Before == nil || made.content != "") {
 		return
 	}
-	if was := m.truth[key]; was != nil && was.version.isKept(modelTime().UnixMilli()) && !made.isLater(was.version) {
-		return
+	truth := &modelTruth{version: made, until: until, holders: map[any]bool{p: true}, isAlive: true}
+	if was := m.truth[key]; was != nil && was.horizon.After(modelTime()) {
+		if !made.isLater(was.version) {
+			if before != nil && before.id == was.version.id && made.id != before.id {
+				m.Errorf("a change of %s is not later than one that was known", key)
+			}
+			return
+		}
+		truth.horizon = was.horizon
 	}
-	truth := &modelTruth{version: made, holders: map[any]bool{p: true}, isAlive: true}
+	last := until
+	if removes {
+		last = modelTime()
+	}
+	if was := m.truth[key]; last.Equal(noEnd) || was != nil && was.isLive() && was.until.Equal(noEnd) {
+		last = modelTime().Add(90 * day)
+	}
+	if last.After(truth.horizon) {
+		truth.horizon = last
+	}
 	for _, s := range m.shards {
 		if s.has(p.Operator, key, made) {
 			truth.holders[s] = true
@@ -217,13 +248,26 @@ func (m *model) forget(s *modelShard) {
 	}
 }
 
-func (m *model) step() {
-	tick := 65 * time.Minute
-	pauses := []int{1, 1, 1, 5, 50, 300, 300, 1500}
-	if len(m.out) > 0 {
-		pauses = []int{1, 50, 1500, 3000}
+// elapse lets time pass, in which Caddys stay in touch with the shards that they reach.
+func (m *model) elapse(d time.Duration) {
+	time.Sleep(d)
+	for _, c := range m.caddys {
+		l, _ := c.look(m.Context())
+		for shard, h := range l.heads {
+			if h.isThere && l.failed[shard] == nil {
+				_ = c.touch(m.Context(), shard, l.state)
+			}
+		}
 	}
-	time.Sleep(time.Duration(pauses[m.rng.IntN(len(pauses))]) * tick)
+}
+
+func (m *model) step() {
+	const tick = 65 * time.Minute
+	pauses := []time.Duration{10 * time.Second, 40 * time.Second, tick, tick, 5 * tick, 50 * tick, 300 * tick, 1500 * tick}
+	if len(m.out) > 0 {
+		pauses = []time.Duration{time.Second, tick, 50 * tick, 1500 * tick}
+	}
+	m.elapse(pauses[m.rng.IntN(len(pauses))])
 	s, p := m.shards[m.rng.IntN(len(m.shards))], m.caddys[m.rng.IntN(len(m.caddys))]
 	name := string(rune('a' + m.rng.IntN(5)))
 	switch k := m.rng.IntN(100); {
@@ -281,7 +325,7 @@ func (m *model) judge() (faults []string) {
 	live := func(c *modelCaddy) map[string]string {
 		all := map[string]string{}
 		for name, v := range c.overrides.state.all {
-			if v.isLive(modelTime().UnixMicro()) {
+			if v.isLive(c.now().UnixMicro()) {
 				all[name] = v.id
 			}
 		}
@@ -290,10 +334,10 @@ func (m *model) judge() (faults []string) {
 	for name, t := range m.truth {
 		for i, c := range m.caddys {
 			_, isThere := live(c)[name]
-			switch isLive := t.version.isLive(modelTime().UnixMicro()); {
-			case t.isAlive && isLive && !isThere:
+			switch {
+			case t.isAlive && t.isLive() && !isThere:
 				faults = append(faults, fmt.Sprintf("lost: %s at Caddy %d", name, i))
-			case t.isAlive && t.isEverywhere && t.version.content == "" && t.version.isKept(modelTime().UnixMilli()) && isThere:
+			case t.isAlive && t.isEverywhere && !t.isLive() && isThere:
 				faults = append(faults, fmt.Sprintf("back: %s at Caddy %d", name, i))
 			}
 		}
@@ -304,6 +348,32 @@ func (m *model) judge() (faults []string) {
 		}
 	}
 	return faults
+}
+
+// TestServerBeforeItsClockIsSet changes nothing, and loses nothing.
+func TestServerBeforeItsClockIsSet(t *testing.T) {
+	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
+	shard.Close(t.Context())
+	synctest.Test(t, func(t *testing.T) {
+		m := &model{T: t, rng: rand.New(rand.NewPCG(1, 0)), any: shard, truth: map[string]*modelTruth{}} //nolint:gosec // repeatable on purpose
+		m.shards = []*modelShard{{name: "a"}}
+		m.shards[0].wipe()
+		m.caddys = []*modelCaddy{m.newCaddy()}
+		m.config()
+		p := m.caddys[0]
+		must(t, p.ChangeOverrides(t.Context(), limitsOf("x", 1))[0].Err)
+		before, _ := m.shards[0].server.Do("HGETALL", keysOfModel.Overrides())
+		m.shards[0].skew = -40 * 365 * day
+		args := []any{opChange, 10, "limit:api:tag:x0", "", "", "", wire.AppendPacked(nil, 0), "", "", "{}"}
+		cmd := wire.NewEval(scriptOverride, false, []any{keysOfModel.Overrides(), keysOfModel.OverrideLog()}, args...)
+		m.shards[0].run(cmd)
+		if _, err := cmd.Result(); err == nil {
+			t.Error("it has changed something")
+		}
+		if after, _ := m.shards[0].server.Do("HGETALL", keysOfModel.Overrides()); !reflect.DeepEqual(after, before) {
+			t.Errorf("there is %q, and was %q", after, before)
+		}
+	})
 }
 
 // TestOverridesInAnyHistory: while shards lose all, come back from backups or after months, processes end, and

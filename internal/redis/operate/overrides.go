@@ -3,8 +3,6 @@ package operate
 import (
 	"cmp"
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -28,7 +26,7 @@ import (
 // A server loads this when overrides are first asked for.
 var scriptOverride = wire.NewScript(luascripts.Override, "")
 
-// overrideVersion is one of an override, which all shards and processes keep alike.
+// overrideVersion is one of an override, which all shards and processes keep alike. It never changes.
 type overrideVersion struct {
 	// number is the version; of two with the same one the higher digest counts.
 	number int64
@@ -43,75 +41,61 @@ type overrideVersion struct {
 	damaged  error
 }
 
-// highestVersion is the highest one that is believed; sums of digests are less.
-const highestVersion = 1 << 52
-
-// headSize is the size of the numbers before a content.
-const headSize = 24
+const (
+	// highestVersion is the highest one that is believed; sums of digests are less.
+	highestVersion = 1 << 52
+	// headSize is the size of the numbers before a content.
+	headSize = 24
+	// earliest is before all instants that are believed, in milliseconds.
+	earliest = 1_000_000_000_000
+	// sameClock is by how much clocks may differ that are taken for the same.
+	sameClock = 5 * time.Second
+	// mostAway is how long an override without an end is remembered: a day longer than a shard may be away.
+	mostAway = outOfTouch + 24*time.Hour
+)
 
 // versionIn reads a value of the hash; nil if it is none of ours. now is the server's time in milliseconds, and
 // here this machine's.
 func (p *Operator) versionIn(name, value string, now int64, here time.Time) *overrideVersion {
-	if len(value) < headSize {
+	if len(value) < headSize || !isOurs(idOf(name)) {
 		return nil
 	}
 	numbers, err := wire.Unpack(nil, value[:headSize])
 	if err != nil || numbers[0] < 1 || numbers[0] > highestVersion || numbers[1] < 0 || numbers[1] > store.MaxInteger || numbers[2] < earliest || numbers[2] > store.MaxInteger {
 		return nil
 	}
-	// A part of the reply would keep all of it.
-	return p.newVersion(name, numbers[0], untilOf(numbers[1], now, here), here.UnixMilli()+numbers[2]-now, strings.Clone(value[headSize:]))
-}
-
-// earliest is before all instants that are believed, in milliseconds.
-const earliest = 1_000_000_000_000
-
-// untilOf returns when by this machine's clock something ends that ends at an instant by the server's.
-func untilOf(till, now int64, here time.Time) int64 {
-	if till >= store.NoEnd {
-		return store.NoEnd
+	until := int64(store.NoEnd)
+	if numbers[1] < store.NoEnd {
+		until = here.UnixMicro() + (numbers[1]-now)*1000
 	}
-	return here.UnixMicro() + (till-now)*1000
+	// A part of the reply would keep all of it.
+	return p.newVersion(name, numbers[0], until, here.UnixMilli()+numbers[2]-now, strings.Clone(value[headSize:]))
 }
 
 func (p *Operator) newVersion(name string, number, until, keep int64, content string) *overrideVersion {
-	sum := sha1.Sum(slices.Concat([]byte(name+"\n"), wire.AppendPacked(nil, number), []byte(content))) //nolint:gosec // no secret: Redis has no other one
-	v := &overrideVersion{number: number, id: hex.EncodeToString(sum[:]), until: until, keep: keep, content: content}
-	v.digest, _ = strconv.ParseUint(v.id[:13], 16, 64)
+	id := versionOf(name + "\n" + string(wire.AppendPacked(nil, number)) + content)
+	v := &overrideVersion{number: number, id: id, until: until, keep: keep, content: content}
+	v.digest, _ = strconv.ParseUint(id[:13], 16, 64)
 	if content == "" {
 		return v
 	}
-	if v.override, v.damaged = p.decode(content); v.damaged == nil && name != nameUnder(ask.Keys{}, v.override.ID()) {
-		v.damaged = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
+	o, err := p.decode(content)
+	if err == nil && name != nameUnder(ask.Keys{}, o.ID()) {
+		err = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
 	}
-	if v.damaged != nil {
-		v.override, v.damaged = nil, p.named(v.damaged, name)
+	if err != nil {
+		v.damaged = p.named(err, name)
 		return v
 	}
-	v.override.Version = v.id
-	v.shift(0)
-	return v
-}
-
-// sameClock is by how much clocks may differ that are taken for the same.
-const sameClock = 5 * time.Second
-
-// shift moves the end by so many microseconds, because this machine's clock was set. It changes v.
-func (v *overrideVersion) shift(by int64) {
-	v.keep += by / 1000
-	if v.until != store.NoEnd {
-		v.until += by
-	}
-	if v.override == nil {
-		return
-	}
-	o := v.override
-	if by := v.until - o.Until; max(by, -by) > sameClock.Microseconds() {
-		if v.until != store.NoEnd && o.Until != store.NoEnd {
-			o.Since += by
+	if by := until - o.Until; max(by, -by) > sameClock.Microseconds() {
+		if until != store.NoEnd && o.Until != store.NoEnd {
+			o.Since += by // by this machine's clock too
 		}
-		o.Until = v.until
+		o.Until = until
 	}
+	o.Version = id
+	v.override = o
+	return v
 }
 
 // isLater reports whether v comes after other, of which there may be none.
@@ -122,33 +106,57 @@ func (v *overrideVersion) isLater(other *overrideVersion) bool {
 // isLive reports whether it is in force at now, in microseconds.
 func (v *overrideVersion) isLive(now int64) bool { return v != nil && v.content != "" && v.until > now }
 
-// isKept reports whether it is remembered at an instant, in milliseconds.
-func (v *overrideVersion) isKept(at int64) bool {
-	return v.keep > at || v.content != "" && v.until == store.NoEnd
+// horizon returns until when a later version has to be remembered, in milliseconds.
+func (v *overrideVersion) horizon(now time.Time) int64 {
+	if v.content != "" && v.until == store.NoEnd {
+		return max(v.keep, now.Add(mostAway).UnixMilli())
+	}
+	return v.keep
 }
 
-// overrideState is what a process knows of a store's overrides, from any shard and its own changes. Absence on a shard removes
-// nothing from it. It never changes.
+// isKept reports whether it is remembered at an instant.
+func (v *overrideVersion) isKept(at time.Time) bool { return v.horizon(at) > at.UnixMilli() }
+
+// over returns the version that counts, v, which was just read, or before, which may be nil. It is remembered as
+// long as either has to be; an end that was read corrects the one that was known.
+func (v *overrideVersion) over(before *overrideVersion, now time.Time) *overrideVersion {
+	if before == nil {
+		return v
+	}
+	latest, keep := before, max(before.keep, v.horizon(now))
+	switch by := v.until - before.until; {
+	case v.id == before.id && max(by, -by) <= sameClock.Microseconds():
+		return before
+	case v.id == before.id:
+		return v
+	case v.isLater(before):
+		latest, keep = v, max(v.keep, before.horizon(now))
+	}
+	if keep <= latest.keep+nearEnd.Milliseconds() {
+		return latest
+	}
+	longer := *latest
+	longer.keep = keep
+	return &longer
+}
+
+// overrideState is what a process knows of a store's overrides, from any shard and its own changes. Absence on a
+// shard removes nothing from it. It never changes.
 type overrideState struct {
 	all map[string]*overrideVersion
 	// sum is that of the digests, and log has the last changes, the first one first.
 	sum uint64
 	log []logged
-	// at is when this was made by this machine's clock, and since by the monotonic one.
-	at, since time.Time
 	// seen is when a shard was in touch last, and forgets when the first version is not remembered any more, in
 	// milliseconds.
 	seen, forgets int64
 }
 
-// logged is a change as the sets of changes have it.
+// logged is a change as the sets of changes have it, and its instant, in milliseconds: at most when it was learned,
+// because one by a clock that is ahead would stay the last one.
 type logged struct {
-	version int64
-	text    string
-}
-
-func (a logged) compare(b logged) int {
-	return cmp.Or(cmp.Compare(a.version, b.version), cmp.Compare(a.text, b.text))
+	at   int64
+	text string
 }
 
 // learned is what was read or made.
@@ -170,31 +178,33 @@ func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 			}
 		}
 		if before := next.all[name]; before != nil {
-			next.sum -= before.digest
+			next.sum += highestVersion - before.digest
 		}
 		delete(next.all, name)
 		if v != nil {
 			next.all[name] = v
-			next.sum, next.forgets = next.sum+v.digest, min(next.forgets, v.keep)
+			next.sum, next.forgets = next.sum+v.digest, min(next.forgets, v.horizon(now))
 		}
 		next.sum %= highestVersion
 	}
 	for name, v := range l.all {
-		if v.isKept(now.UnixMilli()) && v.isLater(s.all[name]) {
-			set(name, v)
+		if before := s.all[name]; v.isKept(now) {
+			if v = v.over(before, now); v != before {
+				set(name, v)
+			}
 		}
 	}
 	if now.UnixMilli() >= next.forgets {
 		next.forgets = math.MaxInt64
 		for name, v := range next.all {
-			if !v.isKept(now.UnixMilli()) {
+			if v.isKept(now) {
+				next.forgets = min(next.forgets, v.horizon(now))
+			} else {
 				set(name, nil)
-			} else if v.keep > now.UnixMilli() {
-				next.forgets = min(next.forgets, v.keep)
 			}
 		}
 	}
-	isNew := next.note(l.log)
+	isNew := next.note(l.log, now)
 	if next.seen = max(s.seen, l.seen); !isCopied && !isNew && next.seen == s.seen && next.forgets == s.forgets {
 		return s
 	}
@@ -202,129 +212,103 @@ func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 }
 
 // note adds changes to the log of s, and reports whether it lacked any. It changes s, and no log.
-func (s *overrideState) note(texts []string) (isNew bool) {
-	if len(texts) == 0 {
-		return false
+func (s *overrideState) note(texts []string, now time.Time) (isNew bool) {
+	known := map[string]bool{}
+	for _, change := range s.log {
+		known[change.text] = true
 	}
 	log := slices.Clone(s.log)
 	for _, text := range texts {
-		first, _, _ := strings.Cut(text, "\n")
-		if version := believed(first); version > 0 && strings.Count(text, "\n") == linesOfChange-1 {
-			log = append(log, logged{version, strings.Clone(text)})
+		lines := strings.Split(text, "\n")
+		if len(lines) != linesOfChange || known[text] {
+			continue
+		}
+		if at, err := strconv.ParseInt(lines[1], 10, 64); err == nil {
+			known[text] = true
+			log = append(log, logged{min(at, now.UnixMilli()), strings.Clone(text)})
 		}
 	}
-	slices.SortFunc(log, logged.compare)
-	log = slices.Compact(log)
-	log = log[max(len(log)-store.MaxAudited, 0):]
-	if isNew = !slices.Equal(log, s.log); isNew {
-		s.log = slices.Clone(log)
+	if len(log) == len(s.log) {
+		return false
 	}
+	slices.SortStableFunc(log, func(a, b logged) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.text, b.text)) })
+	log = log[max(len(log)-store.MaxAudited, 0):]
+	isNew = !slices.Equal(log, s.log)
+	s.log = log
 	return isNew
 }
 
-// stepped returns the state after this machine's clock was set, by which its versions end at other times.
-func (s *overrideState) stepped(now time.Time) *overrideState {
-	by := now.UnixMicro() - s.at.UnixMicro() - time.Since(s.since).Microseconds()
-	if max(by, -by) <= sameClock.Microseconds() {
-		return s
-	}
-	next := *s
-	next.at, next.since, next.all = now, time.Now(), make(map[string]*overrideVersion, len(s.all))
-	for name, v := range s.all {
-		moved := *v
-		if v.override != nil {
-			o := *v.override
-			moved.override = &o
-		}
-		moved.shift(by)
-		next.all[name] = &moved
-	}
-	return &next
-}
-
-// shardOverrides is what is known of a shard's hash. It outlives configs: a reload while the shard is down ends
-// no override, and one that has not changed is not read again.
+// shardOverrides is what is known of a shard's hash.
 type shardOverrides struct {
-	// state is what the last look at the shard knew.
-	state *overrideState
+	shard *Shard
 	// isRead is set once the hash was read, up to the change of that number.
 	isRead bool
 	number int64
-	// unequal is how it differed from the state at the last look, if it did.
-	unequal string
+	// differed is set if it differed from the state at the last look. mended and touched are when this process
+	// mended it last, and said that it was in touch.
+	differed        bool
+	mended, touched time.Time
 	// unsound are the names with a value that is none of ours.
 	unsound map[string]bool
 }
 
-// overrideStates are those of stores, by key_prefix and key_secret.
-type overrideStates struct {
-	mu sync.Mutex
+// Overrides are what a process knows of a store's overrides. They outlive configs and connections: a reload while
+// shards are down, or empty, ends none, and a shard that has not changed is not read again. The zero value is ready
+// for use. It is safe for concurrent use.
+type Overrides struct {
+	mu    sync.Mutex
+	state *overrideState
+	// at is when clocks were compared last by this machine's clock, and since by the monotonic one.
+	at, since time.Time
+	// of has the shards, by their names.
 	of map[string]*shardOverrides
-}
-
-func (s *overrideStates) at(key string) *shardOverrides {
-	if s.of == nil {
-		s.of = map[string]*shardOverrides{}
-	}
-	if s.of[key] == nil {
-		s.of[key] = &shardOverrides{}
-	}
-	return s.of[key]
+	// set shows the state shown, and the unsound values.
+	set     *store.OverrideSet
+	shown   *overrideState
+	unsound map[string]bool
 }
 
 // remember calls f with what is known of a shard, which f may change.
 func (p *Operator) remember(shard *Shard, f func(s *shardOverrides)) {
-	shard.overrides.mu.Lock()
-	defer shard.overrides.mu.Unlock()
-	f(shard.overrides.at(p.asker.Keys.Overrides() + " " + p.asker.Keys.SecretID()))
+	p.overrides.mu.Lock()
+	defer p.overrides.mu.Unlock()
+	f(p.overrides.shard(p.shardName(shard), shard))
 }
 
-// operatorOverrides are those of the shards of an operator.
-type operatorOverrides struct {
-	mu    sync.Mutex
-	state *overrideState
-	// set shows the state of, and the unsound values.
-	set     *store.OverrideSet
-	of      *overrideState
-	unsound map[string]bool
+// shard returns what is known of a shard. o.mu must be held.
+func (o *Overrides) shard(name string, shard *Shard) *shardOverrides {
+	if s := o.of[name]; s != nil && s.shard == shard {
+		return s
+	}
+	if o.of == nil {
+		o.of = map[string]*shardOverrides{}
+	}
+	o.of[name] = &shardOverrides{shard: shard}
+	return o.of[name]
 }
 
 // learn adds to what is known, and returns it.
 func (p *Operator) learn(l *learned) *overrideState {
-	p.overrides.mu.Lock()
-	defer p.overrides.mu.Unlock()
-	now := p.now()
-	state := p.overrides.state
-	if state == nil {
-		state = &overrideState{at: now, since: time.Now(), forgets: math.MaxInt64}
+	o, now := p.overrides, p.now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state == nil {
+		o.state = &overrideState{forgets: math.MaxInt64}
+		o.at, o.since = now, time.Now()
 	}
-	state = state.stepped(now)
-	for _, shard := range p.shards() {
-		p.remember(shard, func(s *shardOverrides) {
-			if s.state != nil && (s.state.sum != state.sum || len(s.state.log) != len(state.log)) {
-				// Another config has learned it.
-				before := s.state.stepped(now)
-				state = state.with(&learned{all: before.all, log: before.texts(), seen: before.seen}, now)
-			}
-		})
+	if by := time.Duration(now.UnixMicro()-o.at.UnixMicro())*time.Microsecond - time.Since(o.since); max(by, -by) > sameClock {
+		// This machine's clock was set, or stood still: the ends are read again.
+		o.at, o.since = now, time.Now()
+		for _, s := range o.of {
+			s.isRead = false
+		}
 	}
-	state = state.with(l, now)
-	for _, shard := range p.shards() {
-		p.remember(shard, func(s *shardOverrides) { s.state = state })
-	}
-	p.overrides.state = state
-	return state
+	o.state = o.state.with(l, now)
+	return o.state
 }
 
-func (s *overrideState) texts() []string {
-	texts := make([]string, len(s.log))
-	for i := range s.log {
-		texts[i] = s.log[i].text
-	}
-	return texts
-}
-
-// Overrides implements [store.Operable]: the latest versions of all shards. It writes back to a shard what that has lost.
+// Overrides implements [store.Operable]: the latest versions of all shards. It writes back to a shard what that has
+// lost.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	l, err := p.look(ctx)
 	if failed := p.mend(ctx, l); errors.Is(failed, store.ErrFinal) {
@@ -335,18 +319,18 @@ func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 
 // shown returns the set of what is known.
 func (p *Operator) shown() *store.OverrideSet {
-	unsound := map[string]bool{}
-	for _, shard := range p.shards() {
-		p.remember(shard, func(s *shardOverrides) { maps.Copy(unsound, s.unsound) })
-	}
-	o := &p.overrides
+	o := p.overrides
 	o.mu.Lock()
 	defer o.mu.Unlock()
+	unsound := map[string]bool{}
+	for _, shard := range p.shards() {
+		maps.Copy(unsound, o.shard(p.shardName(shard), shard).unsound)
+	}
 	maps.DeleteFunc(unsound, func(name string, _ bool) bool { return o.state.all[name] != nil })
-	if o.set != nil && o.of == o.state && maps.Equal(o.unsound, unsound) {
+	if o.set != nil && o.shown == o.state && maps.Equal(o.unsound, unsound) {
 		return o.set
 	}
-	o.of, o.unsound = o.state, unsound
+	o.shown, o.unsound = o.state, unsound
 	now, latest, broken := p.now().UnixMicro(), map[store.OverrideID]*store.Override{}, map[store.OverrideID]error{}
 	for name, v := range o.state.all {
 		switch {
@@ -365,7 +349,7 @@ func (p *Operator) shown() *store.OverrideSet {
 		}
 	}
 	for name := range unsound {
-		broken[idOf(name)] = p.named(fmt.Errorf("%w: an override has no version, or no instant at which it ends", store.ErrDamaged), name)
+		broken[idOf(name)] = p.named(fmt.Errorf("%w: an override is of no known kind, or has no version or end", store.ErrDamaged), name)
 	}
 	o.set = store.NewOverrideSet(latest, broken)
 	return o.set
@@ -395,12 +379,16 @@ type keptOverride struct {
 	Secret string `json:"secret,omitempty"`
 }
 
+// isOurs reports whether an ID is of a kind that this program knows: commands can end it.
+func isOurs(id store.OverrideID) bool {
+	isKind := slices.Contains([]store.OverrideKind{store.OverrideBlock, store.OverrideGrant, store.OverrideLimit, store.OverrideZone}, id.Kind)
+	return isKind && id.Zone != "" && (id.ClientKey == "") == (id.Kind == store.OverrideZone)
+}
+
 // named returns the error of an override with its name in the hash, which has the client key for a command that
 // ends it, or with what ends it if none can.
 func (p *Operator) named(err error, name string) error {
-	id := idOf(name)
-	isKind := slices.Contains([]store.OverrideKind{store.OverrideBlock, store.OverrideGrant, store.OverrideLimit, store.OverrideZone}, id.Kind)
-	if !isKind || id.Zone == "" || (id.ClientKey == "") != (id.Kind == store.OverrideZone) {
+	if !isOurs(idOf(name)) {
 		return fmt.Errorf("%w: end it by redis-cli HDEL %s %.100q", err, p.asker.Keys.Overrides(), name)
 	}
 	return fmt.Errorf("%w, under the name %.100q", err, name)
@@ -466,18 +454,14 @@ func (p *Operator) shardName(shard *Shard) string {
 	return ""
 }
 
-// atAllShards calls f for each shard of the store, and for those before a resharding, at
-// the same time.
-func (p *Operator) atAllShards(f func(shard *Shard) error) error {
-	var mu sync.Mutex
+// atShards calls f for each shard at the same time.
+func (p *Operator) atShards(shards []*Shard, f func(shard *Shard) error) error {
+	errs := make([]error, len(shards))
 	var wg sync.WaitGroup
-	var errs []error
-	for _, shard := range p.shards() {
+	for i, shard := range shards {
 		wg.Go(func() {
 			if err := contain.Run(func() error { return f(shard) }); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("shard %s: %w", p.shardName(shard), err))
+				errs[i] = fmt.Errorf("shard %s: %w", p.shardName(shard), err)
 			}
 		})
 	}

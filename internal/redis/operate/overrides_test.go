@@ -66,5 +66,29 @@ func TestDamagedOverridesAreNamed(t *testing.T) {
 		if !errors.Is(v.damaged, store.ErrDamaged) || !strings.Contains(v.damaged.Error(), want) {
 			t.Errorf("%q: %v, want %s", name, v.damaged, want)
 		}
+		// What no command can end is not learned either: who deletes it would find it written back.
+		value := string(wire.AppendPacked(nil, 7, store.NoEnd, store.NoEnd)) + "x"
+		if v := p.versionIn(name, value, time.Now().UnixMilli(), time.Now()); (v == nil) != strings.Contains(want, "HDEL") {
+			t.Errorf("%q is read as %+v", name, v)
+		}
+	}
+}
+
+// TestAuditOutlivesAWrongClock: changes of a clock that is ahead do not stay the last ones.
+func TestAuditOutlivesAWrongClock(t *testing.T) {
+	now := time.Now()
+	entry := func(i int, at time.Time) string {
+		return strings.Join([]string{fmt.Sprint(i), fmt.Sprint(at.UnixMilli()), "block:z:k", "{}", "", "x"}, "\n")
+	}
+	s := &overrideState{}
+	for i := range store.MaxAudited {
+		s.note([]string{entry(i, now.AddDate(1, 0, i))}, now)
+	}
+	for i := range 2 {
+		now = now.Add(time.Second)
+		last := entry(i, now)
+		if s.note([]string{last}, now); s.log[len(s.log)-1].text != last {
+			t.Error("the last change is not the last one")
+		}
 	}
 }

@@ -64,7 +64,7 @@ func recordOf(found []store.Record, id string) store.Record {
 // of its own.
 func (p *Operator) DueRecords(ctx context.Context, most int) (due []store.Record, err error) {
 	var mu sync.Mutex
-	err = p.atAllShards(func(shard *Shard) error {
+	err = p.atShards(p.shards(), func(shard *Shard) error {
 		first := wire.NewRead("zrange", p.asker.Keys.RecordsDue(), 0, 0)
 		if err := p.atKeeper(ctx, shard, first); err != nil {
 			return err

@@ -339,10 +339,10 @@ func otherScripts(do func(args ...string) (any, error)) (replies []string) {
 		}
 	}
 	change := func(name string, lasts time.Duration, content, expected string) {
-		noteReply(override("change", name, "", "", "", wire.AppendPacked(nil, lasts.Milliseconds()), content, expected, "{}"))
+		noteReply(override("change", 9, name, "", "", "", wire.AppendPacked(nil, lasts.Milliseconds()), content, expected, "{}"))
 	}
 	put := func(name string, version, lasts, kept int64, content string) {
-		noteReply(override("change", name, wire.AppendPacked(nil, version, lasts, kept), content, "1\n2\n"+name+"\n{}\n\n"+content, "", "", "", ""))
+		noteReply(override("change", 9, name, wire.AppendPacked(nil, version, lasts, kept), content, "1\n2\n"+name+"\n{}\n\n"+content, "", "", "", ""))
 	}
 	const highest, hour = 1 << 52, 3_600_000
 	for _, name := range names {
@@ -362,9 +362,13 @@ func otherScripts(do func(args ...string) (any, error)) (replies []string) {
 	note(send("hset", "overrides", "damaged", "x"))
 	noteValues(override("page", "0"))
 	noteValues(override("changes", number))
-	note(override("changes", "7"), override("changes", "x"), send("zcard", "log"), override("log", "5\nx"), send("zcard", "log"))
+	note(override("changes", "7"), override("changes", "x"), send("zcard", "log"), override("log", "5\nx", "5\n6\nx"), send("zcard", "log"))
+	for i := range 5 {
+		change(fmt.Sprint("another", i), time.Hour, "one more", "")
+	}
 	note(override("sum", "5", "6"), override("sum", send("hget", "overrides", "d"), "7"), send("hget", "overrides", "d"))
-	note(override("seen", "5"), override("clear", "6"), send("exists", "overrides"), override("clear", "5"), send("exists", "overrides"), override("seen", "5"), send("exists", "overrides"))
+	note(override("seen", "0", "5"), send("hget", "overrides", "s"), override("seen", "9", "4"), send("hget", "overrides", "s"))
+	note(override("sum", "5", ""), send("exists", "overrides"), override("sum", "7", ""), send("exists", "overrides"), override("seen", "9", "4"), send("exists", "overrides"))
 	return replies
 }
 
