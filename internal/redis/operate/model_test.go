@@ -350,30 +350,87 @@ func (m *model) judge() (faults []string) {
 	return faults
 }
 
-// TestServerBeforeItsClockIsSet changes nothing, and loses nothing.
-func TestServerBeforeItsClockIsSet(t *testing.T) {
+// inModel runs a test with a Caddy and shards whose clocks are ahead.
+func inModel(t *testing.T, test func(m *model, p *modelCaddy), ahead ...time.Duration) {
+	t.Helper()
 	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
-	shard.Close(t.Context())
+	shard.Close(t.Context()) // nothing runs in the background
 	synctest.Test(t, func(t *testing.T) {
 		m := &model{T: t, rng: rand.New(rand.NewPCG(1, 0)), any: shard, truth: map[string]*modelTruth{}} //nolint:gosec // repeatable on purpose
-		m.shards = []*modelShard{{name: "a"}}
-		m.shards[0].wipe()
+		for i, skew := range ahead {
+			m.shards = append(m.shards, &modelShard{name: string(rune('a' + i)), skew: skew})
+			m.shards[i].wipe()
+		}
 		m.caddys = []*modelCaddy{m.newCaddy()}
 		m.config()
-		p := m.caddys[0]
-		must(t, p.ChangeOverrides(t.Context(), limitsOf("x", 1))[0].Err)
-		before, _ := m.shards[0].server.Do("HGETALL", keysOfModel.Overrides())
-		m.shards[0].skew = -40 * 365 * day
-		args := []any{opChange, 10, "limit:api:tag:x0", "", "", "", wire.AppendPacked(nil, 0), "", "", "{}"}
-		cmd := wire.NewEval(scriptOverride, false, []any{keysOfModel.Overrides(), keysOfModel.OverrideLog()}, args...)
-		m.shards[0].run(cmd)
+		test(m, m.caddys[0])
+	})
+}
+
+// TestServerBeforeItsClockIsSet changes nothing, and loses nothing.
+func TestServerBeforeItsClockIsSet(t *testing.T) {
+	inModel(t, func(m *model, p *modelCaddy) {
+		mustChange(m.T, p.Operator, limitsOf("x", 1))
+		s := m.shards[0]
+		before, _ := s.server.Do("HGETALL", keysOfModel.Overrides())
+		s.skew = -40 * 365 * day
+		cmd := wire.NewEval(scriptOverride, false, []any{keysOfModel.Overrides(), keysOfModel.OverrideLog()}, opChange, 10, "limit:api:tag:x0", "", "", "", wire.AppendPacked(nil, 0), "", "", "{}")
+		s.run(cmd)
 		if _, err := cmd.Result(); err == nil {
 			t.Error("it has changed something")
 		}
-		if after, _ := m.shards[0].server.Do("HGETALL", keysOfModel.Overrides()); !reflect.DeepEqual(after, before) {
+		if after, _ := s.server.Do("HGETALL", keysOfModel.Overrides()); !reflect.DeepEqual(after, before) {
 			t.Errorf("there is %q, and was %q", after, before)
 		}
-	})
+	}, 0)
+}
+
+// TestDeciderIsTold what the caller knows: its clock may be behind that of the last decider.
+func TestDeciderIsTold(t *testing.T) {
+	inModel(t, func(m *model, p *modelCaddy) {
+		changes := limitsOf("x", 1)
+		for i := range m.shards {
+			clear(p.cut)
+			p.cut[m.shards[1-i]] = true
+			changes[0].Events = int64(i + 1)
+			mustChange(m.T, p.Operator, changes)
+		}
+		clear(p.cut)
+		set, err := p.Overrides(m.Context())
+		must(t, err)
+		if o := set.Of(changes[0].ID(), 0); o == nil || o.Events != 2 {
+			t.Errorf("there is %+v", o)
+		}
+	}, time.Hour, 0)
+}
+
+// TestChangeOfWhatEnds, by the server's clock or that of the Caddy that has read it, is one of what was there or of
+// none, if the clocks are nearly alike.
+func TestChangeOfWhatEnds(t *testing.T) {
+	for what, c := range map[string]struct {
+		passes, ahead time.Duration
+		isRefused     bool
+	}{
+		"it lasts by the Caddy's clock":           {passes: 5 * time.Second, ahead: 7 * time.Second},
+		"it lasts by the server's clock":          {passes: 11 * time.Second, ahead: -4 * time.Second},
+		"it lasts for long by the server's clock": {passes: 11 * time.Second, ahead: -time.Minute, isRefused: true},
+	} {
+		inModel(t, func(m *model, p *modelCaddy) {
+			changes := limitsOf("x", 1)
+			changes[0].Until = p.now().Add(10 * time.Second).UnixMicro()
+			first := p.ChangeOverrides(m.Context(), changes)[0]
+			_, err := p.Overrides(m.Context())
+			must(t, errors.Join(first.Err, err))
+			time.Sleep(c.passes)
+			m.shards[0].skew = c.ahead
+			if changes[0].Expected, changes[0].Until = "", store.NoEnd; c.passes < 10*time.Second {
+				changes[0].Expected = first.Version
+			}
+			if o := p.ChangeOverrides(m.Context(), changes)[0]; errors.Is(o.Err, store.ErrChanged) != c.isRefused {
+				t.Errorf("%s: %+v", what, o)
+			}
+		}, 0)
+	}
 }
 
 // TestOverridesInAnyHistory: while shards lose all, come back from backups or after months, processes end, and
