@@ -41,3 +41,18 @@ func TestWithKindChangesNoText(t *testing.T) {
 		t.Errorf("it is %v", err)
 	}
 }
+
+// TestNotExecutedIsSaidOnce: an error that is one already stays as it is.
+func TestNotExecutedIsSaidOnce(t *testing.T) {
+	t.Parallel()
+	refused := errors.New("connection refused")
+	once := NotExecuted(refused)
+	if !errors.Is(once, ErrNotExecuted) || !errors.Is(once, refused) {
+		t.Errorf("%v", once)
+	}
+	for _, err := range []error{once, fmt.Errorf("shard a: %w", once), ErrGone} {
+		if again := NotExecuted(err); again != err { //nolint:errorlint // it is the very error
+			t.Errorf("%v became %v", err, again)
+		}
+	}
+}

@@ -20,6 +20,14 @@ const MaxInteger = 1<<53 - 1
 // run: the backend was not reached, or it said that it did nothing.
 var ErrNotExecuted = errors.New("not executed")
 
+// NotExecuted returns err as an [ErrNotExecuted]. It is err itself if that is one already.
+func NotExecuted(err error) error {
+	if errors.Is(err, ErrNotExecuted) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", ErrNotExecuted, err)
+}
+
 // ErrFinal is an [ErrNotExecuted] of an operation that would fail again: the backend
 // refuses it for what it is, and not for a state that passes.
 var ErrFinal = fmt.Errorf("%w, and trying again does not help", ErrNotExecuted)

@@ -287,7 +287,7 @@ func (p *parts) open(ctx context.Context, opens func(*store.Limit) bool) {
 		limit, left := of[0].Request.Limit, make([]int64, len(of))
 		for i, read := range reads[:len(of)] {
 			if read.Err != nil {
-				of[i].State = store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, read.Err)}
+				of[i].State = store.State{Err: store.NotExecuted(read.Err)}
 			}
 			left[i] = openFor(limit, algorithm.Known{Content: read.Content}.Left(limit, read.Now))
 		}

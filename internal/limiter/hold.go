@@ -146,7 +146,7 @@ func (l *Limiter) enterFor(h *Hold) (handle *stores.Handle, open *stores.Opened,
 			continue
 		}
 		if open, err = handle.Enter(); err != nil {
-			err = fmt.Errorf("%w: %w", store.ErrNotExecuted, err)
+			err = store.NotExecuted(err)
 		}
 		return handle, open, err
 	}

@@ -3,7 +3,6 @@ package memory
 import (
 	"container/heap"
 	"context"
-	"fmt"
 	"strconv"
 	"sync"
 	"time"
@@ -62,7 +61,7 @@ func (s *Store) PutRecord(_ context.Context, r store.Record) (store.Record, erro
 	defer kept.mu.Unlock()
 	now := s.now().UnixMicro()
 	if there := kept.at(r.ID, now); there.Version != r.Version {
-		return there, fmt.Errorf("%w: %w", store.ErrNotExecuted, store.ErrChanged)
+		return there, store.NotExecuted(store.ErrChanged)
 	}
 	next := &record{Record: store.Record{ID: r.ID, Value: r.Value}, due: now + r.Left.Microseconds()}
 	before := kept.all[r.ID]

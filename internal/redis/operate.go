@@ -6,7 +6,6 @@ import (
 	"slices"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -86,11 +85,11 @@ func (s *Store) PutRecord(ctx context.Context, r store.Record) (store.Record, er
 		there, err := s.operator.Record(ctx, other.Shard, r.ID)
 		switch there = s.foundAt(other, owners, there); {
 		case err != nil:
-			return store.Record{}, wire.NotExecuted(err)
+			return store.Record{}, store.NotExecuted(err)
 		case there.Version == "":
 			continue
 		case there.Version != r.Version:
-			return there, fmt.Errorf("%w: %w", store.ErrNotExecuted, store.ErrChanged)
+			return there, store.NotExecuted(store.ErrChanged)
 		}
 		r.ID, r.Shard = there.ID, there.Shard
 		return s.operator.PutRecord(ctx, other.Shard, r)

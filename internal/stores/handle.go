@@ -123,7 +123,7 @@ func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 	open, err := h.Enter()
 	if err != nil {
-		report(store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, err)})
+		report(store.State{Err: store.NotExecuted(err)})
 		return
 	}
 	if !open.IsRemote {
@@ -134,7 +134,7 @@ func (h *Handle) RefundReported(r store.Request, report func(st store.State)) {
 	if open.forgiving.Add(1) > maxForgiving {
 		defer h.Leave()
 		open.forgiving.Add(-1)
-		report(store.State{Err: fmt.Errorf("%w: %w", store.ErrNotExecuted, errForgiving)})
+		report(store.State{Err: store.NotExecuted(errForgiving)})
 		return
 	}
 	refunded := make(chan store.State, 1)

@@ -88,8 +88,10 @@ func (o *outcome) concerned() []*client { return traffic.Those(o.clients, isConc
 
 // isLocal reports whether Caddy's local counts decided a response: they have another
 // window than the store's. If the store lost its window, or Caddy knows it, the two look alike.
+// A refusal that names a second names no window: the store refuses so for ten minutes where the end of
+// a hold was lost.
 func (o *outcome) isLocal(c *client, r *response) bool {
-	return o.onError == local && o.fault.loses == nothing && r.limited && r.reset != o.buckets[c.name].Reset
+	return o.onError == local && o.fault.loses == nothing && r.limited && r.reset != o.buckets[c.name].Reset && !r.waitsForOthers()
 }
 
 func (o *outcome) isNormal(c *client, r *response) bool { return r.isNormal() && !o.isLocal(c, r) }
@@ -231,8 +233,9 @@ func (o *outcome) wrongResets() (all []string) {
 
 // waitsForOthers reports whether a refusal names a second, because only what running requests hold is in the way.
 func (r *response) waitsForOthers() bool {
-	reset, err := strconv.ParseInt(r.reset, 10, 64)
-	return err == nil && r.status == http.StatusTooManyRequests && !time.Unix(reset-1, 0).After(r.ended.Add(time.Second))
+	seconds, err := strconv.ParseInt(r.reset, 10, 64)
+	reset := time.Unix(seconds, 0)
+	return err == nil && r.status == http.StatusTooManyRequests && !reset.Before(r.begun) && !reset.After(r.ended.Add(2*time.Second))
 }
 
 func (o *outcome) wrongAdmissions() (all []string) {

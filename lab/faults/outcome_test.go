@@ -2,6 +2,7 @@ package faults
 
 import (
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -75,6 +76,22 @@ func TestPromisesThatAreKept(t *testing.T) {
 		if all := o.breaches(); len(all) > 0 {
 			t.Errorf("%s: %v", name, all)
 		}
+	}
+}
+
+// TestRefusalForASecondIsNormal: the store refuses so, though the bucket has a later reset.
+func TestRefusalForASecondIsNormal(t *testing.T) {
+	second, reset := full, epoch.Add(time.Second).Unix()
+	second.begun, second.ended, second.reset = epoch, epoch, strconv.FormatInt(reset, 10)
+	o := observed(total, local, before, 4, 4, fine, fine, fine, fine)
+	mine := o.clients[0]
+	o.buckets["mine"] = shards.Bucket{Count: 4, Reset: strconv.FormatInt(reset+3600, 10)}
+	if !o.isNormal(mine, &second) {
+		t.Error("a refusal that names a second is taken for one of Caddy alone")
+	}
+	second.reset = strconv.FormatInt(reset+3599, 10)
+	if o.isNormal(mine, &second) {
+		t.Error("a refusal of another window is taken for one of the store")
 	}
 }
 

@@ -76,7 +76,7 @@ func (g Group) complete() Group {
 // they cannot or see no open window. Without servers, nil, nothing runs.
 func (a *Asker) Run(ctx context.Context, op algorithm.Operation, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	if at == nil {
-		fail(asks, wire.NotExecuted(wire.ErrNoServers))
+		fail(asks, store.NotExecuted(wire.ErrNoServers))
 		return
 	}
 	at.Checks.Sample(a.sample)
@@ -247,7 +247,7 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, asks []*store.Ask, deadli
 		if sent && !op.reads() {
 			err = fmt.Errorf("%w: %w", store.ErrUncertain, err)
 		} else {
-			err = wire.NotExecuted(err)
+			err = store.NotExecuted(err)
 		}
 		fail(asks, err)
 		if sent && op.Operation == algorithm.Take {
@@ -287,7 +287,7 @@ func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report f
 	g = g.complete()
 	if at == nil {
 		for _, i := range g.Places {
-			a.Report(report, op, g.Reqs[i], i, store.State{Err: wire.NotExecuted(wire.ErrNoServers)})
+			a.Report(report, op, g.Reqs[i], i, store.State{Err: store.NotExecuted(wire.ErrNoServers)})
 		}
 		return
 	}

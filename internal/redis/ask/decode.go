@@ -47,7 +47,7 @@ func (op Op) decoded(cmd *wire.Command, r *store.Request) (st store.State, repai
 		texts, err := cmd.Texts()
 		if err != nil {
 			// The window may be open, and is not shown.
-			return store.State{Err: wire.NotExecuted(err)}, Repair{}
+			return store.State{Err: store.NotExecuted(err)}, Repair{}
 		}
 		return l.read(r, texts, op.Now), Repair{}
 	default:

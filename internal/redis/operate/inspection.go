@@ -22,7 +22,7 @@ func (p *Operator) Inspect(ctx context.Context, m Member, r store.Request) store
 	end, _ := ctx.Deadline()
 	at := p.await(ctx, m.Shard, r.ClientKey)
 	if at == nil {
-		return store.Inspection{Shard: m.Name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: wire.NotExecuted(wire.ErrNoServers)}}}}
+		return store.Inspection{Shard: m.Name, Copies: []store.Copy{{Role: store.RolePrimary, State: store.State{Err: store.NotExecuted(wire.ErrNoServers)}}}}
 	}
 	now, _ := p.asker.TimeAt(at, time.Now())
 	lanes := append([]*wire.Lane{at.Checks}, at.Replicas...)
@@ -63,7 +63,7 @@ func (p *Operator) Reset(ctx context.Context, r store.Request, owners []*Member)
 func (p *Operator) remove(ctx context.Context, shard *Shard, r *store.Request) error {
 	at := p.await(ctx, shard, r.ClientKey)
 	if at == nil {
-		return wire.NotExecuted(wire.ErrNoServers)
+		return store.NotExecuted(wire.ErrNoServers)
 	}
 	// One command for each key: while a slot moves, its keys can be on either node.
 	var dels []*wire.Command

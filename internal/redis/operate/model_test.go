@@ -133,7 +133,7 @@ func (m *model) newCaddy() *modelCaddy {
 	c.ask = func(_ context.Context, shard *Shard, _ string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
 		s := c.at[shard]
 		if c.cut[s] {
-			return nil, wire.NotExecuted(errors.New("cut off"))
+			return nil, store.NotExecuted(errors.New("cut off"))
 		}
 		cmd := about(false)
 		if s.run(cmd); cmd.IsScript() {

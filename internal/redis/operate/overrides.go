@@ -544,7 +544,7 @@ func ownerOf(ctx context.Context, shard *Shard, key string) (*wire.Servers, erro
 	if at := shard.Owner(wire.SlotOf([]byte(key))); at != nil {
 		return at, nil
 	}
-	return nil, wire.NotExecuted(wire.ErrNoServers)
+	return nil, store.NotExecuted(wire.ErrNoServers)
 }
 
 // doWithin runs a command in a part of the time that ctx leaves, of which there are so

@@ -42,7 +42,7 @@ func (p *Operator) PutRecord(ctx context.Context, shard *Shard, r store.Record) 
 	case word == "FULL":
 		return store.Record{}, fmt.Errorf("shard %s: %w", p.shardName(shard), store.ErrRecordsFull)
 	case word == "CHANGED":
-		err = fmt.Errorf("%w: %w", store.ErrNotExecuted, store.ErrChanged)
+		err = store.NotExecuted(store.ErrChanged)
 	}
 	is := recordOf(found, r.ID)
 	is.Shard = r.Shard
@@ -104,7 +104,7 @@ func (p *Operator) atKeeper(ctx context.Context, shard *Shard, cmd *wire.Command
 	shard.Await(ctx)
 	at := shard.Owner(wire.SlotOf([]byte(p.asker.Keys.Records())))
 	if at == nil {
-		return wire.NotExecuted(wire.ErrNoServers)
+		return store.NotExecuted(wire.ErrNoServers)
 	}
 	deadline, _ := ctx.Deadline()
 	c := wire.NewCall(deadline, 0)
@@ -112,7 +112,7 @@ func (p *Operator) atKeeper(ctx context.Context, shard *Shard, cmd *wire.Command
 	sent, err := at.Checks.Do(ctx, c)
 	if err != nil {
 		if !sent {
-			err = wire.NotExecuted(err)
+			err = store.NotExecuted(err)
 		}
 		return err
 	}

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"slices"
 	"testing"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // TestGuessOfAnEarlierTryIsForgotten: a charge that was refused by itself, with a guess of the
@@ -22,7 +24,7 @@ func TestGuessOfAnEarlierTryIsForgotten(t *testing.T) {
 	}
 	charges[1].Clock = charges[0].Clock
 	charges[1].stamp(12345)
-	charges[1].Outcome = NotExecuted(errors.New("LOADING"))
+	charges[1].Outcome = store.NotExecuted(errors.New("LOADING"))
 	charges[1].Ready()
 	bundles, others := newBundles(charges)
 	if len(bundles) != 1 || len(others) != 0 || slices.Contains(bundles[0].Cmd.Args(), wordEach) || charges[1].ints[placeOfNow] != 0 {

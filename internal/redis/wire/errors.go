@@ -213,13 +213,10 @@ func IsReply(err error) bool {
 // pointsElsewhere reports whether err suggests that the shard has another primary.
 func pointsElsewhere(err error) bool { return isServerFault(err) || Says(err, elsewhere) }
 
-// NotExecuted wraps err as the error of a command that did not run.
-func NotExecuted(err error) error { return fmt.Errorf("%w: %w", store.ErrNotExecuted, err) }
-
 // refused is the error of a command that did not run because of err.
 func refused(err error) error {
 	if m, ok := MeaningOf(err); ok && m.Fate == Final {
 		return fmt.Errorf("%w: %w", store.ErrFinal, err)
 	}
-	return NotExecuted(err)
+	return store.NotExecuted(err)
 }

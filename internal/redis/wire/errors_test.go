@@ -71,7 +71,7 @@ var errLater = errors.New("not executed, and may run later")
 // TestDemotionPointsElsewhere: another server may be the primary.
 func TestDemotionPointsElsewhere(t *testing.T) {
 	for text, want := range map[reply]bool{"READONLY You can't write against a read only replica.": true, "BUSY Redis is busy running a script.": false} {
-		if err := NotExecuted(text); pointsElsewhere(err) != want {
+		if err := store.NotExecuted(text); pointsElsewhere(err) != want {
 			t.Errorf("%v points elsewhere: %v, want %v", err, !want, want)
 		}
 	}

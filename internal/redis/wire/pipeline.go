@@ -117,7 +117,7 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 		reported, err = l.breaker.Allow()
 	}
 	if err != nil {
-		err = NotExecuted(l.Down())
+		err = store.NotExecuted(l.Down())
 		for _, cmd := range cmds {
 			cmd.Outcome = err
 		}
@@ -178,7 +178,7 @@ func giveUp(cmds []*Command, fault error) {
 		switch {
 		case c.Outcome != nil:
 		case !c.sent, c.Reads:
-			c.Outcome = NotExecuted(fault)
+			c.Outcome = store.NotExecuted(fault)
 		case !c.answered():
 			c.Outcome = fmt.Errorf("%w: %w", store.ErrUncertain, fault)
 		}
@@ -416,7 +416,7 @@ func (c *Command) SetOutcome(execErr error) {
 	m, isReply := MeaningOf(err)
 	switch {
 	case !c.sent, neverLeft(err):
-		c.Outcome = NotExecuted(err)
+		c.Outcome = store.NotExecuted(err)
 	case c.Reads, isReply && m.Fate != Uncertain:
 		c.Outcome = refused(err)
 	default:
@@ -463,7 +463,7 @@ func observe(cmds []*Command, sent, at time.Time) {
 		switch {
 		case believed:
 		case cmd.Reads:
-			cmd.Outcome = NotExecuted(errTime)
+			cmd.Outcome = store.NotExecuted(errTime)
 		default:
 			cmd.Outcome = fmt.Errorf("%w: %w", store.ErrUncertain, errTime)
 		}
@@ -523,7 +523,7 @@ func (l *Lane) undoForeign(cmds []*Command) {
 	}
 	if _, err := pipe.Exec(ctx); err != nil {
 		for _, c := range undone {
-			c.Outcome = NotExecuted(fmt.Errorf("redis %s: undo what an opening did to another program's data: %w", l.Addr, classified(err)))
+			c.Outcome = store.NotExecuted(fmt.Errorf("redis %s: undo what an opening did to another program's data: %w", l.Addr, classified(err)))
 		}
 	}
 }
@@ -689,7 +689,7 @@ func (c *Call) reopen() {
 
 // fail finishes c without running its open commands.
 func (c *Call) fail(err error) {
-	err = NotExecuted(err)
+	err = store.NotExecuted(err)
 	for _, cmd := range c.Cmds {
 		if cmd.isOpen() {
 			cmd.Outcome = err
