@@ -294,7 +294,9 @@ func TestCaddyWhoseClockIsAhead(t *testing.T) {
 	t.Parallel()
 	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
 	must(t, setOverride(t, caddysOf(t, 1, servers[0])[0], limitOf("x", 1)))
-	must(t, setOverride(t, caddysOf(t, 1, servers[1])[0], limitOf("alone", 2)))
+	other := caddysOf(t, 1, servers[1])[0]
+	must(t, setOverride(t, other, limitOf("alone", 2)))
+	_ = eventsOf(t, other, "alone") // and says when it was in touch
 	ahead := New(Options{
 		CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: servers[0].Addr()})}},
 		Now: func() time.Time { return time.Now().AddDate(0, 0, 100) },
