@@ -46,8 +46,9 @@ local endless = 9007199254740991
 local highest = 4503599627370496
 -- September 2001.
 local earliest = 1000000000000
--- A shard that is away for 90 days is not believed: a day more for clocks, and for s.
-local quarter = 7862400000
+-- A shard that is away for 90 days is not believed: a day more for clocks, and for s. By a
+-- month no two clocks differ, unless one is wrong.
+local month, quarter = 2592000000, 7862400000
 -- By how much clocks may differ that are taken for the same.
 local near = 5000
 local own = { d = true, v = true, x = true, s = true }
@@ -120,7 +121,7 @@ elseif op == 'seen' then
   if call('EXISTS', hash) == 1 then
     local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])
     -- A caller whose clock is months ahead would have the others doubted.
-    local isBelieved = math.abs(told - now) < quarter or known > 0 and told - known < quarter
+    local isBelieved = math.abs(told - now) < month or known > 0 and told - known < quarter
     call('HSET', hash, 's', text(isBelieved and math.max(known, told) or known))
   end
   return text(call('ZCARD', log))
