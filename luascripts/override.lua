@@ -3,15 +3,15 @@
 --          and until when it is remembered, and its content, or none if it was removed; and
 --          d = the sum of the digests of all; v = the number of the last change; x = the
 --          latest instant until which one is remembered; s = when a process was last in
---          touch, by that process's clock
+--          touch, by that process's clock, and o = that by this server's
 -- KEYS[2]  sorted set of changes, by their numbers: version, instant, name, what the writer
 --          says of it, the content before and the content after, in lines; and - at the last
 --          one that is not told
--- ARGV[1]  page, changes, change, log, seen or sum
+-- ARGV[1]  page, changes, change, log, seen, clear or sum
 -- ARGV[2]  page: the cursor, 0 at first; changes: a number; change: how many fields the hash
---          may have; seen: now by the caller's clock; sum: what d is now, or the script
---          changes nothing
--- ARGV[3]  seen: the latest s of other shards; sum: what d shall be, or nothing to delete all
+--          may have; seen: now by the caller's clock; clear: what s is now, sum: what d is
+--          now, or the script changes nothing
+-- ARGV[3]  seen, clear: the latest s of other shards; sum: what d shall be
 -- log, from ARGV[2] on: members of the set on another server, which are added
 -- change, from ARGV[3] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
@@ -46,12 +46,12 @@ local endless = 9007199254740991
 local highest = 4503599627370496
 -- September 2001.
 local earliest = 1000000000000
--- A shard that is away for 90 days is not believed: a day more for clocks, and for s. By a
--- month no two clocks differ, unless one is wrong.
-local month, quarter = 2592000000, 7862400000
--- By how much clocks may differ that are taken for the same.
-local near = 5000
-local own = { d = true, v = true, x = true, s = true }
+-- A shard that is away for 90 days is not believed: a day more for clocks, and for s.
+local day, quarter = 86400000, 7862400000
+-- By how much clocks may differ that are taken for the same, and how much longer than it is
+-- here a version has to be remembered to be written for that.
+local near, minute = 5000, 60000
+local own = { d = true, v = true, x = true, s = true, o = true }
 
 local function isWhole(number, least, most)
   return number and number >= least and number <= most and number % 1 == 0
@@ -120,18 +120,24 @@ if op == 'log' then
 elseif op == 'seen' then
   if call('EXISTS', hash) == 1 then
     local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])
-    -- A caller whose clock is months ahead would have the others doubted.
-    local isBelieved = math.abs(told - now) < month or known > 0 and told - known < quarter
-    call('HSET', hash, 's', text(isBelieved and math.max(known, told) or known))
+    -- A caller whose clock is ahead would have the others doubted.
+    local isBelieved = told <= math.max(now, known) + 3 * day
+    call('HSET', hash, 's', text(isBelieved and math.max(known, told) or known), 'o', text(now))
   end
   return text(call('ZCARD', log))
-elseif op == 'sum' then
-  if text(stored('d', highest) or 0) == ARGV[2] then
-    if ARGV[3] == '' then
+elseif op == 'clear' then
+  -- If it was in touch by its own clock, that of a caller is wrong.
+  if call('HGET', hash, 's') == ARGV[2] then
+    if now - (stored('o', endless) or 0) > quarter - day then
       call('PEXPIRE', hash, 0)
     else
-      call('HSET', hash, 'd', ARGV[3])
+      call('HSET', hash, 's', ARGV[3], 'o', text(now))
     end
+  end
+  return 'DONE'
+elseif op == 'sum' then
+  if text(stored('d', highest) or 0) == ARGV[2] then
+    call('HSET', hash, 'd', ARGV[3])
   end
   return 'DONE'
 end
@@ -236,10 +242,10 @@ local function take(i, name, old)
     latest, other = old, told
   end
   keep = latest.keep
-  if other and other.id ~= latest.id then
-    keep = math.max(keep, horizon(other))
+  if other then
+    keep = math.max(keep, other.id == latest.id and other.keep or horizon(other))
   end
-  if latest == old and keep == old.keep then
+  if latest == old and keep <= old.keep + minute then
     return old, false
   end
   latest = packed(name, latest.version, latest.till, keep, latest.content)

@@ -166,7 +166,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	})
 	var before *store.OverrideSet
 	eventually(t, "they are read", func() (err error) {
-		before, err = other.Overrides(t.Context())
+		before, err = looked(t, other)
 		return err
 	})
 	if before.Len() != *most {

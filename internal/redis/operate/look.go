@@ -15,6 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // The operations of the script.
@@ -24,6 +25,7 @@ const (
 	opChange  = "change"
 	opLog     = "log"
 	opSeen    = "seen"
+	opClear   = "clear"
 	opSum     = "sum"
 )
 
@@ -44,8 +46,9 @@ const (
 type look struct {
 	heads  map[*Shard]overrideHead
 	failed map[*Shard]error
-	// state is what is known afterwards.
+	// state is what is known afterwards, and seen when one of the shards was in touch last.
 	state *overrideState
+	seen  int64
 }
 
 // reading is what a look has found at a shard.
@@ -71,27 +74,39 @@ type overrideHead struct {
 var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
 
 // look reads what shards have that this process does not know. Where one does not answer, what was known stays. Of
-// shards with the same sum one is read.
+// shards with the same sum one is read. A silent shard leaves the others half of the time.
 func (p *Operator) look(ctx context.Context) (*look, error) {
 	base := p.learn(&learned{})
+	heads, cancel := p.withinTimeout(ctx)
+	defer cancel()
+	if end, _ := heads.Deadline(); len(p.shards()) > 1 {
+		heads, cancel = context.WithTimeout(heads, time.Until(end)/2)
+		defer cancel()
+	}
 	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}}
 	var mu sync.Mutex
-	all := learned{all: map[string]*overrideVersion{}, seen: base.seen}
+	all := learned{all: map[string]*overrideVersion{}}
 	err := p.atShards(p.shards(), func(shard *Shard) error {
-		h, err := p.headOf(ctx, shard)
+		h, err := p.headOf(heads, shard)
 		mu.Lock()
 		defer mu.Unlock()
 		if err != nil {
 			l.failed[shard] = err
 			return err
 		}
-		l.heads[shard], all.seen = h, max(all.seen, h.seen)
+		l.heads[shard] = h
 		return nil
 	})
+	for _, shard := range p.shards() {
+		p.remember(shard, func(s *shardOverrides) {
+			s.seen = max(s.seen, l.heads[shard].seen)
+			l.seen = max(l.seen, s.seen)
+		})
+	}
 	alike := map[uint64][]*Shard{}
 	for _, shard := range p.shards() {
 		switch h := l.heads[shard]; {
-		case h.isOutOfTouch(all.seen):
+		case h.isOutOfTouch(l.seen):
 			l.failed[shard] = errOutOfTouch
 		case h.isThere:
 			alike[h.sum] = append(alike[h.sum], shard)
@@ -128,17 +143,21 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 	}
 	l.state = p.learn(&all)
 	for shard, r := range found {
-		p.remember(shard, r.note)
+		p.note(shard, r, base)
 	}
 	return l, err
 }
 
-// note adds to what is known of a shard.
-func (r *reading) note(s *shardOverrides) {
-	s.isRead, s.number = r.isRead, cmp.Or(r.number, s.number)
-	if r.isWhole {
-		s.unsound = r.unsound
-	}
+// note adds to what is known of a shard. base is from before the reading.
+func (p *Operator) note(shard *Shard, r *reading, base *overrideState) {
+	p.remember(shard, func(s *shardOverrides) {
+		// Ends that were read before this machine's clock was set are read again.
+		s.isRead, s.number = r.isRead && p.overrides.state.steps == base.steps, cmp.Or(r.number, s.number)
+		if r.isWhole {
+			_, n := p.lacking(r, p.overrides.state)
+			s.unsound, s.lacks = r.unsound, n > 0
+		}
+	})
 }
 
 // add adds what was learned elsewhere.
@@ -271,40 +290,50 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 	return frames[0].word, nil
 }
 
-// mend writes to shards what they have lost, or never got, as of a look. One that differs at two looks is mended,
-// unless that was done within a minute: a change on its way is no loss.
-func (p *Operator) mend(ctx context.Context, l *look) error {
-	return p.atShards(p.shards(), func(shard *Shard) error {
-		h, isThere := l.heads[shard]
-		if !isThere {
-			return nil
-		}
-		now, isDoubted := p.now(), h.isOutOfTouch(l.state.seen)
-		differs := isDoubted || h.sum != l.state.sum
-		var touches, mends bool
+// mend begins to write to shards what they have lost, or never got, as of a look, unless that is going on: nobody
+// waits for it. One that differs at two looks is mended, unless that was done within a minute: a change on its way is
+// no loss.
+func (p *Operator) mend(ctx context.Context, l *look) {
+	if !p.overrides.mending.TryLock() {
+		return
+	}
+	ctx = context.WithoutCancel(ctx) // A shard that is closed ends it.
+	now, jobs := p.now(), map[*Shard]func() error{}
+	for shard, h := range l.heads {
 		p.remember(shard, func(s *shardOverrides) {
-			mends = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
-			s.differed = differs
-			touches = h.isThere && !isDoubted && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod
-			if touches {
+			differs, isStale := h.sum != l.state.sum || s.lacks, h.isThere && now.UnixMilli()-h.seen > touchPeriod.Milliseconds()
+			switch {
+			case differs && s.differed && now.Sub(s.mended) >= p.mendPeriod:
+				jobs[shard] = func() error { return p.mendShard(ctx, shard, l.seen) }
+			case isStale && (h.sum == l.state.sum || !h.isOutOfTouch(l.seen)) && now.Sub(s.touched) >= p.mendPeriod:
 				s.touched = now
+				jobs[shard] = func() error { return p.touch(ctx, shard, l.state, l.seen) }
+			case !differs && !isStale:
+				s.failed = nil
 			}
+			s.differed = differs
 		})
-		if touches {
-			if err := p.touch(ctx, shard, l.state); err != nil {
-				return err
+	}
+	if len(jobs) == 0 {
+		p.overrides.mending.Unlock()
+		return
+	}
+	go func() {
+		defer p.overrides.mending.Unlock()
+		_ = p.atShards(slices.Collect(maps.Keys(jobs)), func(shard *Shard) error {
+			err := jobs[shard]()
+			if !errors.Is(err, store.ErrFinal) {
+				err = nil // What may succeed, the next minute's mender tries.
 			}
-		}
-		if !mends {
+			p.remember(shard, func(s *shardOverrides) { s.failed = err })
 			return nil
-		}
-		return p.mendShard(ctx, shard)
-	})
+		})
+	}()
 }
 
-// touch says that a shard is in touch, and writes the changes back if it has lost some.
-func (p *Operator) touch(ctx context.Context, shard *Shard, state *overrideState) error {
-	reply, err := p.runOverride(ctx, shard, opSeen, p.now().UnixMilli(), state.seen)
+// touch says that a shard is in touch, as one was at the instant seen, and writes the changes back if it has lost some.
+func (p *Operator) touch(ctx context.Context, shard *Shard, state *overrideState, seen int64) error {
+	reply, err := p.runOverride(ctx, shard, opSeen, p.now().UnixMilli(), seen)
 	if n := believed(reply); err != nil || n >= int64(len(state.log)) {
 		return err
 	}
@@ -323,64 +352,86 @@ func (p *Operator) claim(ctx context.Context, shard *Shard) (bool, error) {
 	return cmd.Cmder.(*goredis.Cmd).Val() == "OK", nil
 }
 
-func (p *Operator) mendShard(ctx context.Context, shard *Shard) error {
+// ofPrimaries returns an operator that asks no replica.
+func (p *Operator) ofPrimaries() *Operator {
+	q := *p
+	q.ask = func(ctx context.Context, shard *Shard, key string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
+		return p.ask(ctx, shard, key, false, about)
+	}
+	return &q
+}
+
+func (p *Operator) mendShard(ctx context.Context, shard *Shard, seen int64) error {
 	if isMine, err := p.claim(ctx, shard); !isMine || err != nil {
 		return err
 	}
+	p = p.ofPrimaries()
 	p.remember(shard, func(s *shardOverrides) { s.mended = p.now() })
 	h, err := p.headOf(ctx, shard)
 	if err != nil {
 		return err
 	}
 	state := p.learn(&learned{})
-	correct := func(sum string) error {
-		_, err := p.runOverride(ctx, shard, opSum, strconv.FormatUint(h.sum, 10), sum)
+	if h.sum != state.sum && h.isOutOfTouch(seen) {
+		_, err = p.runOverride(ctx, shard, opClear, h.seen, seen)
+	} else if len(state.ended) > 0 {
+		// What has run out alone is not worth a reading.
+		_, err = p.send(ctx, shard, state.ended)
+	}
+	if err != nil {
 		return err
 	}
-	if h.isOutOfTouch(state.seen) {
-		if err = correct(""); err != nil {
-			return err
-		}
-		if h, err = p.headOf(ctx, shard); err != nil || h.isOutOfTouch(state.seen) {
-			return err // Somebody has written there meanwhile.
-		}
+	if h, err = p.headOf(ctx, shard); err != nil || h.sum != state.sum && h.isOutOfTouch(seen) {
+		return err // Somebody has written there meanwhile.
+	}
+	lacks := false
+	if p.remember(shard, func(s *shardOverrides) { lacks = s.lacks }); h.sum == state.sum && !lacks {
+		return p.touch(ctx, shard, state, seen)
 	}
 	r, err := p.readWhole(ctx, shard)
 	if err != nil {
 		return err
 	}
+	base := state
 	state = p.learn(&r.learned)
-	p.remember(shard, r.note)
+	p.note(shard, r, base)
 	sum := uint64(0)
 	for _, v := range r.learned.all {
 		sum = (sum + v.digest) % highestVersion
 	}
 	if sum != h.sum {
-		// Somebody else has written there.
-		if err = correct(strconv.FormatUint(sum, 10)); err != nil {
+		// Somebody else has written there, or a build that knows other kinds.
+		if _, err = p.runOverride(ctx, shard, opSum, strconv.FormatUint(h.sum, 10), strconv.FormatUint(sum, 10)); err != nil {
 			return err
 		}
 	}
 	items, written := p.lacking(r, state)
-	if _, err = p.send(ctx, shard, items); err != nil {
+	replies, err := p.send(ctx, shard, items)
+	if err != nil {
 		return err
 	}
-	if written > 0 {
-		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", written)})
+	p.remember(shard, func(s *shardOverrides) { s.lacks = false })
+	words := map[string]int{}
+	for _, reply := range replies[:written] {
+		words[reply.word]++
 	}
-	if err = p.mendLog(ctx, shard, state); err != nil {
-		return err
+	if n := words["HAS"]; n > 0 {
+		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", n)})
 	}
-	return p.touch(ctx, shard, state)
+	if n := words["FULL"]; n > 0 {
+		err = fmt.Errorf("%w: it lacks %d overrides, and has no room for them", store.ErrFinal, n)
+	}
+	return errors.Join(err, p.mendLog(ctx, shard, state), p.touch(ctx, shard, state, seen))
 }
 
-// lacking returns what a shard lacks, of which there are written, as far as a mending may write it, and what it need
-// not remember any more.
+// lacking returns what a shard lacks, or forgets too early, of which there are written, as far as a mending may write
+// it, and what it need not remember any more.
 func (p *Operator) lacking(r *reading, state *overrideState) (items []item, written int) {
 	now := p.now()
 	bytes := 0
 	for name, v := range state.all {
-		if there := r.learned.all[name]; !v.isLater(there) || !v.isKept(now.Add(nearEnd)) {
+		there := r.learned.all[name]
+		if !v.isKept(now.Add(nearEnd)) || !v.isLater(there) && v.keep <= there.keep+nearEnd.Milliseconds() {
 			continue
 		}
 		if bytes += len(name) + len(v.content) + headSize; bytes > mendBytes {

@@ -123,14 +123,13 @@ func (v *overrideVersion) over(before *overrideVersion, now time.Time) *override
 	if before == nil {
 		return v
 	}
-	latest, keep := before, max(before.keep, v.horizon(now))
-	switch by := v.until - before.until; {
-	case v.id == before.id && max(by, -by) <= sameClock.Microseconds():
-		return before
-	case v.id == before.id:
-		return v
-	case v.isLater(before):
-		latest, keep = v, max(v.keep, before.horizon(now))
+	latest, other, by := before, v, v.until-before.until
+	if v.isLater(before) || v.id == before.id && max(by, -by) > sameClock.Microseconds() {
+		latest, other = v, before
+	}
+	keep := other.keep
+	if v.id != before.id {
+		keep = other.horizon(now)
 	}
 	if keep <= latest.keep+nearEnd.Milliseconds() {
 		return latest
@@ -147,10 +146,16 @@ type overrideState struct {
 	// sum is that of the digests, and log has the last changes, the first one first.
 	sum uint64
 	log []logged
-	// seen is when a shard was in touch last, and forgets when the first version is not remembered any more, in
-	// milliseconds.
-	seen, forgets int64
+	// forgets is when the first version is not remembered any more, in milliseconds, and ended are the last ones that
+	// were so.
+	forgets int64
+	ended   []item
+	// steps is how often this machine's clock was set.
+	steps int
 }
+
+// mostEnded bounds what has run out that shards are told.
+const mostEnded = 5 * changesInCall
 
 // logged is a change as the sets of changes have it, and its instant, in milliseconds: at most when it was learned,
 // because one by a clock that is ahead would stay the last one.
@@ -161,9 +166,8 @@ type logged struct {
 
 // learned is what was read or made.
 type learned struct {
-	all  map[string]*overrideVersion
-	log  []string
-	seen int64
+	all map[string]*overrideVersion
+	log []string
 }
 
 // with returns the state with what was learned, or s if it has that.
@@ -196,16 +200,18 @@ func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 	}
 	if now.UnixMilli() >= next.forgets {
 		next.forgets = math.MaxInt64
+		next.ended = slices.Clone(s.ended)
 		for name, v := range next.all {
 			if v.isKept(now) {
 				next.forgets = min(next.forgets, v.horizon(now))
 			} else {
 				set(name, nil)
+				next.ended = append(next.ended, item{name: name})
 			}
 		}
+		next.ended = next.ended[max(len(next.ended)-mostEnded, 0):]
 	}
-	isNew := next.note(l.log, now)
-	if next.seen = max(s.seen, l.seen); !isCopied && !isNew && next.seen == s.seen && next.forgets == s.forgets {
+	if isNew := next.note(l.log, now); !isCopied && !isNew && next.forgets == s.forgets {
 		return s
 	}
 	return &next
@@ -213,6 +219,9 @@ func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 
 // note adds changes to the log of s, and reports whether it lacked any. It changes s, and no log.
 func (s *overrideState) note(texts []string, now time.Time) (isNew bool) {
+	if len(texts) == 0 {
+		return false
+	}
 	known := map[string]bool{}
 	for _, change := range s.log {
 		known[change.text] = true
@@ -240,7 +249,6 @@ func (s *overrideState) note(texts []string, now time.Time) (isNew bool) {
 
 // shardOverrides is what is known of a shard's hash.
 type shardOverrides struct {
-	shard *Shard
 	// isRead is set once the hash was read, up to the change of that number.
 	isRead bool
 	number int64
@@ -248,6 +256,12 @@ type shardOverrides struct {
 	// mended it last, and said that it was in touch.
 	differed        bool
 	mended, touched time.Time
+	// failed is why that would fail again, or nil.
+	failed error
+	// lacks is set if it forgot, when it was read, what is known, or would do so too early.
+	lacks bool
+	// seen is when it was in touch last, in milliseconds.
+	seen int64
 	// unsound are the names with a value that is none of ours.
 	unsound map[string]bool
 }
@@ -260,31 +274,33 @@ type Overrides struct {
 	state *overrideState
 	// at is when clocks were compared last by this machine's clock, and since by the monotonic one.
 	at, since time.Time
-	// of has the shards, by their names.
-	of map[string]*shardOverrides
+	// of has the shards that are open. Two configs may reach the same one in two ways.
+	of map[*Shard]*shardOverrides
 	// set shows the state shown, and the unsound values.
 	set     *store.OverrideSet
 	shown   *overrideState
 	unsound map[string]bool
+	// mending is held while shards are mended.
+	mending sync.Mutex
 }
 
 // remember calls f with what is known of a shard, which f may change.
 func (p *Operator) remember(shard *Shard, f func(s *shardOverrides)) {
 	p.overrides.mu.Lock()
 	defer p.overrides.mu.Unlock()
-	f(p.overrides.shard(p.shardName(shard), shard))
+	f(p.overrides.shard(shard))
 }
 
 // shard returns what is known of a shard. o.mu must be held.
-func (o *Overrides) shard(name string, shard *Shard) *shardOverrides {
-	if s := o.of[name]; s != nil && s.shard == shard {
-		return s
+func (o *Overrides) shard(shard *Shard) *shardOverrides {
+	if o.of[shard] == nil {
+		if o.of == nil {
+			o.of = map[*Shard]*shardOverrides{}
+		}
+		maps.DeleteFunc(o.of, func(other *Shard, _ *shardOverrides) bool { return other.IsClosed() })
+		o.of[shard] = &shardOverrides{}
 	}
-	if o.of == nil {
-		o.of = map[string]*shardOverrides{}
-	}
-	o.of[name] = &shardOverrides{shard: shard}
-	return o.of[name]
+	return o.of[shard]
 }
 
 // learn adds to what is known, and returns it.
@@ -299,6 +315,9 @@ func (p *Operator) learn(l *learned) *overrideState {
 	if by := time.Duration(now.UnixMicro()-o.at.UnixMicro())*time.Microsecond - time.Since(o.since); max(by, -by) > sameClock {
 		// This machine's clock was set, or stood still: the ends are read again.
 		o.at, o.since = now, time.Now()
+		stepped := *o.state
+		stepped.steps++
+		o.state = &stepped
 		for _, s := range o.of {
 			s.isRead = false
 		}
@@ -307,13 +326,18 @@ func (p *Operator) learn(l *learned) *overrideState {
 	return o.state
 }
 
-// Overrides implements [store.Operable]: the latest versions of all shards. It writes back to a shard what that has
-// lost.
+// Overrides implements [store.Operable]: the latest versions of all shards. What a shard has lost is written back in
+// the background; the error says too why that failed.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	l, err := p.look(ctx)
-	if failed := p.mend(ctx, l); errors.Is(failed, store.ErrFinal) {
-		err = errors.Join(err, failed) // What may succeed, the next minute's mender tries.
+	for _, shard := range p.shards() {
+		p.remember(shard, func(s *shardOverrides) {
+			if s.failed != nil {
+				err = errors.Join(err, fmt.Errorf("shard %s: %w", p.shardName(shard), s.failed))
+			}
+		})
 	}
+	p.mend(ctx, l)
 	return p.shown(), err
 }
 
@@ -324,7 +348,7 @@ func (p *Operator) shown() *store.OverrideSet {
 	defer o.mu.Unlock()
 	unsound := map[string]bool{}
 	for _, shard := range p.shards() {
-		maps.Copy(unsound, o.shard(p.shardName(shard), shard).unsound)
+		maps.Copy(unsound, o.shard(shard).unsound)
 	}
 	maps.DeleteFunc(unsound, func(name string, _ bool) bool { return o.state.all[name] != nil })
 	if o.set != nil && o.shown == o.state && maps.Equal(o.unsound, unsound) {
