@@ -365,11 +365,19 @@ func (m *model) judge() (faults []string) {
 	return faults
 }
 
+// newModelShard returns a shard that is open, and calls nobody. What it runs in the background is in no bubble.
+func newModelShard(t *testing.T) *wire.Shard {
+	t.Helper()
+	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
+	shard.Owner(0) // starts it
+	redistest.CloseAtEnd(t, shard)
+	return shard
+}
+
 // inModel runs a test with a Caddy and shards whose clocks are ahead.
 func inModel(t *testing.T, test func(m *model, p *modelCaddy), ahead ...time.Duration) {
 	t.Helper()
-	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
-	redistest.CloseAtEnd(t, shard)
+	shard := newModelShard(t)
 	synctest.Test(t, func(t *testing.T) {
 		m := &model{T: t, rng: rand.New(rand.NewPCG(1, 0)), any: shard, truth: map[string]*modelTruth{}} //nolint:gosec // repeatable on purpose
 		for i, skew := range ahead {
@@ -487,8 +495,7 @@ func TestChangeOfWhatEnds(t *testing.T) {
 // if a process has a right clock.
 func TestOverridesInAnyHistory(t *testing.T) {
 	t.Parallel()
-	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
-	redistest.CloseAtEnd(t, shard)
+	shard := newModelShard(t)
 	for seed := range sweep.Size(40, 400) {
 		synctest.Test(t, func(t *testing.T) {
 			m := &model{T: t, rng: rand.New(rand.NewPCG(uint64(seed), 0)), any: shard, truth: map[string]*modelTruth{}, isOneRight: seed%4 > 0} //nolint:gosec // repeatable on purpose
