@@ -437,6 +437,10 @@ func TestCaddyWhoseClockIsAhead(t *testing.T) {
 				if n := len(m.caddys[1].overrides.state.all); n != 2 {
 					t.Errorf("%v and %v ahead: %d overrides are known", ahead, server, n)
 				}
+				s, _ := m.shards[1].server.Do("HGET", keysOfModel.Overrides(), "s")
+				if server == 0 && believed(fmt.Sprint(s)) > modelTime().Add(3*day).UnixMilli() {
+					t.Errorf("%v ahead is believed", ahead)
+				}
 			}, server, 0)
 		}
 	}
