@@ -6,12 +6,14 @@ import (
 	"net/http"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
 // TestSlowShardAdmitsNoMoreThanTheLimit in one Caddy, which decides alone whenever a check or take
@@ -120,4 +122,120 @@ func TestSlotsOfTheShardCountInAnOutage(t *testing.T) {
 	held[0] = backend.Hold(t, c, "/held", "X-Key: alice")
 	must(t, "one too many again", c.Probe("/held", "X-Key: alice").Refuses("slots"))
 	backend.Finish(t, held...)
+}
+
+// TestOutageThroughReloads: one count goes on while zones get other limits and clients move to another shard, with
+// several zones, in batches and without. Once the shards are back, each request has been charged exactly once.
+func TestOutageThroughReloads(t *testing.T) {
+	t.Parallel()
+	const clients, most = 6, 8
+	for _, w := range sweep.Of(t, allWays(), 2) {
+		t.Run(fmt.Sprint(w), func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			algorithm, charge := w.algorithm, w.mode
+			servers := caddytest.StartLastingShards(t, 2, 0)
+			site := func(shards caddytest.Shards, events int) string {
+				options := []string{"algorithm " + algorithm, "charge " + charge}
+				if algorithm == "gcra" {
+					events = most // other limits drain otherwise
+				}
+				wide := zoneWith("wide", append(options, "events 20")...)
+				if charge == "before" && strings.HasSuffix(algorithm, "_window") {
+					options = append(options, "batch 2")
+				}
+				return zonesSite(shards.StoreAfter(1, "ledger_trust 0"), zoneWith("narrow", append(options, fmt.Sprint("events ", events))...)+wide, "respond ok")
+			}
+			c := caddytest.Start(t, site(servers[:1], 6))
+			var served [clients]int
+			ask := func(times, want int) {
+				t.Helper()
+				for i := range served {
+					for range times {
+						switch a := c.Probe("/", fmt.Sprint("X-Key: client-", i)); a.Status {
+						case http.StatusOK:
+							served[i]++
+						case http.StatusTooManyRequests:
+							must(t, "a refusal", a.Refuses("narrow"))
+						default:
+							t.Errorf("status %d", a.Status)
+						}
+					}
+					if served[i] != want {
+						t.Errorf("client %d was served %d times, want %d", i, served[i], want)
+					}
+				}
+			}
+			ask(2, 2)
+			for i := range served {
+				servers[:1].AwaitUsed(t, "wide", fmt.Sprint("client-", i), 2)
+				servers[:1].AwaitUsed(t, "narrow", fmt.Sprint("client-", i), 2)
+			}
+			servers.Kill(t)
+			ask(2, 4)
+			c.MustLoad(site(servers, most))
+			ask(6, most)
+			c.MustLoad(site(servers, 5))
+			ask(1, most)
+			c.MustLoad(site(servers, most))
+			servers.Restart(t)
+			awaitUnsent(c, 0)
+			for i, n := range served {
+				client := fmt.Sprint("client-", i)
+				for _, zone := range []string{"narrow", "wide"} {
+					servers[:1].AwaitUsed(t, zone, client, int64(n))
+					// The shard to which some clients moved counts them since; gcra goes on from the other one.
+					since := n - 4
+					if algorithm == "gcra" {
+						since = n - 2
+					}
+					if moved := servers[1:].Content(t, zone, client).Used; moved != 0 && moved != int64(since) {
+						t.Errorf("zone %s of client %d has %d at the new shard, want %d", zone, i, moved, since)
+					}
+				}
+			}
+			ask(1, most)
+		})
+	}
+}
+
+// TestPenaltyInAnOutage outlasts the window in this process, and the shard does not hear of it.
+func TestPenaltyInAnOutage(t *testing.T) {
+	t.Parallel()
+	for _, charge := range modes {
+		t.Run(charge, func(t *testing.T) {
+			t.Parallel() // it spends its time waiting
+			servers := caddytest.StartLastingShards(t, 1, 0)
+			c := caddytest.Start(t, zonesSite(servers.Store(), zoneWith("api", "events 1", "window 1s", "penalty 1h", "charge "+charge), "respond ok"))
+			must(t, "another client", want("status", c.Probe("/", "X-Key: bob").Status, http.StatusOK))
+			servers.Kill(t)
+			eventually(t, "the client is over its limit", func() error {
+				return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusTooManyRequests)
+			})
+			time.Sleep(1500 * time.Millisecond) // a window is over
+			must(t, "in the next window", c.Probe("/", "X-Key: alice").Refuses("api"))
+			servers.Restart(t)
+			eventually(t, "the shard decides", func() error {
+				return want("status", c.Probe("/", "X-Key: alice").Status, http.StatusOK)
+			})
+		})
+	}
+}
+
+// TestRunningTakesInAnOutage: a refusal beside a running request earns a penalty, unless the cost of that request may
+// come back.
+func TestRunningTakesInAnOutage(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	backend := caddytest.StartSlowBackend(t)
+	servers.Kill(t)
+	for counted, isFinal := range map[string]bool{"not 304": false, "all": true} {
+		c := caddytest.Start(t, zonesSite(servers.Store(),
+			zoneWith("api", "events 1", "window 1m", "penalty 1h", "charge before", "count_status "+counted), proxyTo(backend.Server.Listener.Addr().String())))
+		running := backend.Hold(t, c, "/", "X-Key: alice")
+		refused := c.Probe("/", "X-Key: alice")
+		must(t, counted, errors.Join(refused.Refuses("api"), want("a penalty", refused.RetryAfter > 60, isFinal)))
+		backend.Finish(t, running)
+		after := c.Probe("/", "X-Key: alice")
+		must(t, counted, errors.Join(after.Refuses("api"), want("a penalty once the request has ended", after.RetryAfter > 60, true)))
+	}
 }

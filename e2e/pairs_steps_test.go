@@ -9,13 +9,12 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
 	"net/http"
 	"slices"
 	"strings"
 	"sync"
 	"time"
-
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddyproc"
 )
@@ -324,8 +323,11 @@ func (p *pairRun) holdForTheDead() {
 		keys, err := client.Keys(p.t.Context(), "rl:*:"+zoneAPI+":*").Result()
 		must(p.t, "keys", err)
 		for _, key := range keys {
-			until := time.Now().Add(time.Minute).UnixMicro()
-			must(p.t, "hold", client.ZAdd(p.t.Context(), strings.TrimSuffix(key, " held")+" held", goredis.Z{Score: float64(until), Member: "4294967295:1"}).Err())
+			if strings.HasSuffix(key, " held") {
+				continue
+			}
+			until := float64(time.Now().Add(time.Minute).UnixMicro())
+			must(p.t, "hold", client.Append(p.t.Context(), key+" held", string(packed(math.MaxUint32, 1, until))).Err())
 		}
 	}
 }

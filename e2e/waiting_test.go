@@ -155,14 +155,19 @@ func keepFull(t *testing.T, s caddytest.Shards, events int, d time.Duration) tim
 	// The instant at which it is empty, its rest, the events, the beginning of the
 	// busy time, what was spent in it, their span, and the end of the penalty.
 	spent := math.Ceil(d.Seconds() * float64(events))
-	var packed []byte
-	for _, n := range []float64{float64(until), 0, float64(events), float64(now), spent, 1e6, 0} {
-		packed = binary.LittleEndian.AppendUint64(packed, math.Float64bits(n))
-	}
+	content := packed(float64(until), 0, float64(events), float64(now), spent, 1e6, 0)
 	tag := sha256.Sum256([]byte("{http.request.header.X-Key}"))
 	key := "rl:3:slow:gcra1s:" + base64.RawURLEncoding.EncodeToString(tag[:3])[:3] + ":alice"
-	must(t, "fill the bucket", s[0].Primary.Client().Set(t.Context(), key, packed, d+time.Minute).Err())
+	must(t, "fill the bucket", s[0].Primary.Client().Set(t.Context(), key, content, d+time.Minute).Err())
 	return time.UnixMicro(until)
+}
+
+// packed returns numbers as the scripts keep them.
+func packed(numbers ...float64) (b []byte) {
+	for _, n := range numbers {
+		b = binary.LittleEndian.AppendUint64(b, math.Float64bits(n))
+	}
+	return b
 }
 
 func TestHeldRequestsLeaveInOrder(t *testing.T) {

@@ -325,7 +325,7 @@ func (l *Limit) Penalize(ctx context.Context, key string, d time.Duration) error
 	}
 	// The penalty ends by the clock of the store.
 	st, err := l.call(ctx, l.store.buckets.Peek, &r)
-	if err != nil || st.Penalty != 0 {
+	if err != nil {
 		return err
 	}
 	r.Until = st.Now + max(d.Microseconds(), 1)

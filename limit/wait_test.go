@@ -282,6 +282,23 @@ func TestWaitForWhatIsHeld(t *testing.T) {
 	})
 }
 
+// TestWaitForWhatMayComeBack: the guess of a second turns no caller away that waits for less.
+func TestWaitForWhatMayComeBack(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		l := limitOf(t, limit.OpenMemory(limit.Memory{}), limit.Config{Name: "api", Events: 10, Window: time.Hour})
+		held, err := l.Reserve(t.Context(), "a", 10)
+		must(t, "reserve", err)
+		ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+		defer cancel()
+		first := make(chan error)
+		go func() { first <- l.Wait(ctx, "a", 1) }()
+		synctest.Wait()
+		must(t, "release", held.Release(t.Context()))
+		must(t, "wait", <-first)
+	})
+}
+
 // TestWaitAsksAgain: another process gives something back, which nobody here is told of.
 func TestWaitAsksAgain(t *testing.T) {
 	t.Parallel()

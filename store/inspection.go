@@ -44,4 +44,6 @@ type Account struct {
 	Reserved int64
 	// Full is set if requests are refused without a call.
 	Full bool
+	// IsAlone is set if the process has decided without the store, and the store may lack some of those charges.
+	IsAlone bool
 }

@@ -103,8 +103,8 @@ func (s *selection) inspect(ctx context.Context) (*adminapi.Buckets, error) {
 			}
 			bucket.Previous = copies
 		}
-		if local := s.open.Local.Buckets.Inspect(ctx, req).Copies[0]; local.Exists {
-			bucket.Local = stateOf(&local.State)
+		if alone := s.open.Alone(req, found.Account); alone != nil {
+			bucket.Local = stateOf(alone)
 		}
 		of := s.store.OverridesOf(s.Name, b.Key, time.Now)
 		for _, o := range []*store.Override{of.Block, of.Limit, of.Grant} {

@@ -422,6 +422,7 @@ type Account struct {
 	Unsent   int64 `json:"unsent"`
 	Reserved int64 `json:"reserved,omitempty"`
 	Full     bool  `json:"full"`
+	IsAlone  bool  `json:"alone,omitempty"`
 }
 
 // Resets lists buckets that were emptied: DELETE /rate_limit/buckets/<zone>.

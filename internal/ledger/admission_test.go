@@ -506,3 +506,22 @@ func TestChecksAndTakesTogetherKeepTheLimit(t *testing.T) {
 		}
 	}
 }
+
+// TestCheckOutlastsItsClient: if a client leaves whose check others wait for, the check goes on.
+func TestCheckOutlastsItsClient(t *testing.T) {
+	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+		ctx, leave := context.WithCancel(t.Context())
+		var wg sync.WaitGroup
+		send := func(ctx context.Context) {
+			wg.Go(func() { l.Admit(ctx, store.Asks([]store.Request{requestOf("alice", 60)})) })
+			synctest.Wait()
+		}
+		send(t.Context())
+		send(ctx)
+		send(t.Context())
+		leave()
+		if wg.Wait(); s.checks != 2 {
+			t.Errorf("the store was asked %d times, want twice", s.checks)
+		}
+	})
+}

@@ -173,7 +173,7 @@ func (a *admission) answers(what []asking) []*store.Ask {
 			ctx = context.WithoutCancel(a.ctx)
 		}
 		room[n], asks[n] = store.Ask{Request: a.asks[q.place].Request}, &room[n]
-		room[n].Primary, room[n].Ends = room[n].Primary || q.Primary, q.Ends
+		room[n].Primary, room[n].Ends = q.Primary, q.Ends
 	}
 	a.ledger.Check(ctx, asks)
 	return asks

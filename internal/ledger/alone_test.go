@@ -175,7 +175,7 @@ func TestOutageLongerThanTheWindow(t *testing.T) {
 			t.Errorf("%d requests were admitted in a window of an outage, want from 1 to %d", most, events)
 		}
 		if traits := algorithm.Of(limit.Algorithm); !traits.Copies() || traits.Clocked() {
-			most = events // the local counts say when events leave a log; a part of the window before counts
+			most = events // parts of the window before count
 		}
 		if most < events {
 			t.Errorf("%d requests were admitted in the best window of an outage, want %d", most, events)
@@ -246,6 +246,64 @@ func TestTakesThatEndLate(t *testing.T) {
 				t.Errorf("%v: %d are used and %d undelivered, want %d and %d", k.end, used, odd, k.used, k.odd)
 			}
 		})
+	}
+}
+
+// TestWindowAloneHasOneReset from its first request on.
+func TestWindowAloneHasOneReset(t *testing.T) {
+	for _, limit := range kinds {
+		if !algorithm.Of(limit.Algorithm).Windowed() {
+			continue
+		}
+		synctest.Test(t, func(t *testing.T) {
+			l := New(NewRegistry(nil), newSimulation(1), Options{})
+			limit.Zone, limit.Window = "zone", time.Hour
+			r := store.Request{Limit: &limit, ClientKey: "alice", Events: 9, Cost: 1}
+			resets := map[int64]bool{}
+			for range 3 {
+				st := l.AdmitAlone(&r)
+				resets[st.Reset] = true
+				pass(time.Second)
+				l.SettleUnknown([]*store.Request{new(r)}, []int64{1}, nil)
+			}
+			if len(resets) != 1 || resets[0] {
+				t.Errorf("align %t: the resets are %v", limit.Align, resets)
+			}
+			l.Leave()
+		})
+	}
+}
+
+// TestPenaltyAlone holds at all owners until it ends, and no shard hears of it.
+func TestPenaltyAlone(t *testing.T) {
+	for _, limit := range kinds {
+		for _, owners := range []string{"b", "bc"} {
+			if !algorithm.Of(limit.Algorithm).Penalties {
+				continue
+			}
+			synctest.Test(t, func(t *testing.T) {
+				s := &sharded{newServers(1), owners}
+				o := NewOwners(New(NewRegistry(nil), s, Options{}))
+				limit.Zone, limit.Window = "zone", time.Hour
+				what := fmt.Sprintf("%s, align %t, owners %s", limit.Algorithm, limit.Align, owners)
+				r := store.Request{Limit: &limit, ClientKey: "alice", Events: 9, Cost: 1}
+				first := o.AdmitAlone(&r)
+				penalty := r
+				penalty.Until = first.Now + time.Minute.Microseconds()
+				o.PenalizeAlone(&penalty)
+				if st := o.AdmitAlone(&r); !first.Allowed || st.Allowed || st.InFlight || st.Penalty != penalty.Until || st.RetryAfter > time.Minute {
+					t.Errorf("%s: with a penalty: %+v", what, st)
+				}
+				pass(time.Minute + time.Second)
+				if st := o.AdmitAlone(&r); !st.Allowed || st.Used != 1 {
+					t.Errorf("%s: after a penalty: %+v", what, st)
+				}
+				if len(s.buckets) > 0 {
+					t.Errorf("%s: a shard has %v", what, s.buckets)
+				}
+				o.Leave()
+			})
+		}
 	}
 }
 

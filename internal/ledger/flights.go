@@ -200,17 +200,16 @@ func (l *Local) CheckAhead(ctx context.Context, r store.Request, _ time.Duration
 	})
 }
 
-// AdmitAlone is [Ledger.AdmitAlone]. Nothing is known of the bucket without its store.
+// AdmitAlone is [Ledger.AdmitAlone]. The store decides, because it is in memory, and spends the cost.
 func (l *Local) AdmitAlone(r *store.Request) store.State {
-	stripe, id, fl := l.flights.use(r)
-	fl.cost += r.Cost
-	stripe.leave(id, fl, 0, r.Cost)
-	return l.ForeseeAlone(r)
+	return store.Answers(context.Background(), l.Take, []store.Request{*r})[0]
 }
 
 // ForeseeAlone is [Ledger.ForeseeAlone].
-func (*Local) ForeseeAlone(r *store.Request) store.State {
-	return store.State{Allowed: true, Limit: max(r.Capacity(), 0)}
+func (l *Local) ForeseeAlone(r *store.Request) store.State {
+	return l.Foresee(*r, true, func(r store.Request) store.State {
+		return store.Answers(context.Background(), l.Peek, []store.Request{r})[0]
+	})
 }
 
 // Figures are those of the flights.
@@ -273,6 +272,9 @@ func (l *Local) RefundDetached(reqs []*store.Request) { discard(l.Refund, reqs) 
 
 // PenalizeDetached is [Ledger.PenalizeDetached].
 func (l *Local) PenalizeDetached(reqs []*store.Request) { discard(l.Penalize, reqs) }
+
+// PenalizeAlone is [Ledger.PenalizeAlone].
+func (l *Local) PenalizeAlone(r *store.Request) { l.PenalizeDetached([]*store.Request{r}) }
 
 // RefundReported is [Ledger.RefundReported].
 func (l *Local) RefundReported(r store.Request, report func(st store.State)) {

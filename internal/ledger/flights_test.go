@@ -141,3 +141,19 @@ func TestStoreThatPanicsLeavesNothingInFlight(t *testing.T) {
 		})
 	}
 }
+
+// TestMemoryDecidesAlone, and spends the cost, unless that is foreseen.
+func TestMemoryDecidesAlone(t *testing.T) {
+	l := NewLocal(NewFlights(), memory.New(memory.NewBuckets(), memory.Options{}))
+	r := store.Request{Limit: &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour}, ClientKey: "a", Events: 2, Cost: 1}
+	for n := range int64(3) {
+		for times, decide := range []func(*store.Request) store.State{l.ForeseeAlone, l.ForeseeAlone, l.AdmitAlone} {
+			if st := decide(&r); st.Allowed != (n < 2) || st.Used != min(n+1, 2) {
+				t.Errorf("request %d, asked %d times before: %+v", n, times, st)
+			}
+		}
+	}
+	if n := l.Figures().InFlight; n != 0 {
+		t.Errorf("%d are in flight", n)
+	}
+}

@@ -68,3 +68,22 @@ func TestWaitForSlowCharges(t *testing.T) {
 		}
 	}
 }
+
+// TestForeseeReadsAgain: of a log it foresees no room where a charge that was in flight has landed while it read.
+func TestForeseeReadsAgain(t *testing.T) {
+	for _, takes := range []bool{false, true} {
+		simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
+			r := requestOf("alice", 1)
+			r.Limit = &store.Limit{Zone: "zone", Algorithm: store.SlidingLog, Window: time.Minute}
+			l.ChargeDetached([]*store.Request{new(r)})
+			st := l.Foresee(r, takes, func(r store.Request) store.State {
+				read := s.word(r)
+				pass(time.Second)
+				return read
+			})
+			if st.Allowed {
+				t.Errorf("takes %t: room is foreseen: %+v", takes, st)
+			}
+		})
+	}
+}

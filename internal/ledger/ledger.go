@@ -157,7 +157,7 @@ func (l *Ledger) refundOne(r store.Request) {
 	}
 }
 
-// RefundReported is RefundDetached of one request that has no batch, and reports its outcome.
+// RefundReported is RefundDetached of one request, past its batch, and reports its outcome.
 // The report must be quick.
 func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 	l.refundBy(l.refunder(&r), []*store.Request{&r}, report)
@@ -204,7 +204,7 @@ func (l *Ledger) endRefund(sent sentRefund, r *store.Request, st *store.State) {
 // Penalize implements [store.Store].
 func (l *Ledger) Penalize(ctx context.Context, asks []*store.Ask) {
 	for _, a := range asks {
-		l.notePenalty(&a.Request)
+		l.notePenalty(&a.Request, (*core.Bucket).Penalize)
 	}
 	l.writer().Remote.Penalize(ctx, asks)
 }
@@ -212,18 +212,21 @@ func (l *Ledger) Penalize(ctx context.Context, asks []*store.Ask) {
 // PenalizeDetached is Penalize without waiting.
 func (l *Ledger) PenalizeDetached(reqs []*store.Request) {
 	for _, r := range reqs {
-		l.notePenalty(r)
+		l.notePenalty(r, (*core.Bucket).Penalize)
 	}
 	l.writer().Remote.PenalizeDetached(reqs)
 }
 
-func (l *Ledger) notePenalty(r *store.Request) {
+// PenalizeAlone keeps the client of r refused here, and does not tell the store.
+func (l *Ledger) PenalizeAlone(r *store.Request) { l.notePenalty(r, (*core.Bucket).PenalizeAlone) }
+
+func (l *Ledger) notePenalty(r *store.Request, note func(b *core.Bucket, r *store.Request, m *core.Moment)) {
 	if !algorithm.Of(r.Limit.Algorithm).Copies() {
 		return
 	}
 	m := l.moment()
 	e := l.enter(r, &m)
-	e.Penalize(r, &m)
+	note(&e.Bucket, r, &m)
 	e.release(&m)
 }
 

@@ -533,6 +533,13 @@ func (o *Owners) PenalizeDetached(reqs []*store.Request) {
 	o.Ledger.PenalizeDetached(o.spread(o.writer(), reqs))
 }
 
+// PenalizeAlone is [Ledger.PenalizeAlone].
+func (o *Owners) PenalizeAlone(r *store.Request) {
+	for _, part := range o.atOwners(r) {
+		o.Ledger.PenalizeAlone(part)
+	}
+}
+
 // spread returns the requests for all owners that a view knows.
 func (*Owners) spread(l *Ledger, reqs []*store.Request) (all []*store.Request) {
 	for _, r := range reqs {
@@ -626,7 +633,7 @@ func (o *Owners) Account(r *store.Request) (most *store.Account) {
 		}
 		most.Used, most.InFlight = max(most.Used, a.Used), max(most.InFlight, a.InFlight)
 		most.Unsent, most.Reserved = max(most.Unsent, a.Unsent), max(most.Reserved, a.Reserved)
-		most.Full = most.Full || a.Full
+		most.Full, most.IsAlone = most.Full || a.Full, most.IsAlone || a.IsAlone
 	}
 	return most
 }

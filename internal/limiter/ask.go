@@ -355,7 +355,7 @@ func leftBy(r *http.Request, err error) error {
 	return caddyhttp.Error(statusClientClosedRequest, err)
 }
 
-// handleErrors reports the errors of some zones, and asks the local counts where on_error says so.
+// handleErrors reports the errors of some zones, and lets this process decide where on_error says so.
 func (e *evaluation) handleErrors(r *http.Request, some []*inZone) error {
 	var failed error
 	for _, z := range some {
@@ -426,28 +426,37 @@ func (z *inZone) noteError(err error) {
 	}
 }
 
-// askLocal makes this process decide by itself. The ledger holds the cost in
-// flight as well: the store may be back before the request has settled.
+// askLocal makes this process decide by itself: the ledger, which holds the cost in flight, or a
+// bucket in memory, which spends it.
 func (z *inZone) askLocal() {
-	local := z.localRequest()
-	var known *store.Request
-	if !z.isLease && z.bucket == ownBucket {
-		known = &z.ask.Request
+	open, req := z.decider()
+	st := open.Accounts.AdmitAlone(&req)
+	if st.InFlight && z.ChargeBefore && !req.MayHold() {
+		// The cost that runs never comes back.
+		st.InFlight, st.RetryAfter = false, time.Duration(st.ResetOtherwise-st.Now)*time.Microsecond
 	}
-	z.learn(z.of.open.AdmitAlone(known, &local, z.ChargeBefore))
+	z.learn(st)
 	z.alone = localDecided
-	if z.answer != hasRoom {
-		return
-	}
-	if known != nil {
+	switch {
+	case z.answer != hasRoom:
+	case open == z.of.open:
 		z.hold()
-	}
-	if !z.ChargeBefore {
-		z.alone = localHeld
+	default:
+		z.alone, z.ask.Request.Receipt = localTaken, z.ask.State.Receipt
 	}
 }
 
-// localRequest is the request to the local counts, where no client shares a bucket:
+// decider returns the opened store whose accounts decide without the store, and the request to them: the store's
+// own, which are its ledger, or those in memory where the ledger keeps no count, that is for slots, for clients of a
+// shared bucket, and for stores without a ledger.
+func (z *inZone) decider() (*stores.Opened, store.Request) {
+	if open := z.of.open; open.IsRemote && !z.isLease && z.bucket == ownBucket {
+		return open, z.ask.Request
+	}
+	return z.of.open.Local.Opened, z.localRequest()
+}
+
+// localRequest is the request to a bucket in memory, where no client shares a bucket:
 // while the store does not answer, most clients may have one of their own.
 func (z *inZone) localRequest() store.Request {
 	req := z.ask.Request
@@ -473,6 +482,8 @@ func (e *evaluation) noteTaken(takes []*inZone) {
 		case z.answer != hasRoom:
 		case z.findsNothing():
 			z.refuseLook()
+		case z.alone == localDecided:
+			// The ledger holds the cost.
 		default:
 			z.noteTake()
 		}
@@ -497,15 +508,12 @@ func (z *inZone) noteTake() {
 
 // take notes that the cost was spent where it was decided.
 func (s *spend) take() {
-	if s.isLocal() {
-		s.alone = localTaken
-	} else {
+	if s.alone != localTaken {
 		s.stored = phaseTaken
 	}
 }
 
-// mirror takes a slot that the store gave in the local counts as well: they have to know of
-// it once they decide.
+// mirror takes a slot in memory as well that the store gave: memory decides about slots without the store.
 func (z *inZone) mirror() {
 	if z.isLease && !z.isLocal() && z.onError == stores.OnErrorLocal && z.of.open.IsRemote {
 		req := z.localRequest()

@@ -169,6 +169,41 @@ func TestRefusalAtAFullLine(t *testing.T) {
 	}
 }
 
+// overtakenStore spends the room in a zone just before a take of that zone, and notes the zones of all takes.
+type overtakenStore struct {
+	*memory.Store
+	in    string
+	asked []string
+}
+
+func (s *overtakenStore) Take(ctx context.Context, asks []*store.Ask) {
+	for _, a := range asks {
+		other := a.Request
+		other.Cost = other.Events
+		if s.asked = append(s.asked, other.Limit.Zone); other.Limit.Zone == s.in {
+			s.Charge(ctx, []*store.Ask{{Request: other}})
+		}
+	}
+	s.Store.Take(ctx, asks)
+}
+
+// TestZoneThatIsWaitedForGoesFirst: a request that another client has overtaken takes nothing from other zones.
+func TestZoneThatIsWaitedForGoesFirst(t *testing.T) {
+	s := &overtakenStore{Store: memory.New(memory.NewBuckets(), memory.Options{}), in: "b"}
+	h, _ := newPairLimiter(t, [maxStores]stores.Module{deafModule{s}, deafModule{s}}, 0, func(z *Zone) { z.ChargeBefore = true })
+	w := httptest.NewRecorder()
+	r := caddyhttp.PrepareRequest(httptest.NewRequest(http.MethodGet, "/", nil), caddy.NewReplacer(), w, nil)
+	_, e, err := h.collect(nil, w, r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e.enter()
+	defer e.release()
+	if err = e.take(r, e.zones, e.zones[1]); err != nil || !slices.Equal(s.asked, []string{"b"}) {
+		t.Errorf("%v, and the zones that were asked are %v", err, s.asked)
+	}
+}
+
 // brokenModule is a store module whose stores do not open.
 type brokenModule struct{ deafModule }
 
@@ -176,7 +211,7 @@ func (brokenModule) OpenStore(string) (store.Store, error) { return nil, errors.
 
 // boundedModule opens a store that bounds new buckets.
 type boundedModule struct {
-	store *memory.Store
+	store store.Store
 	most  int
 }
 

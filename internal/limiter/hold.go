@@ -43,7 +43,7 @@ func (p *Passage) Hold(place int) (h Hold, counts bool) {
 	}
 	return Hold{
 		Store: z.handle.Name, Limit: *req.Limit, ClientKey: []byte(req.ClientKey), Events: req.Events, Burst: req.Burst,
-		Cost: req.Cost, IsTaken: z.stored == phaseTaken && !z.isLocal(), ID: req.ID, Receipt: req.Receipt, At: req.At, Hold: req.Hold,
+		Cost: req.Cost, IsTaken: z.stored == phaseTaken, ID: req.ID, Receipt: req.Receipt, At: req.At, Hold: req.Hold,
 	}, true
 }
 

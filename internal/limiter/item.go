@@ -167,7 +167,7 @@ func (z *Zone) newHold(item *Item) uint32 {
 // keepsHold reports whether what the zone has taken stays held once the call has settled.
 func (z *inZone) keepsHold() bool {
 	item := z.itemOf()
-	return item != nil && item.Reserves && z.stored == phaseTaken && !z.isLocal()
+	return item != nil && item.Reserves && z.stored == phaseTaken
 }
 
 // refund returns what the call gives back in the zone.

@@ -83,7 +83,7 @@ func (l *lease) renew() {
 	ctx, cancel := context.WithTimeout(context.Background(), l.period)
 	defer cancel()
 	for _, z := range l.of.zones {
-		if !z.holdsSlot() || z.ask.Cost == 0 {
+		if !z.holdsSlot() {
 			continue
 		}
 		open, req := l.of.open, z.ask.Request

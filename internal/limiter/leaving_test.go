@@ -14,6 +14,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -75,6 +76,10 @@ var endings = map[string]caddyhttp.HandlerFunc{
 	"an error":            func(http.ResponseWriter, *http.Request) error { return context.Canceled },
 	"nothing":             func(http.ResponseWriter, *http.Request) error { return nil },
 	"a panic that aborts": func(http.ResponseWriter, *http.Request) error { panic(http.ErrAbortHandler) },
+	"a status of gRPC": func(w http.ResponseWriter, _ *http.Request) error {
+		w.Header().Set("Grpc-Status", "0")
+		return nil
+	},
 	"early hints": func(w http.ResponseWriter, _ *http.Request) error {
 		w.WriteHeader(http.StatusEarlyHints)
 		return nil
@@ -131,7 +136,7 @@ func TestLeavingIsNoStatus(t *testing.T) {
 func TestLeavingCostsWhatIsKnown(t *testing.T) {
 	for text, want := range map[string]int64{
 		"{http.response.header.X-Cost}": 3, "{http.request.header.None}": 3, "5": 5,
-		"{http.rate_limit.response.json.usage}": 3, "{http.rate_limit.response.duration_ms}": 250,
+		"{http.rate_limit.response.json.usage}": 3, "{http.rate_limit.response.duration_ms}": 250, "{http.vars.cost}": 7,
 	} {
 		for _, atEnd := range []bool{false, true} {
 			if !atEnd && strings.Contains(text, responsePrefix) {
@@ -142,7 +147,8 @@ func TestLeavingCostsWhatIsKnown(t *testing.T) {
 				m.Zones[0].Cost = Quantity{Text: text, Number: 3}
 				m.Zones[0].prepare()
 				ctx, leave := context.WithCancel(t.Context())
-				m.serve(ctx, func(w http.ResponseWriter, _ *http.Request) error {
+				m.serve(ctx, func(w http.ResponseWriter, r *http.Request) error {
+					caddyhttp.SetVar(r.Context(), "cost", 7)
 					m.clock.Advance(250 * time.Millisecond)
 					leave()
 					w.WriteHeader(499)
@@ -208,6 +214,29 @@ func TestLeavingBeforeAnyHandler(t *testing.T) {
 				t.Errorf("status %d, %d used", w.Code, used)
 			}
 		})
+	}
+}
+
+// failingStore is a deafStore whose checks fail.
+type failingStore struct{ *deafStore }
+
+func (failingStore) Check(_ context.Context, asks []*store.Ask) {
+	setAll(asks, store.State{Err: store.ErrNotExecuted})
+}
+
+// TestLeavingWhileTheStoreFails: the request ends, whatever on_error says, and is no error of the store.
+func TestLeavingWhileTheStoreFails(t *testing.T) {
+	left, leave := context.WithCancel(t.Context())
+	leave()
+	for _, onError := range []string{stores.OnErrorAllow, stores.OnErrorDeny, stores.OnErrorLocal} {
+		l := newTestHandler(t, &Zone{OnError: onError}, failingStore{new(deafStore)})
+		w := serveBy(left, l, caddyhttp.HandlerFunc(func(http.ResponseWriter, *http.Request) error {
+			t.Errorf("on_error %s: a handler runs", onError)
+			return nil
+		}))
+		if w.Code != statusClientClosedRequest {
+			t.Errorf("on_error %s: status %d", onError, w.Code)
+		}
 	}
 }
 

@@ -171,7 +171,7 @@ const (
 // hasAnswered reports whether the state is what a store, or a block, says of the bucket.
 func (a answer) hasAnswered() bool { return a == hasRoom || a == hasNoRoom }
 
-// spend is what a request has spent in a zone: in its store, and in the local counts.
+// spend is what a request has spent in a zone: in its store, and in memory.
 type spend struct {
 	stored storePhase
 	alone  localPhase
@@ -197,19 +197,16 @@ const (
 	storePhases
 )
 
-// localPhase is what the local counts have of the cost.
+// localPhase says whether this process decided without the store, and whether a bucket in memory has the cost.
 type localPhase uint8
 
 const (
 	localNone localPhase = iota
-	// localMirrored: the slot that the store gave is taken here as well, because the local counts
-	// have to know of it once they decide.
+	// localMirrored: the slot that the store gave is taken in memory as well.
 	localMirrored
-	// localDecided: the local counts decided, and have nothing of the cost.
+	// localDecided: this process decided, and memory does not have the cost.
 	localDecided
-	// localHeld: they decided, and the cost is in flight there.
-	localHeld
-	// localTaken: they decided, and the cost was spent there.
+	// localTaken: memory decided, and has spent the cost.
 	localTaken
 )
 
@@ -218,7 +215,7 @@ func (s spend) isUncertain() bool { return s.stored >= phaseUncertain }
 
 func (s spend) isLost() bool { return s.stored == phaseLost || s.stored == phaseLostHeld }
 
-// isLocal reports whether the local counts decided.
+// isLocal reports whether this process decided without the store.
 func (s spend) isLocal() bool { return s.alone >= localDecided }
 
 // isTaken reports whether the cost was spent where it was decided, and can be refunded.

@@ -46,17 +46,13 @@ func TestDues(t *testing.T) {
 			}
 		}
 	}
-	// A request that is refused elsewhere leaves nothing in the local counts.
-	for alone, leaves := range [...]struct{ ended, refunds int }{
-		localNone: {}, localMirrored: {refunds: 1}, localDecided: {}, localHeld: {ended: 1}, localTaken: {refunds: 1},
-	} {
-		var s settlement
-		phase, spent := localRows[alone], int64(0)
-		if leaves.refunds > 0 {
-			spent = 3
-		}
-		if s.add(store.Request{Cost: 3}, phase, finalOf(spent, 0), spent, 0); len(s.ended) != leaves.ended || len(s.refunds) != leaves.refunds {
-			t.Errorf("local phase %d: %+v", alone, s)
+	// A request that is refused elsewhere leaves nothing in memory.
+	for alone, refunds := range [...]int{localNone: 0, localMirrored: 1, localDecided: 0, localTaken: 1} {
+		var s settlements
+		z := &inZone{boundZone: &boundZone{Zone: &Zone{}}, ask: store.Ask{Request: store.Request{Cost: 3}}, spend: spend{alone: localPhase(alone)}}
+		s.add(z, costsLess, 3, 0)
+		if len(s.local.refunds) != refunds || len(s.local.ended)+len(s.local.charges) > 0 {
+			t.Errorf("local phase %d: %+v", alone, s.local)
 		}
 	}
 	for _, k := range []struct {
@@ -137,9 +133,9 @@ func TestPhases(t *testing.T) {
 		{spend{}, []func(*spend){hold, loseTrack}, spend{stored: phaseLostHeld}},
 		{spend{}, []func(*spend){take, lose}, spend{}},
 		{spend{}, []func(*spend){hold, lose}, spend{stored: phaseHeld}},
-		// An uncertain take, which the local counts decide.
-		{spend{alone: localDecided}, []func(*spend){unsure, hold, take}, spend{phaseUncertainHeld, localTaken}},
-		{spend{alone: localDecided}, []func(*spend){hold, take, lose}, spend{phaseHeld, localDecided}},
+		// An uncertain take, about which memory decides.
+		{spend{alone: localTaken}, []func(*spend){unsure, take}, spend{phaseUncertain, localTaken}},
+		{spend{alone: localTaken}, []func(*spend){unsure, take, lose}, spend{phaseUncertain, localDecided}},
 		{spend{stored: phaseTaken, alone: localMirrored}, []func(*spend){lose}, spend{alone: localMirrored}},
 	} {
 		s := row.from

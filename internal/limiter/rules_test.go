@@ -116,8 +116,9 @@ func TestLimitOfARequest(t *testing.T) {
 			if shown.Events = last; c.keepsLast {
 				want = last
 			}
-			if isLimited := l.Zones[0].LimitNow(&shown, l.Store, l.Zones[0].rule(l), l); isLimited != (c.want != unlimited) || shown.Capacity() != want {
-				t.Errorf("views show %d, limited: %t; want %d", shown.Capacity(), isLimited, want)
+			isLimited := l.Zones[0].LimitNow(&shown, l.Store, l.Zones[0].rule(l), l)
+			if isLimited != (c.want != unlimited) || shown.Capacity() != want || shown.Events == 0 {
+				t.Errorf("views show %d, limited: %t, and it drains by %d; want %d", shown.Capacity(), isLimited, shown.Events, want)
 			}
 		})
 	}
@@ -143,7 +144,8 @@ func TestSharesOfAZone(t *testing.T) {
 	}
 }
 
-// TestLimitMovesWithItsClient: a rollout that moves the client to another store ends no limit.
+// TestLimitMovesWithItsClient: a rollout that moves the client to another store ends no limit. If both stores have
+// one, that of the client's store counts.
 func TestLimitMovesWithItsClient(t *testing.T) {
 	l := ruled(t, &Zone{})
 	rollOut(t, l)
@@ -152,6 +154,14 @@ func TestLimitMovesWithItsClient(t *testing.T) {
 		change(t, l, store.Override{Kind: store.OverrideZone, Rollout: &percent})
 		if in := resolvedFor(t, l, "a", ""); in.req.Events != 40 || (in.zone.in == rolloutStore) != (percent == 100) {
 			t.Errorf("at %v%% the limit is %d in store %d", percent, in.req.Events, in.zone.in)
+		}
+	}
+	own := store.Override{Kind: store.OverrideLimit, Zone: "test", ClientKey: resolvedFor(t, l, "a", "").req.ClientKey, Events: 50, Until: store.NoEnd}
+	redistest.Must(t, l.Rollout.Store.SetOverride(t.Context(), own))
+	for percent, want := range map[float64]int64{0: 40, 100: 50} {
+		change(t, l, store.Override{Kind: store.OverrideZone, Rollout: &percent})
+		if in := resolvedFor(t, l, "a", ""); in.req.Events != want {
+			t.Errorf("with a limit in each store, at %v%% it is %d, want %d", percent, in.req.Events, want)
 		}
 	}
 }

@@ -203,11 +203,6 @@ var dues = [storePhases][finals]due{
 	phaseLostHeld:      {empties: dueEmpty},
 }
 
-// localRows are the rows of dues for the local counts.
-var localRows = [...]storePhase{
-	localNone: phaseNone, localMirrored: phaseTaken, localDecided: phaseNone, localHeld: phaseHeld, localTaken: phaseTaken,
-}
-
 // settleZones charges or refunds the request by its status, and makes the states show
 // that: in the zones that settle when the response begins, or in those that settle when
 // it has ended. Leases go on.
@@ -370,13 +365,9 @@ func (s *spend) lose() {
 	}
 }
 
-// countSettled counts the final cost of a request in the zone. What a take without
-// a reply has spent is not known.
+// countSettled counts the final cost of a request in the zone.
 func (z *inZone) countSettled(spent, cost int64, free bool) {
 	counts := &z.Counts
-	if z.isUncertain() {
-		return
-	}
 	counts.Charged.Add(float64(cost))
 	if spent > cost {
 		counts.Refunded.Add(float64(spent - cost))
@@ -388,11 +379,8 @@ func (z *inZone) countSettled(spent, cost int64, free bool) {
 // tookAlone reports whether the take of this request, which shows this cost, found the
 // bucket of the zone empty.
 func (z *inZone) tookAlone(shown int64) bool {
-	st := &z.ask.State
-	// A check may have found an old count. A batch, and the local counts, show the part of
-	// this process.
-	isExact := z.stored == phaseTaken && z.Batch == 0
-	return isExact && st.Used <= shown && st.Penalty == 0
+	// A check may have found an old count.
+	return z.stored == phaseTaken && z.ask.Used <= shown
 }
 
 // emptying is a zone whose bucket is emptied, and how.
@@ -488,7 +476,7 @@ func (e *evaluation) giveBack(some func(z *inZone) bool) {
 	all.send(e.open)
 }
 
-// settlements are for the store and its local counts.
+// settlements are for the store and for memory.
 type settlements struct{ store, local settlement }
 
 // settlement is what a store is to do once the cost of a request is known.
@@ -510,11 +498,11 @@ func (s *settlements) add(z *inZone, f final, spent, cost int64) due {
 	if f >= empties {
 		spent = 0
 	}
-	if z.alone != localNone {
-		req, row := z.localRequest(), localRows[z.alone]
-		s.local.endHold(req, row, s.local.add(req, row, finalOf(spent, cost), spent, cost))
+	if z.alone == localMirrored || z.alone == localTaken {
+		req := z.localRequest()
+		s.local.endHold(req, phaseTaken, s.local.add(req, phaseTaken, finalOf(spent, cost), spent, cost))
 	}
-	if z.isLocal() && f < empties {
+	if z.alone == localTaken && f < empties {
 		// The store may be back, so it settles the cost as well.
 		spent, f = 0, finalOf(0, cost)
 	}

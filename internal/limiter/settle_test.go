@@ -449,3 +449,25 @@ func TestTakeIsUndoneUnderItsID(t *testing.T) {
 		}
 	}
 }
+
+// TestForgivenBucketCountsAnew: a request that takes after a success has emptied the bucket is charged once, while
+// one from before still runs.
+func TestForgivenBucketCountsAnew(t *testing.T) {
+	zone := &Zone{ChargeBefore: true}
+	zone.Forgives.Add(http.StatusOK)
+	m := newSite(t, zone)
+	answer := func(status int) {
+		m.serve(t.Context(), func(w http.ResponseWriter, _ *http.Request) error {
+			w.WriteHeader(status)
+			return nil
+		})
+	}
+	m.serve(t.Context(), func(http.ResponseWriter, *http.Request) error {
+		answer(http.StatusOK)
+		answer(http.StatusUnauthorized)
+		if used := m.used(); used != 1 {
+			t.Errorf("%d are used after a failure, want 1", used)
+		}
+		return nil
+	})
+}

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"net/http"
@@ -10,6 +11,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -100,6 +102,40 @@ func TestReserveOfASharedBucket(t *testing.T) {
 			}
 			w.handle.Unload()
 		}
+	}
+}
+
+// lossyStore takes, and its answers are lost. last is the client key of the last take.
+type lossyStore struct {
+	*memory.Store
+	last string
+}
+
+func (s *lossyStore) Take(ctx context.Context, asks []*store.Ask) {
+	s.last = asks[0].ClientKey
+	s.Store.Take(ctx, asks)
+	setAll(asks, store.State{Err: store.ErrUncertain})
+}
+
+// TestUncertainTakeOfASharedBucket is refunded there: a free request takes no room from new clients.
+func TestUncertainTakeOfASharedBucket(t *testing.T) {
+	zone := &Zone{Algorithm: store.SlidingLog, Events: Quantity{Number: 5}, Window: time.Hour, ChargeBefore: true, OnError: stores.OnErrorAllow}
+	w := newBoundedWorld(t, 1, zone)
+	w.ask("first", 1)
+	zone.Free.Add(http.StatusOK)
+	taken := &lossyStore{Store: w.store}
+	lossy := &stores.Handle{Name: w.handle.Name, Module: boundedModule{taken, 1}, Logger: w.handle.Logger}
+	if _, err := lossy.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer lossy.Unload()
+	w.handle = lossy
+	zone.countIn(ownStore, lossy)
+	// The only new bucket of this second.
+	w.ask("another", 1)
+	status := w.ask("second", 1)
+	if used := w.used(stores.OverflowKey); status != http.StatusOK || taken.last != stores.OverflowKey || used != 0 {
+		t.Errorf("status %d, the take was of %s, and %d are used of what new clients share", status, taken.last, used)
 	}
 }
 

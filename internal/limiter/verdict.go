@@ -99,12 +99,15 @@ func (e *evaluation) conclude() {
 
 // penalize keeps the client of the zone refused until its state says. No request waits for the stores.
 func (z *inZone) penalize() {
-	open, req := z.of.open, z.ask.Request
 	if z.isLocal() {
-		open, req = open.Local.Opened, z.localRequest()
+		open, req := z.decider()
+		req.Until = z.ask.State.Penalty
+		open.Accounts.PenalizeAlone(&req)
+		return
 	}
+	req := z.ask.Request
 	req.Until = z.ask.State.Penalty
-	open.Penalize(req)
+	z.of.open.Penalize(req)
 }
 
 // showPenalty makes the state of the zone show the penalty that its refusal earns, and reports

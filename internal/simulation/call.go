@@ -312,7 +312,7 @@ func (c *call) judgeTake(e *entry, r *store.Request, st *store.State, mark, unti
 // The errors of a client that has left: of a check, and of a take that was not sent, or was.
 var (
 	errLeft       = context.Canceled
-	errLeftBefore = fmt.Errorf("%w: %w", store.ErrNotExecuted, context.Canceled)
+	errLeftBefore = store.NotExecuted(context.Canceled)
 	errLeftSince  = fmt.Errorf("%w: %w", store.ErrUncertain, context.Canceled)
 )
 

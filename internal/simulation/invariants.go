@@ -58,10 +58,7 @@ func (s *Run) areSeen(c *client, p *process, r *store.Request, st *store.State) 
 }
 
 // unadmit forgets the admission of a request that turned out to be free.
-func (s *Run) unadmit(c *client, r *store.Request, p *process, alone bool) {
-	if alone {
-		p.refundLocal(*r)
-	}
+func (s *Run) unadmit(c *client, r *store.Request, p *process) {
 	for i := len(c.admitted) - 1; i >= 0; i-- {
 		if a := c.admitted[i]; a.by == p && a.events == r.Events && a.cost == r.Cost {
 			c.admitted = slices.Delete(c.admitted, i, i+1)
@@ -348,7 +345,8 @@ func (s *Run) atEnd() {
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
 		}
-		if st := s.held(c); st.Held > 0 && !s.faults {
+		// A batch is held as long as it has tokens.
+		if st := s.held(c); int64(st.Held) > s.batched(c) && !s.faults {
 			s.fail("%d of %s are held at the end", st.Held, c.key)
 		}
 		if c.counted < c.served-spare && !s.resets && (!s.faults || algorithm.Of(c.limit.Algorithm).Windowed()) {
@@ -358,9 +356,17 @@ func (s *Run) atEnd() {
 }
 
 // tokens is what Caddys have left of batches, or what was lost of them with its window.
-func (s *Run) tokens(c *client) (sum int64) {
+func (s *Run) tokens(c *client) int64 {
+	sum := s.batched(c)
 	for _, p := range s.caddys {
 		sum += p.counts.TokensExpired
+	}
+	return sum
+}
+
+// batched is how many events of a client are in batches.
+func (s *Run) batched(c *client) (sum int64) {
+	for _, p := range s.caddys {
 		if e, ok := p.buckets[c.limit.Zone+"/"+c.key]; ok {
 			sum += e.Gauges().Tokens
 		}

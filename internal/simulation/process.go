@@ -6,7 +6,6 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
-	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // The times of a process, as package ledger has them.
@@ -24,8 +23,6 @@ type process struct {
 	trust   int64
 	delay   int64
 	buckets map[string]*entry
-	// local are the local counts, which decide while the store does not.
-	local map[string]algorithm.Bucket
 	// ticks is set while a tick is to come.
 	ticks bool
 	held  []*entry
@@ -372,27 +369,14 @@ func (p *process) lookAhead(r store.Request, maxWait time.Duration, answered fun
 	})
 }
 
-// alone decides without the store: the request has to fit into the local counts, and beside
-// what is known of the bucket.
+// alone decides without the store.
 func (p *process) alone(r store.Request) store.State {
-	st := opTake.Run(bucketIn(p.local, &r), &r, epoch+p.now)
-	if !st.Allowed {
-		return st
-	}
 	m := p.moment()
 	e := p.of(&r, &m)
 	e.alone = true
-	known := e.AskAlone(&r, &m)
+	st := e.AskAlone(&r, &m)
 	p.told(&m)
-	if !known.Allowed {
-		r.Receipt = st.Receipt
-		p.refundLocal(r)
-	}
-	return known
-}
-
-func (p *process) refundLocal(r store.Request) {
-	opRefund.Run(bucketIn(p.local, &r), &r, epoch+p.now)
+	return st
 }
 
 func (p *process) settleUnknown(r store.Request, hold int64) {

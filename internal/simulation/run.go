@@ -181,7 +181,7 @@ func NewRun(seed uint64, at Servers) *Run {
 // newProcess returns a Caddy. What it forgets is asked again, where replicas have it; where messages
 // are lost, it counts anew.
 func (s *Run) newProcess(name string, trust, delay int64) *process {
-	p := &process{world: s.world, name: name, net: s.net, trust: trust, delay: delay, processes: 2, buckets: map[string]*entry{}, local: map[string]algorithm.Bucket{}}
+	p := &process{world: s.world, name: name, net: s.net, trust: trust, delay: delay, processes: 2, buckets: map[string]*entry{}}
 	p.lost, p.looks, p.doubted, p.kept, p.repeated, p.covered = s.lost, s.looks, s.doubted, s.kept, s.repeated, s.covered
 	p.evicted = func(e *entry, m *core.Moment) { s.evicted(p, e, m) }
 	if !s.sequential {
@@ -393,9 +393,6 @@ func (s *Run) answered(v *visit) {
 	}
 	if isRefused {
 		for i := range v.clients {
-			if v.alone[i] && v.states[i].Allowed {
-				v.by.refundLocal(v.reqs[i])
-			}
 			s.settle(v, i, true)
 		}
 		s.refusedOne(v)
@@ -412,7 +409,7 @@ func (s *Run) answered(v *visit) {
 	s.serve(func(free bool) {
 		for i, c := range v.clients {
 			if free {
-				s.unadmit(c, &v.reqs[i], v.by, v.alone[i])
+				s.unadmit(c, &v.reqs[i], v.by)
 			}
 			s.settle(v, i, free)
 		}

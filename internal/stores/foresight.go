@@ -54,3 +54,4 @@ func (foresight) ChargeDetached([]*store.Request)                        {}
 func (foresight) ChargeByID([]*store.Request)                            {}
 func (foresight) RefundDetached([]*store.Request)                        {}
 func (foresight) PenalizeDetached([]*store.Request)                      {}
+func (foresight) PenalizeAlone(*store.Request)                           {}

@@ -1,9 +1,10 @@
 // Package stores keeps the stores that configs open, across reloads.
 //
 // A [Handle] is one config's use of a store, which a [Module] opens. An [Opened]
-// is the store while it is open, with what surrounds it: its ledger, the local
-// counts that decide while it fails, and the bound on new clients. [Pool] keeps what outlives a config, and [End] delivers at the
-// end of the process what still waits.
+// is the store while it is open, with what surrounds it: its ledger, the buckets in
+// memory where that cannot decide while the store fails, and the bound on new clients.
+// [Pool] keeps what outlives a config, and [End] delivers at the end of the process what
+// still waits.
 package stores
 
 import (
@@ -91,7 +92,7 @@ const maxForgiving = 256
 
 var errForgiving = fmt.Errorf("%d other buckets are being emptied", maxForgiving)
 
-// Forgive empties a bucket, in the store and in the local counts, without waiting, and
+// Forgive empties a bucket, in the store and in memory, without waiting, and
 // calls done with the error, if there was one. The bucket of the store then stays as it is.
 func (h *Handle) Forgive(r store.Request, done func(open *Opened, err error)) {
 	open, err := h.Enter()

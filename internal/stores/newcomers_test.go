@@ -68,6 +68,16 @@ func TestNewcomersAreBoundedWhateverTheOrderOfTheirTimes(t *testing.T) {
 	}
 }
 
+// TestClientsWithoutALimitUseUpNoBound: they need no bucket, so others are let in.
+func TestClientsWithoutALimitUseUpNoBound(t *testing.T) {
+	n := &newcomers{most: 1, known: newKnownClients(1000, time.Unix(1_700_000_000, 0))}
+	none, limited := store.Ask{Request: *requestOf("none")}, store.Ask{Request: *requestOf("alice")}
+	limited.Events = 5
+	if beyond := n.overflow(t.Context(), []*store.Ask{&none, &limited}, time.Unix(1_700_000_000, 0), false); len(beyond) != 0 {
+		t.Errorf("%+v count in a shared bucket", beyond)
+	}
+}
+
 // TestMadeUpKeysEvictNoClient that is remembered, and take bounded memory. After them
 // there is room again.
 func TestMadeUpKeysEvictNoClient(t *testing.T) {

@@ -29,7 +29,7 @@ type Opened struct {
 	Accounts Accounts
 	// IsRemote is set if Base is a [store.Remote].
 	IsRemote bool
-	// Local decides while the store fails.
+	// Local decides while the store fails, where Accounts cannot.
 	Local localCounts
 	// overrides and presence are nil if the store keeps none.
 	overrides *overrides
@@ -58,6 +58,7 @@ type Accounts interface {
 	Foresee(r store.Request, takes bool, peek ledger.PeekFunc) store.State
 	AdmitAlone(r *store.Request) store.State
 	ForeseeAlone(r *store.Request) store.State
+	PenalizeAlone(r *store.Request)
 
 	Settle(reqs []*store.Request, held []int64)
 	SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late)
@@ -166,6 +167,20 @@ func (o *Opened) Inspect(ctx context.Context, r store.Request) store.Inspection 
 	return found
 }
 
+// Alone returns the state of a bucket about which this process has decided without the store, or nil if there is
+// none. known is the account of the bucket.
+func (o *Opened) Alone(r store.Request, known *store.Account) *store.State {
+	if local := o.Local.Buckets.Inspect(context.Background(), r).Copies[0]; local.Exists {
+		return &local.State
+	}
+	if known == nil || !known.IsAlone {
+		return nil
+	}
+	r.Cost = 0
+	st := o.Accounts.ForeseeAlone(&r)
+	return &st
+}
+
 // Walk visits the buckets of which this process knows something, as [store.Operable] says.
 // The store is Operable.
 func (o *Opened) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
@@ -244,7 +259,7 @@ type LedgerConfig interface {
 	DeliveryTime() time.Duration
 }
 
-// localCounts decide where the store cannot. They are a store in memory.
+// localCounts are a store in memory. While the other one fails, they decide where no ledger does.
 type localCounts struct {
 	*Opened
 	Buckets *memory.Store
@@ -264,19 +279,17 @@ func (h *Handle) ledgerKey() ledgerKey { return ledgerKey{h.Name, reflect.TypeOf
 type pooledLedger struct {
 	registry *ledger.Registry
 	flights  *ledger.Flights
-
-	local        *memory.Buckets
-	localFlights *ledger.Flights
+	local    *memory.Buckets
 }
 
 // keepAccounts opens the accounts of the store of o, which is remote unless that is nil, and
 // local counts beside it.
 func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
-	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewRegistry(nil), ledger.NewFlights(), memory.NewBuckets(), ledger.NewFlights()})
+	pooled, _ := Pool.LoadOrStore(h.ledgerKey(), pooledLedger{ledger.NewRegistry(nil), ledger.NewFlights(), memory.NewBuckets()})
 	shared := pooled.(pooledLedger)
 	buckets := memory.New(shared.local, MemoryOptions(h.Name, h.Logger, 0))
 	o.Local = localCounts{&Opened{
-		Name: h.Name, Base: buckets, Operable: buckets, Accounts: ledger.NewLocal(shared.localFlights, buckets),
+		Name: h.Name, Base: buckets, Operable: buckets, Accounts: ledger.NewLocal(shared.flights, buckets),
 	}, buckets}
 	if remote == nil {
 		o.Accounts = ledger.NewLocal(shared.flights, o.Base)

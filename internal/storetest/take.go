@@ -240,6 +240,21 @@ func testHeldEnds(f *fixture) {
 		if s := f.take(other); s.Held != 1 {
 			f.Errorf("%s: take a window later: %+v", name, s)
 		}
+		// A hold outlasts a bucket that refunds have emptied.
+		emptied, last := r, r
+		emptied.Events, emptied.Cost, emptied.ID, emptied.Hold = 80, 75, "emptied0", 20
+		f.reset(emptied)
+		emptied.Receipt = f.take(emptied).Receipt
+		emptied.Hold = store.HearsHeld
+		if s := f.refund(emptied); s.Used != 0 || s.Held != 75 {
+			f.Errorf("%s: refund of all: %+v", name, s)
+		}
+		f.clock.Advance(time.Millisecond)
+		last.Events, last.Cost, last.ID, last.Hold = 80, 75, "last0000", 21
+		if s := f.take(last); s.Held != 150 {
+			f.Errorf("%s: take of a bucket that refunds have emptied: %+v", name, s)
+		}
+		f.reset(last)
 		// Of a long window, for ten minutes, in case that nobody ends it.
 		long := *r.Limit
 		long.Window, r.Limit = 10_000*time.Hour, &long

@@ -88,8 +88,7 @@ func (o *outcome) concerned() []*client { return traffic.Those(o.clients, isConc
 
 // isLocal reports whether Caddy's local counts decided a response: they have another
 // window than the store's. If the store lost its window, or Caddy knows it, the two look alike.
-// A refusal that names a second names no window: the store refuses so for ten minutes where the end of
-// a hold was lost.
+// A refusal that names a second names no window: if the end of a hold was lost, the store refuses so for ten minutes.
 func (o *outcome) isLocal(c *client, r *response) bool {
 	return o.onError == local && o.fault.loses == nothing && r.limited && r.reset != o.buckets[c.name].Reset && !r.waitsForOthers()
 }
@@ -231,7 +230,7 @@ func (o *outcome) wrongResets() (all []string) {
 	return all
 }
 
-// waitsForOthers reports whether a refusal names a second, because only what running requests hold is in the way.
+// waitsForOthers reports whether a refusal names a second, because only holds are in the way.
 func (r *response) waitsForOthers() bool {
 	seconds, err := strconv.ParseInt(r.reset, 10, 64)
 	reset := time.Unix(seconds, 0)

@@ -373,8 +373,8 @@ func (c *client) spentUntil(refused *response, reset int64) int64 {
 }
 
 // waitsBeyond returns the reset of the window in which a request was refused, if the refusal
-// names another time, or else 0. Where only what running requests hold is in the way of one that is charged before, it
-// names a second. Where charges in flight will count after the reset, a Caddy makes
+// names another time, or else 0. If only holds are in the way of a request that is charged before, the refusal names
+// a second. Where charges in flight will count after the reset, a Caddy makes
 // the client wait for about the end of the window that they will open or, if the request fits but
 // for them, until they have arrived.
 func (l limit) waitsBeyond(refused *response, admitted []response, arrival time.Duration) int64 {

@@ -302,6 +302,18 @@ func TestMergedEventsTakeTheTimeOfEach(t *testing.T) {
 	})
 }
 
+// TestDrainedCopyLacksNothing: nobody asks again because another copy lacks what counts no more.
+func TestDrainedCopyLacksNothing(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	for later, want := range map[int64]bool{0: true, 2_000_000: false} {
+		var k algorithm.Known
+		k.Charge(&store.Request{Limit: &limit, Events: 60}, 1, origin)
+		if less := k.Raise(&limit, algorithm.Known{}, origin+later); less != want {
+			t.Errorf("after %d us the other copy has less: %t", later, less)
+		}
+	}
+}
+
 // TestRaisedCopyHasTheEventsOfBoth: of two copies of a bucket the one that drains later may
 // have fewer events.
 func TestRaisedCopyHasTheEventsOfBoth(t *testing.T) {

@@ -112,16 +112,14 @@ func (k Known) ChargeExpiry(r *store.Request, cost, now int64) int64 {
 
 // Raise merges another copy of the bucket into this one: of the same window the
 // higher count, of two windows the later one. It reports whether the other copy
-// has less of what still counts at now.
+// has less of the events that still count at now.
 func (k *Known) Raise(limit *store.Limit, other Known, now int64) (less bool) {
 	t := Of(limit.Algorithm).copies
 	mine := t.believe(k.Content, store.Request{Limit: limit}, now)
 	theirs := t.believe(other.Content, store.Request{Limit: limit}, now)
 	c, less := t.raise(mine, theirs, limit, now)
 	if at := t.penalty; at > 0 {
-		own, their := mine[at], theirs[at]
-		less = less || their < own && own > now
-		c[at] = max(own, their)
+		c[at] = max(mine[at], theirs[at])
 	}
 	k.Content = c
 	return less

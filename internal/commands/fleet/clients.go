@@ -141,7 +141,7 @@ func addAccounts(a, b *adminapi.Account) *adminapi.Account {
 	}
 	return &adminapi.Account{
 		Used: max(a.Used, b.Used), InFlight: a.InFlight + b.InFlight, Unsent: a.Unsent + b.Unsent,
-		Reserved: a.Reserved + b.Reserved, Full: a.Full || b.Full,
+		Reserved: a.Reserved + b.Reserved, Full: a.Full || b.Full, IsAlone: a.IsAlone || b.IsAlone,
 	}
 }
 

@@ -82,7 +82,7 @@ var mergeRules = map[string]rule{
 	"Bucket.Overrides": inside, "Bucket.LastRefused": most, "BucketName.Client": inside, "BucketName.Text": alike,
 	"Copies.Shard": alike, "Copies.Servers": inside, "Copy.Address": alike, "Copy.Role": alike, "Copy.State": tested, "Copy.Error": tested,
 	"State.Limit": leader, "State.Used": leader, "State.Remaining": leader, "State.Reset": leader, "State.Penalty": leader,
-	"Account.Used": most, "Account.InFlight": sum, "Account.Unsent": sum, "Account.Reserved": sum, "Account.Full": anyOne,
+	"Account.Used": most, "Account.InFlight": sum, "Account.Unsent": sum, "Account.Reserved": sum, "Account.Full": anyOne, "Account.IsAlone": anyOne,
 	"Resets.Zone": alike, "Resets.Store": alike, "Resets.Buckets": inside, "Resets.Unanswered": filled,
 	"Reset.BucketName": inside, "Reset.Shard": alike, "Reset.Deleted": anyOne,
 

@@ -150,7 +150,7 @@ func (b *Bucket) wantsPrimary(r *store.Request, m *Moment) bool {
 func (b *Bucket) admitUnasked(r *store.Request, st *store.State, m *Moment) bool {
 	storeNow := m.Now + b.clock
 	switch {
-	case b.soleWriter == 0, r.Primary, b.standing(m) < old:
+	case b.soleWriter == 0, b.standing(m) < old:
 		return false
 	case !algorithm.Of(r.Limit.Algorithm).Copies(), !b.known.IsOpen(r.Limit, storeNow):
 		return false
@@ -173,7 +173,7 @@ func (b *Bucket) reliesOn(r *store.Request, m *Moment) bool {
 		return true
 	}
 	quiet := min(b.trusted-b.soleWriter, r.Limit.Window.Microseconds()/maxTrustShare)
-	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil || b.extras().loose > 0 {
+	if m.Trust < UsualTrust.Microseconds() || b.trusted == 0 || b.usedUp || quiet < m.Trust || m.Now-b.trusted >= quiet || b.flight > 0 || b.pending != nil {
 		return false
 	}
 	b.usedUp = true
@@ -364,7 +364,12 @@ func (b *Bucket) MayLack(r *store.Request, asked int64) bool {
 
 // Penalize notes the penalty that a request earns, in a bucket that can be copied.
 func (b *Bucket) Penalize(r *store.Request, m *Moment) {
-	b.known.Penalize(r, m.Now+b.clock)
+	b.PenalizeAlone(r, m)
 	b.ensureExtra().penalized = m.Now
+}
+
+// PenalizeAlone is Penalize of a penalty that the store does not get.
+func (b *Bucket) PenalizeAlone(r *store.Request, m *Moment) {
+	b.known.Penalize(r, m.Now+b.clock)
 	b.keepUntil(r, m)
 }

@@ -270,7 +270,7 @@ func (b *Bucket) isDisturbed() bool { return b.refunding() > 0 || mayLack(b.trus
 
 // trusts reports whether the primary's answer is recent enough to rely on.
 func (b *Bucket) trusts(m *Moment) bool {
-	return b.trusted != 0 && !b.usedUp && m.Now-b.trusted <= m.Trust
+	return b.trusted != 0 && m.Now-b.trusted <= m.Trust
 }
 
 // canReach reports whether the primary is worth a call: after a failure it is
@@ -773,7 +773,7 @@ func (b *Bucket) Account(r *store.Request, m *Moment) store.Account {
 	asked := *r
 	asked.Cost = 0
 	shown := b.asShown(r.Limit)
-	a := store.Account{InFlight: b.flight, Used: shown.used(&asked, m)}
+	a := store.Account{InFlight: b.flight, Used: shown.used(&asked, m), IsAlone: b.isAlone(r, m)}
 	if b.pending != nil {
 		a.Unsent = b.pending.left(m.Now) - b.pending.cost
 	}

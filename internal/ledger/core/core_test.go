@@ -502,6 +502,11 @@ func TestWorth(t *testing.T) {
 			r.Until = 2 * now
 			b.Penalize(&r, m)
 		}, landing + 1, Idle},
+		"a refund to a bucket of which nothing was heard": {func(b *Bucket, m *Moment) {
+			r := requestOf("alice", 9)
+			b.RefundSent(&r, m)
+			b.RefundArrived(&r, new(store.State), m.Now, m)
+		}, 0, Idle},
 		"a charge that waits for its shard": {func(b *Bucket, m *Moment) {
 			r := requestOf("alice", 9)
 			b.Settle([]*store.Request{new(r)}, 0, m)
@@ -511,7 +516,7 @@ func TestWorth(t *testing.T) {
 			b.Settle([]*store.Request{new(requestOf("alice", 9))}, 0, m)
 		}, 0, InUse},
 	} {
-		m := &Moment{Now: now}
+		m := &Moment{Now: now, Trust: UsualTrust.Microseconds()}
 		b := New(0, m)
 		c.happens(&b, m)
 		if got := b.Worth(&Moment{Now: now + c.after}); got != c.want {

@@ -209,6 +209,29 @@ func TestWhatReturnsToABatchStaysHeld(t *testing.T) {
 	}
 }
 
+// TestBatchThatHasEndedTakesNoRefund: the cost of a sliding window counts in the next one too, so a refund that
+// arrives then goes to the store.
+func TestBatchThatHasEndedTakesNoRefund(t *testing.T) {
+	r, m := requestOf("alice", 10), &Moment{Now: 60e6 + 1, Trust: 1_000_000}
+	limit := *r.Limit
+	limit.Algorithm, limit.Window = store.SlidingWindow, time.Minute
+	r.Limit, r.Batch = &limit, 4
+	b, w := New(0, m), Waiter{Request: &r, State: new(store.State)}
+	b.Claim(w, m)
+	st := &store.State{Allowed: true, Limit: 10, Used: 4, Now: m.Now, Content: store.Content{60e6, 4}, Receipt: store.Receipt{Period: 60e6}}
+	b.TakeAnswered(&r, st, m.Now, b.TakeSent(&r, m), m)
+	b.Fetched(w, &r, st, m)
+	back := r
+	back.Receipt = w.State.Receipt
+	if m.Now = 120e6 - 1; !b.Restore(&back, m) {
+		t.Fatal("the batch does not take back what it served in its window")
+	}
+	b.Claim(w, m)
+	if m.Now = 120e6; b.Restore(&back, m) {
+		t.Error("a batch whose window is over takes a refund that the store counts")
+	}
+}
+
 // TestHeldInTheWay: the primary is asked about what is held, and refusals are for it, only where that alone is in the way.
 func TestHeldInTheWay(t *testing.T) {
 	for name, c := range map[string]struct {

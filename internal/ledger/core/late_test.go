@@ -214,3 +214,33 @@ func TestDrainedChargesAreSent(t *testing.T) {
 		t.Errorf("behind a charge that took a window: %+v", n)
 	}
 }
+
+// TestChargesBehindOneInFlightKeepTheLowestRate: once that one has failed, the last of them may count by the client's
+// lowest limit.
+func TestChargesBehindOneInFlightKeepTheLowestRate(t *testing.T) {
+	s := newLateStore(store.Limit{Algorithm: store.GCRA})
+	charge := func(events, cost int64) Next {
+		r := s.request(cost)
+		r.Events, r.Burst = events, 5
+		return s.bucket.Charge([]*store.Request{&r}, s.m)
+	}
+	n := charge(1000, 1)
+	charge(1000, 1000)
+	s.m.Now += 2 * s.limit.Window.Microseconds()
+	charge(10, 5)
+	s.bucket.Delivered(n.Charge[0], &store.State{Err: store.ErrNotExecuted}, s.m)
+	s.deliver()
+	if used := s.used(s.late, 3*time.Second.Microseconds()); used < 4 {
+		t.Errorf("%d of 5 count after some seconds, 10 of which drain in a minute", used)
+	}
+}
+
+// TestTakeStandsForNoChargeThatIsOver: a refused take is refunded if the charges that wait count no more.
+func TestTakeStandsForNoChargeThatIsOver(t *testing.T) {
+	s := newLateStore(store.Limit{})
+	s.charge(1)
+	s.m.Now += s.limit.Window.Microseconds()
+	if s.bucket.offset(1, s.m) {
+		t.Error("a take that counts would stand for a charge that does not")
+	}
+}

@@ -191,7 +191,11 @@ const clockSlack = 1_000_000
 // since it first decided alone. If the request fits, its cost is in flight until
 // Settle or SettleUnknown.
 func (b *Bucket) AskAlone(r *store.Request, m *Moment) store.State {
-	own := b.ownCount(r, m)
+	own, now := b.ownCount(r, m), m.Now+b.clock
+	if algorithm.Of(r.Limit.Algorithm).Windowed() && !own.IsOpen(r.Limit, now) && !b.known.IsOpen(r.Limit, now) {
+		// Like a check, the first request opens the window.
+		own.Charge(r, 0, now)
+	}
 	rare := b.ensureExtra()
 	rare.own, rare.alone = own, m.Now
 	b.keepUntil(r, m)
