@@ -7,19 +7,19 @@
 -- KEYS[2]  sorted set of changes, by their numbers: version, instant, name, what the writer
 --          says of it, the content before and the content after, in lines; and - at the last
 --          one that is not told
--- ARGV[1]  page, changes, change, log, seen, clear or sum
+-- ARGV[1]  page, changes, change, log or seen
 -- ARGV[2]  page: the cursor, 0 at first; changes: a number; change: how many fields the hash
---          may have; seen: now by the caller's clock; clear: what s is now, sum: what d is
---          now, or the script changes nothing
--- ARGV[3]  seen, clear: the latest s of other shards; sum: what d shall be
+--          may have; seen: now by the caller's clock
+-- ARGV[3]  seen: the latest s of other shards
+-- ARGV[4]  seen: the s for which all here is out of date, and goes, or -1
 -- log, from ARGV[2] on: members of the set on another server, which are added
 -- change, from ARGV[3] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
 --          here: packed doubles, version, how long it lasts and how long it is remembered, or
 --          nothing if it knows nothing; its content; a member of the set that says so, or
 --          nothing;
---          and to decide about a change: a packed double, how long it lasts, 0 without an end;
---          the content, without line ends, or nothing to remove it; the digest of the
+--          and to decide about a change: a packed double, how long it lasts; the content,
+--          without line ends, or nothing, which lasts 0, to remove it; the digest of the
 --          override that it replaces, 0 if it replaces none, or nothing if that does not
 --          matter; what the writer says of it. The four are empty if there is nothing to decide
 -- Reply    frames: a word, the lengths of two texts, each with a space, the texts, which
@@ -27,7 +27,7 @@
 --          page: the next cursor, now and v, and a frame for each name and its value;
 --          changes: 0, now and v, and a frame for each change since that number and the value
 --          of its name now, or LOST if the changes are not known; change: for each, SET or
---          REMOVED, with version, instant and until when it is remembered, and the member of
+--          REMOVED, with version, now, end and until when it is remembered, and the member of
 --          the set; SAME (it was set before), with the same numbers; NONE; CHANGED, with the
 --          content before; FULL; or, if there was nothing to decide, HAS, or OVER if it need not
 --          be remembered here; seen: the size of the set; else DONE.
@@ -118,28 +118,16 @@ if op == 'log' then
   bound()
   return 'DONE'
 elseif op == 'seen' then
-  if call('EXISTS', hash) == 1 then
-    local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])
+  local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])
+  -- If it was in touch by its own clock, that of a caller is wrong.
+  if call('HGET', hash, 's') == ARGV[4] and now - (stored('o', endless) or 0) > quarter - day then
+    call('PEXPIRE', hash, 0)
+  elseif call('EXISTS', hash) == 1 then
     -- A caller whose clock is ahead would have the others doubted.
     local isBelieved = told <= math.max(now, known) + 3 * day
     call('HSET', hash, 's', text(isBelieved and math.max(known, told) or known), 'o', text(now))
   end
   return text(call('ZCARD', log))
-elseif op == 'clear' then
-  -- If it was in touch by its own clock, that of a caller is wrong.
-  if call('HGET', hash, 's') == ARGV[2] then
-    if now - (stored('o', endless) or 0) > quarter - day then
-      call('PEXPIRE', hash, 0)
-    else
-      call('HSET', hash, 's', ARGV[3], 'o', text(now))
-    end
-  end
-  return 'DONE'
-elseif op == 'sum' then
-  if text(stored('d', highest) or 0) == ARGV[2] then
-    call('HSET', hash, 'd', ARGV[3])
-  end
-  return 'DONE'
 end
 
 -- Before that, no instant of this script is believed.
@@ -181,10 +169,6 @@ local function horizon(o)
   return hasNoEnd(o) and math.max(o.keep, now + quarter) or o.keep
 end
 
-local function isKept(o)
-  return horizon(o) > now
-end
-
 local function isLater(a, b)
   return not b or a.version > b.version or a.version == b.version and a.digest > b.digest
 end
@@ -206,6 +190,11 @@ local function note(entry)
   number, logged = number + 1, number
 end
 
+-- numbers returns what the caller is told of an override.
+local function numbers(o)
+  return table.concat({ text(o.version), text(now), text(o.till), text(o.keep) }, ' ')
+end
+
 -- decide makes a change, and returns the reply.
 local function decide(i, name, old, isDamaged)
   local lasts, content, expected, meta = struct.unpack('<d', ARGV[i + 4]), ARGV[i + 5], ARGV[i + 6], ARGV[i + 7]
@@ -213,28 +202,28 @@ local function decide(i, name, old, isDamaged)
   -- Near its end, the caller's clock may say that it is there, or gone.
   local isNear = old and old.content ~= '' and math.abs(old.till - now) < near and (expected == old.id or expected == '0')
   if content ~= '' and content == before then
-    return frame('SAME', text(old.version) .. ' ' .. text(now) .. ' ' .. text(old.keep), '')
+    return frame('SAME', numbers(old), '')
   elseif expected ~= '' and expected ~= (before ~= '' and old.id or '0') and not isNear then
     return frame('CHANGED', '', before)
   elseif content == '' and before == '' and not isDamaged then
     return frame('NONE', '', '')
   end
-  local till = content == '' and now or lasts > 0 and math.min(now + lasts, endless) or endless
-  local keep = math.max(till < endless and till or now + quarter, isDamaged and now + quarter or 0, old and horizon(old) or 0)
+  local till = math.min(now + lasts, endless)
+  local keep = math.max(till < endless and not isDamaged and till or now + quarter, old and horizon(old) or 0)
   local o = packed(name, math.min(math.max(micros, old and old.version or 0) + 1, highest), till, keep, content)
   write(name, o, old)
   -- In JSON, a space means the same as a line end.
   local entry = table.concat({ text(o.version), text(now), name, meta, (string.gsub(before, '\n', ' ')), content }, '\n')
   note(entry)
-  return frame(content == '' and 'REMOVED' or 'SET', text(o.version) .. ' ' .. text(now) .. ' ' .. text(keep), entry)
+  return frame(content == '' and 'REMOVED' or 'SET', numbers(o), entry)
 end
 
 -- take keeps what the caller knows, if it is later, and returns the override and whether it
 -- need not be remembered.
 local function take(i, name, old)
   local version, lasts, keep = struct.unpack('<ddd', ARGV[i + 1])
-  local told = packed(name, version, lasts < endless and math.max(now + lasts, 0) or endless, math.max(now + keep, earliest), ARGV[i + 2])
-  if not told or not isKept(told) then
+  local told = packed(name, version, math.min(math.max(now + lasts, 0), endless), math.min(math.max(now + keep, earliest), endless), ARGV[i + 2])
+  if not told or horizon(told) <= now then
     return old, true
   end
   local latest, other = told, old
@@ -264,7 +253,7 @@ for i = 3, #ARGV, 8 do
   local value = call('HGET', hash, name)
   local old = value and override(name, value) or nil
   local isDamaged = value and not old
-  if old and not isKept(old) then
+  if old and horizon(old) <= now then
     write(name, nil, old)
     old, value, isUntold, free = nil, nil, true, free + 1
   end

@@ -195,13 +195,14 @@ func (s *session) showChanges(method string, all *adminapi.Overrides) {
 
 // copiesText says on how many shards and replicas a change is, after a comma, or nothing.
 func copiesText(c *store.Copies) string {
-	switch {
-	case c == nil:
+	if c == nil {
 		return ""
-	case c.OfReplicas == 0:
-		return fmt.Sprintf(", on %d/%d shards", c.Shards, c.OfShards)
 	}
-	return fmt.Sprintf(", on %d/%d shards, %d/%d replicas", c.Shards, c.OfShards, c.Replicas, c.OfReplicas)
+	text := fmt.Sprintf(", on %d/%d shards", c.Shards, c.OfShards)
+	if c.OfReplicas > 0 {
+		text += fmt.Sprintf(", %d/%d replicas", c.Replicas, c.OfReplicas)
+	}
+	return text
 }
 
 // overrideText says what an override does, and until when.

@@ -330,12 +330,9 @@ func (k Keys) slot(clientKey string) uint16 {
 	return wire.SlotOf(k.appendClient(scratch[:0], clientKey))
 }
 
-// overridesVersion is that of the layout of overrides and their changes. Programs that disagree about it do not meet.
-const overridesVersion = "2"
-
-// Overrides returns the key of the overrides. It is never that of a bucket, because no
-// prefix contains a #.
-func (k Keys) Overrides() string { return k.Prefix + ":#overrides" + overridesVersion }
+// Overrides returns the key of the overrides, with the version of their layout. It is never that of
+// a bucket, because no prefix contains a #.
+func (k Keys) Overrides() string { return k.Prefix + ":#overrides2" }
 
 // OverrideMender returns the key of who mends the overrides of a shard, which is in their slot.
 func (k Keys) OverrideMender() string { return k.Prefix + ":#mender{" + k.Overrides() + "}" }

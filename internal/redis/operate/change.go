@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
@@ -64,8 +65,9 @@ type changing struct {
 	changes  []store.OverrideChange
 	outcomes []store.OverrideOutcome
 	writes   []*overrideWrite
-	// away are why shards were not asked, because they did not answer before.
-	away map[*Shard]error
+	// shards are those to ask, and away is why the others are not asked: they did not answer, or are not believed.
+	shards []*Shard
+	away   []error
 }
 
 // overrideWrite is what a change writes under a name. The first shard of its order that answers decides, and the
@@ -75,9 +77,11 @@ type overrideWrite struct {
 	name  string
 	place int
 	order []*Shard
-	// version is what the decider has made, which the log has as text, or nil.
-	version *overrideVersion
-	text    string
+	// isDecided is set once the first of the order has answered. version is what it has made, which the log has as
+	// text, or nil.
+	isDecided bool
+	version   *overrideVersion
+	text      string
 	// has are the shards that have the version, and errs those of others.
 	has  []*Shard
 	errs []error
@@ -87,11 +91,20 @@ type overrideWrite struct {
 // that reach different shards may both win: the later one stays. What a shard misses, it gets when it is back.
 func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.OverrideChange) []store.OverrideOutcome {
 	l, unread := p.look(ctx)
-	c := &changing{p: p, known: l.state, changes: changes, outcomes: make([]store.OverrideOutcome, len(changes)), away: map[*Shard]error{}}
-	for shard, err := range l.failed {
-		c.away[shard] = fmt.Errorf("shard %s: %w", p.shardName(shard), err)
+	c := &changing{p: p, known: l.state, changes: changes, outcomes: make([]store.OverrideOutcome, len(changes))}
+	for _, shard := range p.shards() {
+		if err := l.failed[shard]; err != nil {
+			c.away = append(c.away, fmt.Errorf("shard %s: %w", p.shardName(shard), err))
+		} else {
+			c.shards = append(c.shards, shard)
+		}
 	}
-	room := c.room()
+	room, now := p.most, p.now().UnixMicro() // Shards count too what has ended.
+	for _, v := range l.state.all {
+		if v.isLive(now) {
+			room--
+		}
+	}
 	for i := range changes {
 		if err := c.plan(i, &room); err != nil {
 			c.outcomes[i] = store.OverrideOutcome{Before: c.before(c.p.nameOf(changes[i].ID())), Err: err}
@@ -117,17 +130,6 @@ func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.Override
 	return c.outcomes
 }
 
-// room returns for how many more overrides in force a store has room. Shards count those that are remembered.
-func (c *changing) room() int {
-	now, room := c.p.now().UnixMicro(), c.p.most
-	for _, v := range c.known.all {
-		if v.isLive(now) {
-			room--
-		}
-	}
-	return room
-}
-
 // before returns the override of a name that is in force, as far as is known, or nil.
 func (c *changing) before(name string) *store.Override {
 	if v := c.known.all[name]; v.isLive(c.p.now().UnixMicro()) {
@@ -142,10 +144,13 @@ func (c *changing) plan(i int, room *int) error {
 	name, now := c.p.nameOf(ch.ID()), c.p.now().UnixMicro()
 	names := []string{name}
 	// It may have been set before there was a key_secret.
-	if plain := nameUnder(ask.Keys{}, ch.ID()); ch.Removes && plain != name && !ask.IsSecret(ch.ClientKey) && c.mayBe(plain) {
+	if plain := nameUnder(ask.Keys{}, ch.ID()); ch.Removes && c.known.all[plain] != nil && plain != name {
 		names = append(names, plain)
 	}
-	if ch.Expected != store.AnyVersion && c.version(name) != ch.Expected && (len(names) < 2 || c.version(names[1]) != ch.Expected) {
+	if ch.Expected != store.AnyVersion && !slices.ContainsFunc(names, func(name string) bool {
+		before := c.before(name)
+		return before == nil && ch.Expected == "" || before != nil && before.Version == ch.Expected
+	}) {
 		return store.ErrChanged
 	}
 	d := decision{meta: metaOf(&ch.Override)}
@@ -160,12 +165,9 @@ func (c *changing) plan(i int, room *int) error {
 		if err != nil {
 			return err
 		}
-		d.content, d.lasts = content, c.p.lasts(&ch.Override)
+		d.content, d.lasts = content, max(left(ch.Until, c.p.now()), 1)
 	}
 	for _, name := range names {
-		if ch.Removes && !c.mayBe(name) {
-			continue
-		}
 		switch v := c.known.all[name]; {
 		case ch.Expected == store.AnyVersion:
 			d.expected = expectAny
@@ -174,75 +176,46 @@ func (c *changing) plan(i int, room *int) error {
 		default:
 			d.expected = expectNone
 		}
-		c.writes = append(c.writes, &overrideWrite{decision: d, name: name, place: i, order: c.order(name)})
+		c.writes = append(c.writes, &overrideWrite{decision: d, name: name, place: i, order: c.order(name), errs: slices.Clone(c.away)})
 	}
 	return nil
 }
 
-// version returns that of the override of a name that is in force, as far as is known, or "".
-func (c *changing) version(name string) string {
-	if before := c.before(name); before != nil {
-		return before.Version
-	}
-	return ""
-}
-
-// mayBe reports whether a shard may have an override under a name that is in force.
-func (c *changing) mayBe(name string) bool {
-	return c.known.all[name].isLive(c.p.now().UnixMicro()-sameClock.Microseconds()) || c.isUnsound(name)
-}
-
-func (c *changing) isUnsound(name string) bool {
-	return slices.ContainsFunc(c.p.shards(), func(shard *Shard) bool { return c.isUnsoundAt(shard, name) })
-}
-
-func (c *changing) isUnsoundAt(shard *Shard, name string) (is bool) {
-	c.p.remember(shard, func(s *shardOverrides) { is = s.unsound[name] && c.known.all[name] == nil })
-	return is
-}
-
 // order returns the shards in the order in which they decide about a name, which is that of all processes with
-// these shards. During a resharding, the previous ones come first, because older configs know no others; what
-// is away comes last.
+// these shards. During a resharding, the previous ones come first, because older configs know no others.
 func (c *changing) order(name string) []*Shard {
-	rank := map[*Shard]uint64{}
-	for _, shard := range c.p.shards() {
+	rank := func(shard *Shard) uint64 {
 		hash := fnv.New64a()
 		_, _ = hash.Write([]byte(name + "\n" + c.p.shardName(shard))) // it does not fail
-		rank[shard] = hash.Sum64() / 4
-		if c.away[shard] != nil {
-			rank[shard] += 1 << 63
+		if len(c.p.previous) == 0 || slices.ContainsFunc(c.p.previous, func(m Member) bool { return m.Shard == shard }) {
+			return hash.Sum64() / 2
 		}
-		if len(c.p.previous) > 0 && !slices.ContainsFunc(c.p.previous, func(m Member) bool { return m.Shard == shard }) {
-			rank[shard] += 1 << 62
-		}
-		if c.isUnsoundAt(shard, name) {
-			rank[shard] = 0 // The others do not know that there is something.
-		}
+		return 1<<63 + hash.Sum64()/2
 	}
-	order := c.p.shards()
-	slices.SortFunc(order, func(a, b *Shard) int { return cmp.Compare(rank[a], rank[b]) })
-	return order
+	return slices.SortedFunc(slices.Values(c.shards), func(a, b *Shard) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
 // decide asks the deciders. Where one does not answer, the next one decides.
 func (c *changing) decide(ctx context.Context) {
-	for pending := c.writes; len(pending) > 0; {
-		var next []*overrideWrite
+	for {
 		by := map[*Shard][]*overrideWrite{}
-		for _, w := range pending {
-			by[w.order[0]] = append(by[w.order[0]], w)
+		for _, w := range c.writes {
+			if !w.isDecided && len(w.order) > 0 {
+				by[w.order[0]] = append(by[w.order[0]], w)
+			}
+		}
+		if len(by) == 0 {
+			return
 		}
 		c.sendAll(ctx, by, func(w *overrideWrite) item {
 			return item{name: w.name, known: c.known.all[w.name], change: &w.decision}
 		}, func(shard *Shard, w *overrideWrite, reply *frame, err error) {
-			if err == nil {
+			if w.isDecided = err == nil; w.isDecided {
 				c.note(shard, w, reply)
-			} else if w.errs, w.order = append(w.errs, err), w.order[1:]; len(w.order) > 0 {
-				next = append(next, w)
+			} else {
+				w.errs, w.order = append(w.errs, err), w.order[1:]
 			}
 		})
-		pending = next
 	}
 }
 
@@ -272,62 +245,50 @@ func (c *changing) spread(ctx context.Context) {
 // sendAll sends an item for each write to shards, at the same time, and calls note with each reply, or the error.
 func (c *changing) sendAll(ctx context.Context, by map[*Shard][]*overrideWrite, itemOf func(w *overrideWrite) item, note func(shard *Shard, w *overrideWrite, reply *frame, err error)) {
 	var mu sync.Mutex
-	var calls sync.WaitGroup
-	for shard, writes := range by {
-		calls.Go(func() {
-			items := make([]item, len(writes))
-			for i, w := range writes {
-				items[i] = itemOf(w)
-			}
-			var replies []frame
-			mu.Lock()
-			err := c.away[shard]
-			mu.Unlock()
-			if err == nil {
-				err = contain.Run(func() (err error) {
-					replies, err = c.p.send(ctx, shard, items)
-					return err
-				})
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			if err != nil && c.away[shard] == nil {
-				err = fmt.Errorf("shard %s: %w", c.p.shardName(shard), err)
-				c.away[shard] = err
-			}
-			for i, w := range writes {
-				if i < len(replies) {
-					note(shard, w, &replies[i], nil)
-				} else {
-					note(shard, w, nil, err)
-				}
-			}
+	_ = c.p.atShards(slices.Collect(maps.Keys(by)), func(shard *Shard) error {
+		items := make([]item, len(by[shard]))
+		for i, w := range by[shard] {
+			items[i] = itemOf(w)
+		}
+		var replies []frame
+		err := contain.Run(func() (err error) {
+			replies, err = c.p.send(ctx, shard, items)
+			return err
 		})
-	}
-	calls.Wait()
+		if err != nil {
+			err = fmt.Errorf("shard %s: %w", c.p.shardName(shard), err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i, w := range by[shard] {
+			if i < len(replies) {
+				note(shard, w, &replies[i], nil)
+			} else {
+				note(shard, w, nil, err)
+			}
+		}
+		return nil
+	})
 }
 
 // note takes in the reply of the shard that decides.
 func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 	o := &c.outcomes[w.place]
 	content := ""
-	var number, at, keep int64
+	var number, now, till, keep int64
 	switch reply.word {
 	case "FULL":
 		o.Err = fmt.Errorf("shard %s remembers %d overrides, most of which have ended, and no more: wait until some would have ended by themselves", c.p.shardName(shard), c.p.mostKept())
 	case "CHANGED":
 		o.Err, content = store.ErrChanged, reply.texts[1]
 	case "SET", "SAME", "REMOVED":
-		if n, err := fmt.Sscan(reply.texts[0], &number, &at, &keep); n < 3 {
+		if _, err := fmt.Sscan(reply.texts[0], &number, &now, &till, &keep); err != nil {
 			o.Err = fmt.Errorf("%w: %w", errFrames, err)
 			return
 		}
-		until := c.p.now().UnixMicro() + w.lasts*1000
-		if w.content != "" && w.lasts == 0 {
-			until = store.NoEnd
-		}
+		here := c.p.now()
 		w.has, w.text = []*Shard{shard}, reply.texts[1]
-		w.version = c.p.newVersion(w.name, number, until, c.p.now().UnixMilli()+keep-at, w.content)
+		w.version = c.p.newVersion(w.name, number, instantHere(till, now, here), instantHere(keep, now, here), w.content)
 		if w.content != "" {
 			o.Version = w.version.id
 		}
@@ -335,11 +296,10 @@ func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 			content = lines[beforeInChange]
 		}
 	}
-	wasThere := content != "" || reply.word == "REMOVED" || c.isUnsound(w.name)
 	if content != "" {
 		o.Before, _ = c.p.decode(content)
 	}
-	if o.Before == nil && wasThere {
+	if o.Before == nil && (content != "" || reply.word == "REMOVED") {
 		id := c.changes[w.place].ID()
 		o.Before, o.WasDamaged = &store.Override{Kind: id.Kind, Zone: id.Zone, ClientKey: id.ClientKey}, true
 	}
@@ -387,16 +347,14 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 	ctx, cancel := context.WithTimeout(ctx, replicaPatience)
 	defer cancel()
 	primary, err := infoOf(ctx, at.Checks)
-	var mu sync.Mutex
+	var n atomic.Int64
 	var all sync.WaitGroup
 	for _, l := range at.Replicas {
 		all.Go(func() {
 			for err == nil {
 				i, err := infoOf(ctx, l)
 				if err == nil && i.offset() >= primary.offset() && primary.history().has(primary.offset()-1, i.history()) {
-					mu.Lock()
-					defer mu.Unlock()
-					has++
+					n.Add(1)
 					return
 				}
 				if err != nil || !wire.Pause(ctx, replicaPatience/10) {
@@ -406,7 +364,7 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 		})
 	}
 	all.Wait()
-	return has, len(at.Replicas)
+	return int(n.Load()), len(at.Replicas)
 }
 
 // mostKept is how many overrides a shard keeps, with those that have ended.
@@ -415,7 +373,7 @@ func (p *Operator) mostKept() int { return 2 * p.most }
 // send sends items to a shard, and returns a reply to each, or to the first ones and an error.
 func (p *Operator) send(ctx context.Context, shard *Shard, items []item) (replies []frame, err error) {
 	for some := range slices.Chunk(items, changesInCall) {
-		args := []any{p.mostKept()}
+		args := []any{p.mostKept() + 5} // The hash has five fields of its own.
 		for _, it := range some {
 			args = append(args, it.words(p.now())...)
 		}
@@ -439,11 +397,7 @@ func (p *Operator) send(ctx context.Context, shard *Shard, items []item) (replie
 func (it *item) words(now time.Time) []any {
 	words := []any{it.name, "", "", it.text, "", "", "", ""}
 	if v := it.known; v != nil {
-		left := v.until
-		if left != store.NoEnd {
-			left = (left - now.UnixMicro()) / 1000
-		}
-		words[1], words[2] = wire.AppendPacked(nil, v.number, left, v.keep-now.UnixMilli()), v.content
+		words[1], words[2] = wire.AppendPacked(nil, v.number, left(v.until, now), left(v.keep, now)), v.content
 	}
 	if d := it.change; d != nil {
 		words[4], words[5], words[6], words[7] = wire.AppendPacked(nil, d.lasts), d.content, d.expected, d.meta
@@ -463,7 +417,7 @@ func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
 		return err
 	})
 	for _, change := range slices.Backward(p.learn(&l).log) {
-		if a, ok := p.audited(change.text); ok {
+		if a, ok := p.audited(change); ok {
 			all = append(all, a)
 		}
 	}

@@ -268,8 +268,8 @@ func (m *model) elapse(d time.Duration) {
 	for _, c := range m.caddys {
 		l, _ := c.look(m.Context())
 		for shard, h := range l.heads {
-			if h.isThere && l.failed[shard] == nil {
-				_ = c.touch(m.Context(), shard, l.state, l.seen)
+			if h.number > 0 && l.failed[shard] == nil {
+				_, _ = c.touch(m.Context(), shard, l.seen, -1)
 			}
 		}
 	}

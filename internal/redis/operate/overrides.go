@@ -1,7 +1,6 @@
 package operate
 
 import (
-	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -32,8 +31,8 @@ type overrideVersion struct {
 	number int64
 	digest uint64
 	id     string
-	// until is when it ends by this machine's clock, in microseconds, and keep until when it is remembered, in
-	// milliseconds. No earlier version lasts longer.
+	// until is when it ends by this machine's clock, in microseconds, and keep until when it is remembered. No earlier
+	// version lasts longer.
 	until, keep int64
 	content     string
 	// override is nil if it was removed, or damaged is not nil.
@@ -64,12 +63,24 @@ func (p *Operator) versionIn(name, value string, now int64, here time.Time) *ove
 	if err != nil || numbers[0] < 1 || numbers[0] > highestVersion || numbers[1] < 0 || numbers[1] > store.MaxInteger || numbers[2] < earliest || numbers[2] > store.MaxInteger {
 		return nil
 	}
-	until := int64(store.NoEnd)
-	if numbers[1] < store.NoEnd {
-		until = here.UnixMicro() + (numbers[1]-now)*1000
-	}
 	// A part of the reply would keep all of it.
-	return p.newVersion(name, numbers[0], until, here.UnixMilli()+numbers[2]-now, strings.Clone(value[headSize:]))
+	return p.newVersion(name, numbers[0], instantHere(numbers[1], now, here), instantHere(numbers[2], now, here), strings.Clone(value[headSize:]))
+}
+
+// instantHere returns an instant of a server, where it is now, by this machine's clock, in microseconds.
+func instantHere(instant, now int64, here time.Time) int64 {
+	if instant >= store.NoEnd {
+		return store.NoEnd
+	}
+	return here.UnixMicro() + (instant-now)*1000
+}
+
+// left returns how long it is until an instant, in milliseconds.
+func left(instant int64, now time.Time) int64 {
+	if instant >= store.NoEnd {
+		return store.NoEnd
+	}
+	return (instant - now.UnixMicro()) / 1000
 }
 
 func (p *Operator) newVersion(name string, number, until, keep int64, content string) *overrideVersion {
@@ -106,16 +117,16 @@ func (v *overrideVersion) isLater(other *overrideVersion) bool {
 // isLive reports whether it is in force at now, in microseconds.
 func (v *overrideVersion) isLive(now int64) bool { return v != nil && v.content != "" && v.until > now }
 
-// horizon returns until when a later version has to be remembered, in milliseconds.
+// horizon returns until when a later version has to be remembered.
 func (v *overrideVersion) horizon(now time.Time) int64 {
 	if v.content != "" && v.until == store.NoEnd {
-		return max(v.keep, now.Add(mostAway).UnixMilli())
+		return max(v.keep, now.Add(mostAway).UnixMicro())
 	}
 	return v.keep
 }
 
 // isKept reports whether it is remembered at an instant.
-func (v *overrideVersion) isKept(at time.Time) bool { return v.horizon(at) > at.UnixMilli() }
+func (v *overrideVersion) isKept(at time.Time) bool { return v.horizon(at) > at.UnixMicro() }
 
 // over returns the version that counts, v, which was just read, or before, which may be nil. It is remembered as
 // long as either has to be; an end that was read corrects the one that was known.
@@ -131,7 +142,7 @@ func (v *overrideVersion) over(before *overrideVersion, now time.Time) *override
 	if v.id != before.id {
 		keep = other.horizon(now)
 	}
-	if keep <= latest.keep+nearEnd.Milliseconds() {
+	if keep <= latest.keep+nearEnd.Microseconds() {
 		return latest
 	}
 	longer := *latest
@@ -145,26 +156,16 @@ type overrideState struct {
 	all map[string]*overrideVersion
 	// sum is that of the digests, and log has the last changes, the first one first.
 	sum uint64
-	log []logged
-	// forgets is when the first version is not remembered any more, in milliseconds, and ended are the last ones that
-	// were so.
+	log []string
+	// forgets is when the first version is not remembered any more, and ended are the last ones that were so.
 	forgets int64
 	ended   []item
-	// steps is how often this machine's clock was set.
-	steps int
 }
 
 // mostEnded bounds what has run out that shards are told.
 const mostEnded = 5 * changesInCall
 
-// logged is a change as the sets of changes have it, and its instant, in milliseconds: at most when it was learned,
-// because one by a clock that is ahead would stay the last one.
-type logged struct {
-	at   int64
-	text string
-}
-
-// learned is what was read or made.
+// learned is what was read or made, and the changes that say so.
 type learned struct {
 	all map[string]*overrideVersion
 	log []string
@@ -172,92 +173,58 @@ type learned struct {
 
 // with returns the state with what was learned, or s if it has that.
 func (s *overrideState) with(l *learned, now time.Time) *overrideState {
-	next := *s
-	isCopied := false
-	set := func(name string, v *overrideVersion) {
-		if !isCopied {
-			isCopied, next.all = true, maps.Clone(s.all)
-			if next.all == nil {
-				next.all = map[string]*overrideVersion{}
-			}
-		}
-		if before := next.all[name]; before != nil {
-			next.sum += highestVersion - before.digest
-		}
-		delete(next.all, name)
-		if v != nil {
-			next.all[name] = v
-			next.sum, next.forgets = next.sum+v.digest, min(next.forgets, v.horizon(now))
-		}
-		next.sum %= highestVersion
-	}
-	for name, v := range l.all {
-		if before := s.all[name]; v.isKept(now) {
-			if v = v.over(before, now); v != before {
-				set(name, v)
-			}
-		}
-	}
-	if now.UnixMilli() >= next.forgets {
-		next.forgets = math.MaxInt64
-		next.ended = slices.Clone(s.ended)
-		for name, v := range next.all {
-			if v.isKept(now) {
-				next.forgets = min(next.forgets, v.horizon(now))
-			} else {
-				set(name, nil)
-				next.ended = append(next.ended, item{name: name})
-			}
-		}
-		next.ended = next.ended[max(len(next.ended)-mostEnded, 0):]
-	}
-	if isNew := next.note(l.log, now); !isCopied && !isNew && next.forgets == s.forgets {
+	if len(l.all)+len(l.log) == 0 && now.UnixMicro() < s.forgets {
 		return s
 	}
-	return &next
+	next := &overrideState{all: maps.Clone(s.all), log: logWith(s.log, l.log), ended: slices.Clone(s.ended), forgets: math.MaxInt64}
+	isNew := !slices.Equal(next.log, s.log)
+	for name, v := range l.all {
+		before := s.all[name]
+		if v = v.over(before, now); v != before && v.isKept(now) {
+			isNew, next.all[name] = true, v
+		}
+	}
+	if !isNew && now.UnixMicro() < s.forgets {
+		return s
+	}
+	for name, v := range next.all {
+		if v.isKept(now) {
+			next.forgets = min(next.forgets, v.horizon(now))
+		} else {
+			delete(next.all, name)
+			next.ended = append(next.ended, item{name: name})
+		}
+	}
+	next.sum, next.ended = sumOf(next.all), next.ended[max(len(next.ended)-mostEnded, 0):]
+	return next
 }
 
-// note adds changes to the log of s, and reports whether it lacked any. It changes s, and no log.
-func (s *overrideState) note(texts []string, now time.Time) (isNew bool) {
-	if len(texts) == 0 {
-		return false
+func sumOf(all map[string]*overrideVersion) (sum uint64) {
+	for _, v := range all {
+		sum = (sum + v.digest) % highestVersion
 	}
-	known := map[string]bool{}
-	for _, change := range s.log {
-		known[change.text] = true
+	return sum
+}
+
+// logWith returns the log, ordered by versions, with other changes.
+func logWith(log, changes []string) []string {
+	if len(changes) == 0 {
+		return log
 	}
-	log := slices.Clone(s.log)
-	for _, text := range texts {
-		lines := strings.Split(text, "\n")
-		if len(lines) != linesOfChange || known[text] {
-			continue
-		}
-		if at, err := strconv.ParseInt(lines[1], 10, 64); err == nil {
-			known[text] = true
-			log = append(log, logged{min(at, now.UnixMilli()), strings.Clone(text)})
-		}
-	}
-	if len(log) == len(s.log) {
-		return false
-	}
-	slices.SortStableFunc(log, func(a, b logged) int { return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.text, b.text)) })
-	log = log[max(len(log)-store.MaxAudited, 0):]
-	isNew = !slices.Equal(log, s.log)
-	s.log = log
-	return isNew
+	all := slices.DeleteFunc(slices.Concat(log, changes), func(change string) bool { return strings.Count(change, "\n") != linesOfChange-1 })
+	slices.Sort(all)
+	all = slices.Compact(all)
+	return all[max(len(all)-store.MaxAudited, 0):]
 }
 
 // shardOverrides is what is known of a shard's hash.
 type shardOverrides struct {
-	// isRead is set once the hash was read, up to the change of that number.
-	isRead bool
+	// number is the change up to which it was read, or 0.
 	number int64
 	// differed is set if it differed from the state at the last look. mended and touched are when this process
 	// mended it last, and said that it was in touch.
 	differed        bool
 	mended, touched time.Time
-	// failed is why that would fail again, or nil.
-	failed error
 	// lacks is set if it forgot, when it was read, what is known, or would do so too early.
 	lacks bool
 	// seen is when it was in touch last, in milliseconds.
@@ -276,10 +243,9 @@ type Overrides struct {
 	at, since time.Time
 	// of has the shards that are open. Two configs may reach the same one in two ways.
 	of map[*Shard]*shardOverrides
-	// set shows the state shown, and the unsound values.
-	set     *store.OverrideSet
-	shown   *overrideState
-	unsound map[string]bool
+	// set shows the state shown, and unsound values.
+	set   *store.OverrideSet
+	shown *overrideState
 	// mending is held while shards are mended.
 	mending sync.Mutex
 }
@@ -309,17 +275,14 @@ func (p *Operator) learn(l *learned) *overrideState {
 	o.mu.Lock()
 	defer o.mu.Unlock()
 	if o.state == nil {
-		o.state = &overrideState{forgets: math.MaxInt64}
+		o.state = &overrideState{all: map[string]*overrideVersion{}, forgets: math.MaxInt64}
 		o.at, o.since = now, time.Now()
 	}
 	if by := time.Duration(now.UnixMicro()-o.at.UnixMicro())*time.Microsecond - time.Since(o.since); max(by, -by) > sameClock {
 		// This machine's clock was set, or stood still: the ends are read again.
 		o.at, o.since = now, time.Now()
-		stepped := *o.state
-		stepped.steps++
-		o.state = &stepped
 		for _, s := range o.of {
-			s.isRead = false
+			s.number = 0
 		}
 	}
 	o.state = o.state.with(l, now)
@@ -327,15 +290,11 @@ func (p *Operator) learn(l *learned) *overrideState {
 }
 
 // Overrides implements [store.Operable]: the latest versions of all shards. What a shard has lost is written back in
-// the background; the error says too why that failed.
+// the background.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	l, err := p.look(ctx)
-	for _, shard := range p.shards() {
-		p.remember(shard, func(s *shardOverrides) {
-			if s.failed != nil {
-				err = errors.Join(err, fmt.Errorf("shard %s: %w", p.shardName(shard), s.failed))
-			}
-		})
+	if n := len(l.state.all); n > p.mostKept() {
+		err = errors.Join(err, fmt.Errorf("%w: there are %d overrides, with those that have ended: a shard that loses them has no room for all", store.ErrFinal, n))
 	}
 	p.mend(ctx, l)
 	return p.shown(), err
@@ -346,15 +305,10 @@ func (p *Operator) shown() *store.OverrideSet {
 	o := p.overrides
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	unsound := map[string]bool{}
-	for _, shard := range p.shards() {
-		maps.Copy(unsound, o.shard(shard).unsound)
-	}
-	maps.DeleteFunc(unsound, func(name string, _ bool) bool { return o.state.all[name] != nil })
-	if o.set != nil && o.shown == o.state && maps.Equal(o.unsound, unsound) {
+	if o.set != nil && o.shown == o.state {
 		return o.set
 	}
-	o.shown, o.unsound = o.state, unsound
+	o.shown = o.state
 	now, latest, broken := p.now().UnixMicro(), map[store.OverrideID]*store.Override{}, map[store.OverrideID]error{}
 	for name, v := range o.state.all {
 		switch {
@@ -372,8 +326,12 @@ func (p *Operator) shown() *store.OverrideSet {
 			}
 		}
 	}
-	for name := range unsound {
-		broken[idOf(name)] = p.named(fmt.Errorf("%w: an override is of no known kind, or has no version or end", store.ErrDamaged), name)
+	for _, shard := range o.of {
+		for name := range shard.unsound {
+			if o.state.all[name] == nil {
+				broken[idOf(name)] = p.named(fmt.Errorf("%w: an override is of no known kind, or has no version or end", store.ErrDamaged), name)
+			}
+		}
 	}
 	o.set = store.NewOverrideSet(latest, broken)
 	return o.set
@@ -449,15 +407,6 @@ func (p *Operator) encode(o *store.Override) (string, error) {
 		return "", fmt.Errorf("encode an override: %w", err)
 	}
 	return string(content), nil
-}
-
-// lasts returns for how long an override lasts from now on, in milliseconds; 0 without an end.
-func (p *Operator) lasts(o *store.Override) int64 {
-	if o.Until == store.NoEnd {
-		return 0
-	}
-	// The server's clock decides when it ends.
-	return max((o.Until-p.now().UnixMicro()+999)/1000, 1)
 }
 
 // shards returns the shards of the store, and those before a resharding.

@@ -35,8 +35,7 @@ func FuzzFrames(f *testing.F) {
 		if n > len(reply) {
 			t.Errorf("%q has %d bytes in its parts", reply, n)
 		}
-		for _, isWhole := range []bool{false, true} {
-			r := &reading{isWhole: isWhole, unsound: map[string]bool{}}
+		for _, r := range []*reading{{}, {unsound: map[string]bool{}}} {
 			_, _ = r.take(&Operator{asker: &ask.Asker{}, now: time.Now}, reply)
 		}
 	})
@@ -70,25 +69,6 @@ func TestDamagedOverridesAreNamed(t *testing.T) {
 		value := string(wire.AppendPacked(nil, 7, store.NoEnd, store.NoEnd)) + "x"
 		if v := p.versionIn(name, value, time.Now().UnixMilli(), time.Now()); (v == nil) != strings.Contains(want, "HDEL") {
 			t.Errorf("%q is read as %+v", name, v)
-		}
-	}
-}
-
-// TestAuditOutlivesAWrongClock: changes of a clock that is ahead do not stay the last ones.
-func TestAuditOutlivesAWrongClock(t *testing.T) {
-	now := time.Now()
-	entry := func(i int, at time.Time) string {
-		return strings.Join([]string{fmt.Sprint(i), fmt.Sprint(at.UnixMilli()), "block:z:k", "{}", "", "x"}, "\n")
-	}
-	s := &overrideState{}
-	for i := range store.MaxAudited {
-		s.note([]string{entry(i, now.AddDate(1, 0, i))}, now)
-	}
-	for i := range 2 {
-		now = now.Add(time.Second)
-		last := entry(i, now)
-		if s.note([]string{last}, now); s.log[len(s.log)-1].text != last {
-			t.Error("the last change is not the last one")
 		}
 	}
 }

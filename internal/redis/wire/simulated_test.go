@@ -339,7 +339,11 @@ func otherScripts(do func(args ...string) (any, error)) (replies []string) {
 		}
 	}
 	change := func(name string, lasts time.Duration, content, expected string) {
-		noteReply(override("change", 9, name, "", "", "", wire.AppendPacked(nil, lasts.Milliseconds()), content, expected, "{}"))
+		millis := lasts.Milliseconds()
+		if content != "" && lasts == 0 {
+			millis = store.NoEnd
+		}
+		noteReply(override("change", 9, name, "", "", "", wire.AppendPacked(nil, millis), content, expected, "{}"))
 	}
 	put := func(name string, version, lasts, kept int64, content string) {
 		noteReply(override("change", 9, name, wire.AppendPacked(nil, version, lasts, kept), content, "1\n2\n"+name+"\n{}\n\n"+content, "", "", "", ""))
@@ -366,9 +370,8 @@ func otherScripts(do func(args ...string) (any, error)) (replies []string) {
 	for i := range 5 {
 		change(fmt.Sprint("another", i), time.Hour, "one more", "")
 	}
-	note(override("sum", "5", "6"), override("sum", send("hget", "overrides", "d"), "7"), send("hget", "overrides", "d"))
-	note(override("seen", "0", "5"), send("hget", "overrides", "s"), override("seen", "9", "4"), send("hget", "overrides", "s"))
-	note(override("sum", "5", ""), send("exists", "overrides"), override("sum", "7", ""), send("exists", "overrides"), override("seen", "9", "4"), send("exists", "overrides"))
+	note(override("seen", "0", "5", "0"), send("hget", "overrides", "s"), override("seen", "9", "4", "0"), send("hget", "overrides", "s"))
+	note(override("seen", "9", "4", "5"), send("exists", "overrides"), send("hset", "overrides", "o", "5"), override("seen", "9", "4", "9"), send("exists", "overrides"), override("seen", "9", "4", "0"), send("exists", "overrides"))
 	return replies
 }
 
