@@ -307,7 +307,6 @@ func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 
 // settle says where the changes were made: one holds if a shard has it.
 func (c *changing) settle(ctx context.Context) {
-	shards := c.p.shards()
 	replicas := map[*Shard]*store.Copies{}
 	for _, w := range c.writes {
 		for _, shard := range w.has {
@@ -324,7 +323,7 @@ func (c *changing) settle(ctx context.Context) {
 		case o.Err != nil:
 		case w.version != nil:
 			o.Warning = errors.Join(o.Warning, err)
-			o.Copies = store.Copies{Shards: len(w.has), OfShards: len(shards)}
+			o.Copies = store.Copies{Shards: len(w.has), OfShards: len(c.p.shards())}
 			for _, shard := range w.has {
 				o.Copies.Replicas += replicas[shard].Replicas
 				o.Copies.OfReplicas += replicas[shard].OfReplicas

@@ -157,13 +157,10 @@ type overrideState struct {
 	// sum is that of the digests, and log has the last changes, the first one first.
 	sum uint64
 	log []string
-	// forgets is when the first version is not remembered any more, and ended are the last ones that were so.
+	// forgets is when the first version is not remembered any more, and ended are the last 1,000 that were so.
 	forgets int64
 	ended   []item
 }
-
-// mostEnded bounds what has run out that shards are told.
-const mostEnded = 5 * changesInCall
 
 // learned is what was read or made, and the changes that say so.
 type learned struct {
@@ -195,7 +192,7 @@ func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 			next.ended = append(next.ended, item{name: name})
 		}
 	}
-	next.sum, next.ended = sumOf(next.all), next.ended[max(len(next.ended)-mostEnded, 0):]
+	next.sum, next.ended = sumOf(next.all), next.ended[max(len(next.ended)-5*changesInCall, 0):]
 	return next
 }
 
