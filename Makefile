@@ -40,8 +40,8 @@ FAMILY             = ^Test(Pairs|Adversary)$$|$(DEPENDENT)
 # change. The tests of the other files do one thing at a time.
 OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
 OVERLAPPING        = ^($$(awk -F '[ (]' '/^func Test/ { printf "%s%s", sep, $$2; sep = "|" }' $(OVERLAP:%=e2e/%_test.go)))$$
-# Tests of ./internal/ledger that run without the race detector, which makes them slow: models.
-ALONE              = ^TestModel$$
+# Tests that run without the race detector, which makes them slow: models.
+ALONE              = ^Test(Model|OverridesInAnyHistory)$$
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
@@ -90,7 +90,7 @@ unraced:
 	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -run '$(DEPENDENT)' -skip "$$tests" ./e2e
 	tests="$(OVERLAPPING)" && $(TEST) -skip '$(FAMILY)|'"$$tests" ./e2e
 	$(WITH_NEWEST) SWEEP=$${SWEEP:-more} $(TEST) -run '^Test(Pairs|Adversary)$$' ./e2e
-	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger ./internal/redis/operate
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:

@@ -56,6 +56,15 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	return pooled.(pooledShard), key, nil
 }
 
+// overridesKey is the key in the pool of what is known of a store's overrides.
+type overridesKey struct{ store, keyPrefix, keySecret string }
+
+// acquireOverrides returns those of a store, which a config leaves to the next one, and their key in the pool.
+func acquireOverrides(key overridesKey) (*redis.Overrides, overridesKey) {
+	pooled, _ := stores.Pool.LoadOrStore(key, &redis.Overrides{})
+	return pooled.(*redis.Overrides), key
+}
+
 // reach is the way to the servers of a shard: a copy of it with complete addresses and
 // the settings that it inherits, without those in which connections do not differ.
 type reach struct {

@@ -144,3 +144,22 @@ func TestPoolKeysHoldNoSecret(t *testing.T) {
 		return true
 	})
 }
+
+// TestOverridesOutliveAConfig that leaves them to the next one with the same store, prefix and secret.
+func TestOverridesOutliveAConfig(t *testing.T) {
+	mine := overridesKey{"default", "rl", ""}
+	known, key := acquireOverrides(mine)
+	for _, other := range []overridesKey{mine, {"other", "rl", ""}, {"default", "rl2", ""}, {"default", "rl", "secret"}} {
+		got, key := acquireOverrides(other)
+		if (got == known) != (other == mine) {
+			t.Errorf("%+v has those of %+v: %v", other, mine, got == known)
+		}
+		_, _ = stores.Pool.Delete(key)
+	}
+	_, _ = stores.Pool.Delete(key)
+	if got, key := acquireOverrides(mine); got == known {
+		t.Error("they outlive the last config")
+	} else {
+		_, _ = stores.Pool.Delete(key)
+	}
+}

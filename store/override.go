@@ -96,8 +96,8 @@ const (
 	OverrideZone OverrideKind = "zone"
 )
 
-// MaxOverrides is how many overrides a store, or a shard of it, keeps at the same time; MaxAudited, how
-// many changes of them it remembers.
+// MaxOverrides is how many overrides a store keeps at the same time, and how many that have ended it
+// remembers; MaxAudited, how many changes of them it remembers.
 const (
 	MaxOverrides = 100_000
 	MaxAudited   = 1000
@@ -195,6 +195,16 @@ type OverrideOutcome struct {
 	Err error
 	// Warning names the shards that may lack the change, although it was made; nil if all have it.
 	Warning error
+	// Copies are those of the change; zero if the store has no shards.
+	Copies Copies
+}
+
+// Copies are how many of how many shards have something, and how many of these shards' replicas.
+type Copies struct {
+	Shards     int `json:"shards"`
+	OfShards   int `json:"of_shards"`
+	Replicas   int `json:"replicas"`
+	OfReplicas int `json:"of_replicas"`
 }
 
 // ErrChanged is the error, possibly wrapped, of a change that expected another version.

@@ -1,0 +1,398 @@
+package operate
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+)
+
+// The operations of the script.
+const (
+	opPage    = "page"
+	opChanges = "changes"
+	opChange  = "change"
+	opLog     = "log"
+	opSeen    = "seen"
+)
+
+const (
+	// outOfTouch is how far a shard may be behind another one. Before that, no tombstone was forgotten.
+	outOfTouch = 90 * 24 * time.Hour
+	// touchPeriod is how often shards are told that they are in touch.
+	touchPeriod = time.Hour
+	// mendPeriod is the time between two mendings of a shard, whoever mends.
+	mendPeriod = time.Minute
+	// mendBytes bounds what a mending writes, because a server may evict it at once.
+	mendBytes = 4 << 20
+	// nearEnd is how much longer a version has to be remembered to be missed: clocks differ.
+	nearEnd = time.Minute
+)
+
+// look is a look at all shards: the heads of those that have answered, and why others have not, or are not believed.
+type look struct {
+	heads  map[*Shard]overrideHead
+	failed map[*Shard]error
+	// state is what is known afterwards, and seen when one of the shards was in touch last.
+	state *overrideState
+	seen  int64
+}
+
+// reading is what a look has found at a shard, up to a change.
+type reading struct {
+	learned learned
+	number  int64
+	// unsound are the names with a value that is none of ours; nil if not all was read.
+	unsound map[string]bool
+}
+
+// overrideHead are the fields of a hash that tell whether it has changed.
+type overrideHead struct {
+	sum    uint64
+	number int64
+	// seen is when a process was last in touch, in milliseconds, or 0.
+	seen int64
+}
+
+var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
+
+// look reads what shards have that this process does not know. Where one does not answer, what was known stays. A
+// silent shard leaves the others half of the time.
+func (p *Operator) look(ctx context.Context) (*look, error) {
+	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}, state: p.learn(&learned{})}
+	heads, cancel := p.withinTimeout(ctx)
+	defer cancel()
+	if end, _ := heads.Deadline(); len(p.shards()) > 1 {
+		heads, cancel = context.WithTimeout(heads, time.Until(end)/2)
+		defer cancel()
+	}
+	var mu sync.Mutex
+	err := p.atShards(p.shards(), func(shard *Shard) error {
+		h, err := p.headOf(heads, shard)
+		mu.Lock()
+		defer mu.Unlock()
+		if err != nil {
+			l.failed[shard] = err
+			return err
+		}
+		l.heads[shard] = h
+		return nil
+	})
+	var isRead bool
+	var at time.Time
+	known := map[*Shard]int64{}
+	for _, shard := range p.shards() {
+		p.remember(shard, func(s *shardOverrides) {
+			s.seen, known[shard], at = max(s.seen, l.heads[shard].seen), s.number, p.overrides.at
+			l.seen, isRead = max(l.seen, s.seen), isRead || s.number > 0
+		})
+	}
+	found := map[*Shard]*reading{}
+	for _, shard := range p.shards() {
+		switch h, isThere := l.heads[shard]; {
+		case !isThere:
+		case h.isOutOfTouch(l.seen):
+			l.failed[shard] = errOutOfTouch
+		case h.number == known[shard] && (h.number > 0 || h.sum == l.state.sum):
+		case isRead && h.sum == l.state.sum:
+			// All of it is known from another one.
+			found[shard] = &reading{number: h.number}
+		default:
+			err = errors.Join(err, p.atShards([]*Shard{shard}, func(*Shard) error {
+				r, err := p.read(ctx, shard, known[shard])
+				if err != nil {
+					l.failed[shard] = err
+					return err
+				}
+				found[shard], isRead, l.state = r, true, p.learn(&r.learned)
+				return nil
+			}))
+		}
+	}
+	for shard, r := range found {
+		p.remember(shard, func(s *shardOverrides) {
+			// Ends that were read before this machine's clock was set are read again.
+			if s.number = max(r.number, 1); !p.overrides.at.Equal(at) {
+				s.number = 0
+			}
+			if r.unsound != nil {
+				s.unsound, s.lacks, p.overrides.shown = r.unsound, len(p.lacking(r, l.state)) > 0, nil
+			}
+		})
+	}
+	return l, err
+}
+
+// isOutOfTouch reports whether a shard is so far behind another one that nothing there is believed: others may
+// have forgotten tombstones of what it has. Compared with the clock, an installation that was off would lose all.
+func (h *overrideHead) isOutOfTouch(latest int64) bool {
+	return h.seen > 0 && latest-h.seen > outOfTouch.Milliseconds()
+}
+
+// read reads of a shard what has changed since a change, or all.
+func (p *Operator) read(ctx context.Context, shard *Shard, since int64) (*reading, error) {
+	if since > 0 {
+		reply, err := p.runOverride(ctx, shard, opChanges, since)
+		if err != nil {
+			return nil, err
+		}
+		if reply != "LOST" {
+			r := &reading{}
+			_, err = r.take(p, reply)
+			return r, err
+		}
+	}
+	return p.readWhole(ctx, shard)
+}
+
+// headOf asks without a script, so that it needs no right of its own while there are no overrides.
+func (p *Operator) headOf(ctx context.Context, shard *Shard) (h overrideHead, err error) {
+	key := p.asker.Keys.Overrides()
+	cmd, err := p.ask(ctx, shard, key, true, func(bool) *wire.Command { return wire.NewRead("hmget", key, "d", "v", "s") })
+	if err != nil {
+		return h, err
+	}
+	texts, err := cmd.Texts()
+	if err != nil || len(texts) != 3 {
+		return h, cmp.Or(err, errFrames)
+	}
+	h = overrideHead{sum: uint64(believed(texts[0])), number: believed(texts[1]), seen: believed(texts[2])} //nolint:gosec // it is not negative
+	if h.seen > p.now().Add(outOfTouch).UnixMilli() {
+		h.seen = 0
+	}
+	return h, nil
+}
+
+// believed returns a number of the script, or 0 if it is none.
+func believed(text string) int64 {
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || n < 0 || n > highestVersion {
+		return 0
+	}
+	return n
+}
+
+// readWhole reads all overrides of a shard, in parts that cost it little, and the last changes. What changes
+// meanwhile, the next look reads.
+func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*reading, error) {
+	r := &reading{unsound: map[string]bool{}}
+	for cursor := "0"; ; {
+		reply, err := p.runOverride(ctx, shard, opPage, cursor)
+		if err == nil {
+			cursor, err = r.take(p, reply)
+		}
+		if err != nil {
+			return nil, err
+		}
+		if cursor == "0" {
+			break
+		}
+	}
+	var err error
+	r.learned.log, err = p.logOf(ctx, shard)
+	return r, err
+}
+
+// take takes in a page of a hash, or what has changed, and returns the next cursor.
+func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
+	frames, err := framesOf(reply)
+	if err != nil || len(frames) == 0 {
+		return "", cmp.Or(err, errFrames)
+	}
+	now := believed(frames[0].texts[0])
+	if now < earliest {
+		return "", fmt.Errorf("%w: the time is %.100q", errFrames, frames[0].texts[0])
+	}
+	if r.learned.all == nil {
+		r.number, r.learned.all = believed(frames[0].texts[1]), map[string]*overrideVersion{}
+	}
+	here := p.now()
+	for _, f := range frames[1:] {
+		name, value := strings.Clone(f.texts[0]), f.texts[1]
+		if r.unsound == nil {
+			r.learned.log = append(r.learned.log, name)
+			lines := strings.Split(name, "\n")
+			name = lines[min(nameInChange, len(lines)-1)]
+		}
+		if v := p.versionIn(name, value, now, here); v != nil {
+			r.learned.all[name] = v
+		} else if r.unsound != nil {
+			r.unsound[name] = true
+		}
+	}
+	return frames[0].word, nil
+}
+
+// mend begins to write to shards what they have lost, or never got, as of a look, unless that is going on: nobody
+// waits for it. A shard that is closed ends it.
+func (p *Operator) mend(ctx context.Context, l *look) {
+	if !p.overrides.mending.TryLock() {
+		return
+	}
+	p = p.ofPrimaries()
+	go func() {
+		defer p.overrides.mending.Unlock()
+		// What fails, the next minute's mender tries.
+		_ = p.atShards(slices.Collect(maps.Keys(l.heads)), func(shard *Shard) error {
+			return p.mendShard(context.WithoutCancel(ctx), shard, l)
+		})
+	}()
+}
+
+// touch says that a shard is in touch, as one was at the instant seen, and returns how many changes it remembers. One
+// that was not since the instant doubted, if that is not negative, is emptied.
+func (p *Operator) touch(ctx context.Context, shard *Shard, seen, doubted int64) (changes int64, err error) {
+	reply, err := p.runOverride(ctx, shard, opSeen, p.now().UnixMilli(), seen, doubted)
+	return believed(reply), err
+}
+
+// claim reports whether this process is the one that mends a shard now.
+func (p *Operator) claim(ctx context.Context, shard *Shard) (bool, error) {
+	key := p.asker.Keys.OverrideMender()
+	cmd, err := p.ask(ctx, shard, key, false, func(bool) *wire.Command {
+		return wire.NewCommand("set", key, "", "nx", "px", max(p.mendPeriod.Milliseconds(), 1))
+	})
+	if err != nil {
+		return false, err
+	}
+	return cmd.Cmder.(*goredis.Cmd).Val() == "OK", nil
+}
+
+// ofPrimaries returns an operator that asks no replica.
+func (p *Operator) ofPrimaries() *Operator {
+	q := *p
+	q.ask = func(ctx context.Context, shard *Shard, key string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
+		return p.ask(ctx, shard, key, false, about)
+	}
+	return &q
+}
+
+// mendShard mends a shard that differs at two looks, because a change on its way is no loss, unless that was done
+// within a minute. To one that was not in touch for an hour it says that it is.
+func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err error) {
+	h, now, doubted := l.heads[shard], p.now(), int64(-1)
+	var isDue, isStale, lacks bool
+	p.remember(shard, func(s *shardOverrides) {
+		lacks = s.lacks
+		differs := h.sum != l.state.sum || lacks
+		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
+		isStale = !differs && h.number > 0 && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod
+		if s.differed = differs; isStale {
+			s.touched = now
+		}
+	})
+	if isDue {
+		if isDue, err = p.claim(ctx, shard); isDue {
+			p.remember(shard, func(s *shardOverrides) { s.mended = now })
+		}
+	}
+	if !isDue && !isStale {
+		return err
+	}
+	state := p.learn(&learned{})
+	if h.sum != state.sum && h.isOutOfTouch(l.seen) {
+		doubted = h.seen
+	}
+	changes, err := p.touch(ctx, shard, l.seen, doubted)
+	if err == nil {
+		// What has run out alone is not worth a reading.
+		_, err = p.send(ctx, shard, state.ended)
+	}
+	if err == nil {
+		h, err = p.headOf(ctx, shard)
+	}
+	if err == nil && (h.sum != state.sum || lacks) {
+		if err = p.writeBack(ctx, shard, &h); err == nil {
+			changes = 0
+			_, err = p.touch(ctx, shard, l.seen, -1)
+		}
+	}
+	if err != nil || changes >= int64(len(state.log)) {
+		return err
+	}
+	return p.mendLog(ctx, shard, state)
+}
+
+// writeBack writes what a shard lacks that has this head.
+func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead) error {
+	r, err := p.readWhole(ctx, shard)
+	if err != nil {
+		return err
+	}
+	if sum := sumOf(r.learned.all); sum != h.sum {
+		// Somebody else has written there, or a build that knows other kinds.
+		key := p.asker.Keys.Overrides()
+		if _, err = p.ask(ctx, shard, key, false, func(bool) *wire.Command { return wire.NewCommand("hset", key, "d", sum) }); err != nil {
+			return err
+		}
+	}
+	items := p.lacking(r, p.learn(&r.learned))
+	if len(items) > 0 {
+		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(items))})
+	}
+	for name, v := range r.learned.all {
+		if !v.isKept(p.now()) {
+			items = append(items, item{name: name})
+		}
+	}
+	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, false, nil })
+	_, err = p.send(ctx, shard, items)
+	return err
+}
+
+// lacking returns what a shard lacks, or forgets too early, as far as a mending may write it.
+func (p *Operator) lacking(r *reading, state *overrideState) (items []item) {
+	bytes, soon := 0, p.now().Add(nearEnd)
+	for name, v := range state.all {
+		there := r.learned.all[name]
+		if !v.isKept(soon) || !v.isLater(there) && v.keep <= there.keep+nearEnd.Microseconds() {
+			continue
+		}
+		if bytes += len(name) + len(v.content) + headSize; bytes > mendBytes {
+			break
+		}
+		items = append(items, item{name: name, known: v})
+	}
+	return items
+}
+
+// mendLog writes the changes that a shard lacks.
+func (p *Operator) mendLog(ctx context.Context, shard *Shard, state *overrideState) error {
+	there, err := p.logOf(ctx, shard)
+	if err != nil {
+		return err
+	}
+	var args []any
+	for _, change := range state.log {
+		if !slices.Contains(there, change) {
+			args = append(args, change)
+		}
+	}
+	for some := range slices.Chunk(args, changesInCall) {
+		if _, err := p.runOverride(ctx, shard, opLog, some...); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// logOf returns the entries of the log of a shard, the oldest first.
+func (p *Operator) logOf(ctx context.Context, shard *Shard) ([]string, error) {
+	cmd, err := p.ask(ctx, shard, p.asker.Keys.Overrides(), true, func(bool) *wire.Command {
+		return wire.NewRead("zrange", p.asker.Keys.OverrideLog(), 0, -1)
+	})
+	if err != nil {
+		return nil, err
+	}
+	return cmd.Texts()
+}
