@@ -7,11 +7,12 @@
 -- KEYS[2]  sorted set of changes, by their numbers: version, instant, name, what the writer
 --          says of it, the content before and the content after, in lines; and - at the last
 --          one that is not told
--- ARGV[1]  page, changes, change, log or seen
+-- ARGV[1]  page, changes, change, log, sum or seen
 -- ARGV[2]  page: the cursor, 0 at first; changes: a number; change: how many fields the hash
---          may have; seen: now by the caller's clock
--- ARGV[3]  seen: the latest s of other shards
--- ARGV[4]  seen: the s for which all here is out of date, and goes, or -1
+--          may have; sum: the d that is to be replaced; seen: now by the caller's clock
+-- ARGV[3]  sum: the v of the reading; seen: the latest s of other shards
+-- ARGV[4]  sum: the new d, unless something has changed; seen: the s for which all here is out
+--          of date, and goes, or -1
 -- log, from ARGV[2] on: members of the set on another server, which are added
 -- change, from ARGV[3] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
@@ -116,6 +117,11 @@ if op == 'log' then
     end
   end
   bound()
+  return 'DONE'
+elseif op == 'sum' then
+  if (stored('d', highest) or 0) == tonumber(ARGV[2]) and (stored('v', highest) or 0) == tonumber(ARGV[3]) then
+    call('HSET', hash, 'd', ARGV[4])
+  end
   return 'DONE'
 elseif op == 'seen' then
   local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])

@@ -23,6 +23,7 @@ const (
 	opChanges = "changes"
 	opChange  = "change"
 	opLog     = "log"
+	opSum     = "sum"
 	opSeen    = "seen"
 )
 
@@ -331,8 +332,7 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 	}
 	if sum := sumOf(r.learned.all); sum != h.sum {
 		// Somebody else has written there, or a build that knows other kinds.
-		key := p.asker.Keys.Overrides()
-		if _, err = p.ask(ctx, shard, key, false, func(bool) *wire.Command { return wire.NewCommand("hset", key, "d", sum) }); err != nil {
+		if _, err = p.runOverride(ctx, shard, opSum, int64(h.sum), r.number, int64(sum)); err != nil { //nolint:gosec // sums are below 2^52
 			return err
 		}
 	}

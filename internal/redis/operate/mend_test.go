@@ -1,0 +1,78 @@
+//go:build check
+
+package operate
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+)
+
+// spy calls before and after with the name of each command of a Caddy, which is "" for a script.
+func (c *modelCaddy) spy(before, after func(name string)) {
+	ask := c.ask
+	c.ask = func(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
+		name, cmd := "", about(false)
+		if !cmd.IsScript() {
+			name = fmt.Sprint(cmd.Args()[0])
+		}
+		before(name)
+		defer after(name)
+		return ask(ctx, shard, key, reads, about)
+	}
+}
+
+func (c *modelCaddy) isMending() bool {
+	if !c.overrides.mending.TryLock() {
+		return true
+	}
+	c.overrides.mending.Unlock()
+	return false
+}
+
+// meet adds so many Caddys, all of which know what the first one sets then.
+func (m *model) meet(n, overrides int) {
+	for range n {
+		m.caddys = append(m.caddys, m.newCaddy(0))
+	}
+	m.config()
+	mustChange(m.T, m.caddys[0].Operator, limitsOf("x", overrides))
+	for _, c := range m.caddys {
+		m.look(c)
+	}
+}
+
+// TestChangesDuringAMending are known to others at their next look: the mender corrects no sum that a writer moves.
+func TestChangesDuringAMending(t *testing.T) {
+	inModel(t, func(m *model, p *modelCaddy) {
+		m.meet(2, 1)
+		w, q := m.caddys[1], m.caddys[2]
+		m.shards[0].wipe()
+		time.Sleep(time.Second)
+		y := limitsOf("y", 1)
+		isHeadRead, arePagesRead := false, false
+		p.spy(func(name string) {
+			if name == "zrange" && p.isMending() && !arePagesRead {
+				arePagesRead = true
+				_, _ = q.Overrides(m.Context())
+				mustChange(m.T, w.Operator, y)
+			}
+		}, func(name string) {
+			if name == "hmget" && p.isMending() && !isHeadRead {
+				isHeadRead = true
+				mustChange(m.T, w.Operator, limitsOf("z", 1))
+			}
+		})
+		m.look(p)
+		m.look(p)
+		m.look(q)
+		if set, err := q.Overrides(m.Context()); err != nil || !arePagesRead || set.Of(y[0].ID(), 0) == nil {
+			t.Errorf("mended %v: the change is not known, %v", arePagesRead, err)
+		}
+		synctest.Wait()
+	}, 0)
+}
