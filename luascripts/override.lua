@@ -261,7 +261,7 @@ for i = 3, #ARGV, 8 do
   local isDamaged = value and not old
   if old and horizon(old) <= now then
     write(name, nil, old)
-    old, value, isUntold, free = nil, nil, true, free + 1
+    old, value, free = nil, nil, free + 1
   end
   if not value and free < 1 and ARGV[i + 1] .. ARGV[i + 5] ~= '' then
     replies[#replies + 1] = frame('FULL', '', '')
@@ -278,7 +278,8 @@ if isChanged then
   if isUntold then
     note('-')
   end
-  call('HSET', hash, 'd', text(sum), 'v', text(logged), 'x', text(latest))
+  -- All drop what has run out by themselves.
+  call('HSET', hash, 'd', text(sum), 'v', text(logged or stored('v', highest) or number), 'x', text(latest))
   bound()
   -- The hash outlives what it says: expiry cleans up, a second later.
   call('PEXPIREAT', hash, text(latest + 1001))

@@ -76,3 +76,29 @@ func TestChangesDuringAMending(t *testing.T) {
 		synctest.Wait()
 	}, 0)
 }
+
+// TestWhatRunsOutIsNotRead by other Caddys when one removes it.
+func TestWhatRunsOutIsNotRead(t *testing.T) {
+	inModel(t, func(m *model, p *modelCaddy) {
+		m.meet(1, 0)
+		changes := limitsOf("x", 600)
+		for i := range changes {
+			changes[i].Until = modelTime().Add(time.Hour + time.Duration(i)*500*time.Millisecond).UnixMicro()
+		}
+		mustChange(m.T, p.Operator, changes)
+		q := m.caddys[1]
+		m.look(q)
+		q.spy(func(name string) {
+			if name == "zrange" {
+				t.Error("the hash and the log are read")
+			}
+		}, func(string) {})
+		time.Sleep(time.Hour - time.Minute)
+		for range 300 {
+			m.look(p)
+			time.Sleep(510 * time.Millisecond)
+			m.look(q)
+			time.Sleep(490 * time.Millisecond)
+		}
+	}, 0, 0)
+}
