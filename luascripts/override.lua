@@ -7,13 +7,14 @@
 -- KEYS[2]  sorted set of changes, by their numbers: version, instant, name, what the writer
 --          says of it, the content before and the content after, in lines; and - at the last
 --          one that is not told
--- ARGV[1]  page, changes, change, log, sum or seen
--- ARGV[2]  page: the cursor, 0 at first; changes: a number; change: how many fields the hash
+-- ARGV[1]  page, changes, change, part, log, sum or seen
+-- ARGV[2]  page: the cursor, 0 at first; changes: a number; change, part: how many fields the hash
 --          may have; sum: the d that is to be replaced; seen: now by the caller's clock
 -- ARGV[3]  sum: the v of the reading; seen: the latest s of other shards
 -- ARGV[4]  sum: the new d, unless something has changed; seen: the s for which all here is out
 --          of date, and goes, or -1
 -- log, from ARGV[2] on: members of the set on another server, which are added
+-- part is a change of which more follow; v moves with the last one, which is a change
 -- change, from ARGV[3] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
 --          here: packed doubles, version, how long it lasts and how long it is remembered, or
@@ -255,7 +256,7 @@ end
 
 local replies = {}
 for i = 3, #ARGV, 8 do
-  local name, isOver = ARGV[i], false
+  local name, isOver = ARGV[i], ARGV[i + 1] == ''
   local value = call('HGET', hash, name)
   local old = value and override(name, value) or nil
   local isDamaged = value and not old
@@ -279,7 +280,7 @@ if isChanged then
     note('-')
   end
   -- All drop what has run out by themselves.
-  call('HSET', hash, 'd', text(sum), 'v', text(logged or stored('v', highest) or number), 'x', text(latest))
+  call('HSET', hash, 'd', text(sum), 'v', text(op ~= 'part' and logged or stored('v', highest) or number), 'x', text(latest))
   bound()
   -- The hash outlives what it says: expiry cleans up, a second later.
   call('PEXPIREAT', hash, text(latest + 1001))

@@ -22,6 +22,7 @@ const (
 	opPage    = "page"
 	opChanges = "changes"
 	opChange  = "change"
+	opPart    = "part"
 	opLog     = "log"
 	opSum     = "sum"
 	opSeen    = "seen"
@@ -307,7 +308,7 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 	changes, err := p.touch(ctx, shard, l.seen, doubted)
 	if err == nil {
 		// What has run out alone is not worth a reading.
-		_, err = p.send(ctx, shard, state.ended)
+		_, err = p.send(ctx, shard, opChange, state.ended)
 	}
 	if err == nil {
 		h, err = p.headOf(ctx, shard)
@@ -340,13 +341,15 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 	if len(items) > 0 {
 		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(items))})
 	}
+	// The last call is about what is lacking: it tells others of all.
+	var ended []item
 	for name, v := range r.learned.all {
 		if !v.isKept(p.now()) {
-			items = append(items, item{name: name})
+			ended = append(ended, item{name: name})
 		}
 	}
 	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, false, nil })
-	_, err = p.send(ctx, shard, items)
+	_, err = p.send(ctx, shard, opPart, append(ended, items...))
 	return err
 }
 

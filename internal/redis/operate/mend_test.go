@@ -102,3 +102,33 @@ func TestWhatRunsOutIsNotRead(t *testing.T) {
 		}
 	}, 0, 0)
 }
+
+// TestMendingIsReadTwice by others, at its begin and its end, however many calls it takes.
+func TestMendingIsReadTwice(t *testing.T) {
+	inModel(t, func(m *model, p *modelCaddy) {
+		m.meet(1, 5*changesInCall)
+		q := m.caddys[1]
+		m.shards[0].wipe()
+		time.Sleep(time.Second)
+		reads, calls := 0, 0
+		q.spy(func(name string) {
+			if there, _ := m.shards[0].server.Do("EXISTS", keysOfModel.Overrides()); name == "zrange" && fmt.Sprint(there) != "0" {
+				reads++
+			}
+		}, func(string) {})
+		p.spy(func(string) {}, func(string) {
+			if p.isMending() {
+				calls++
+				_, _ = q.look(m.Context())
+			}
+		})
+		m.look(p)
+		m.look(p)
+		if m.look(q); calls < 10 || reads > 2 {
+			t.Errorf("after %d calls, it was read %d times", calls, reads)
+		}
+		if h, err := q.headOf(m.Context(), q.members[0].Shard); h.sum != q.overrides.state.sum {
+			t.Errorf("not all were written back, %v", err)
+		}
+	}, 0)
+}
