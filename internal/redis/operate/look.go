@@ -71,7 +71,7 @@ var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is bel
 // look reads what shards have that this process does not know. Where one does not answer, what was known stays. A
 // silent shard leaves the others half of the time.
 func (p *Operator) look(ctx context.Context) (*look, error) {
-	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}, state: p.learn(&learned{})}
+	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}}
 	heads, cancel := p.withinTimeout(ctx)
 	defer cancel()
 	if end, _ := heads.Deadline(); len(p.shards()) > 1 {
@@ -90,6 +90,10 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 		l.heads[shard] = h
 		return nil
 	})
+	if len(l.heads) > 0 {
+		p.overrides.answered(p.now())
+	}
+	l.state = p.learn(&learned{})
 	var isRead bool
 	var at time.Time
 	known := map[*Shard]int64{}

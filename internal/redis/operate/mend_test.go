@@ -132,3 +132,25 @@ func TestMendingIsReadTwice(t *testing.T) {
 		}
 	}, 0)
 }
+
+// TestCaddyThatStoodStill for longer than tombstones are remembered brings nothing back.
+func TestCaddyThatStoodStill(t *testing.T) {
+	inModel(t, func(m *model, p *modelCaddy) {
+		m.meet(1, 1)
+		w, removal := m.caddys[1], limitsOf("x", 1)
+		removal[0].Removes = true
+		mustChange(m.T, w.Operator, removal)
+		for range 93 * 6 {
+			time.Sleep(4 * time.Hour)
+			m.look(w)
+		}
+		for range 4 {
+			m.look(p)
+			m.look(w)
+			time.Sleep(mendPeriod + time.Second)
+		}
+		if n := len(w.overrides.state.all); n > 0 {
+			t.Errorf("%d are back", n)
+		}
+	}, 0, 0)
+}
