@@ -69,25 +69,27 @@ type overrideHead struct {
 var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
 
 // look reads what shards have that this process does not know. Where one does not answer, what was known stays. A
-// silent shard leaves the others half of the time.
+// silent shard leaves the first ones that answer half of the time.
 func (p *Operator) look(ctx context.Context) (*look, error) {
 	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}}
 	heads, cancel := p.withinTimeout(ctx)
 	defer cancel()
-	if end, _ := heads.Deadline(); len(p.shards()) > 1 {
-		heads, cancel = context.WithTimeout(heads, time.Until(end)/2)
-		defer cancel()
-	}
+	end, _ := heads.Deadline()
+	half := time.Now().Add(time.Until(end) / 2)
 	var mu sync.Mutex
 	err := p.atShards(p.shards(), func(shard *Shard) error {
 		h, err := p.headOf(heads, shard)
 		mu.Lock()
 		defer mu.Unlock()
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			err = wire.ErrTimeout
+		}
 		if err != nil {
 			l.failed[shard] = err
 			return err
 		}
 		l.heads[shard] = h
+		time.AfterFunc(time.Until(half), cancel)
 		return nil
 	})
 	if len(l.heads) > 0 {

@@ -5,6 +5,7 @@ package operate
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -153,4 +154,31 @@ func TestCaddyThatStoodStill(t *testing.T) {
 			t.Errorf("%d are back", n)
 		}
 	}, 0, 0)
+}
+
+// TestShardsThatAreSlow at a first look: a silent one leaves time to read another one, and the first answer is awaited.
+func TestShardsThatAreSlow(t *testing.T) {
+	for name, delays := range map[string][2]time.Duration{"all are": {200 * time.Millisecond, 200 * time.Millisecond}, "one is silent": {0, time.Hour}} {
+		inModel(t, func(m *model, p *modelCaddy) {
+			m.meet(1, 1)
+			ask := p.ask
+			p.ask = func(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
+				if cmd := about(false); !cmd.IsScript() && cmd.Args()[0] == "hmget" && !wire.Pause(ctx, delays[slices.Index(m.shards, p.at[shard])]) {
+					return nil, ctx.Err()
+				}
+				if ctx.Err() != nil {
+					return nil, ctx.Err()
+				}
+				return ask(ctx, shard, key, reads, about)
+			}
+			p.overrides = &Overrides{}
+			ctx, cancel := context.WithTimeout(m.Context(), 250*time.Millisecond)
+			defer cancel()
+			set, _ := p.Overrides(ctx)
+			if set.Len() != 1 {
+				t.Errorf("%s: nothing is known", name)
+			}
+			synctest.Wait()
+		}, 0, 0)
+	}
 }
