@@ -252,7 +252,7 @@ func (p *Operator) mend(ctx context.Context, l *look) {
 		defer p.overrides.mending.Unlock()
 		// What fails, the next minute's mender tries.
 		_ = p.atShards(slices.Collect(maps.Keys(l.heads)), func(shard *Shard) error {
-			return p.mendShard(context.WithoutCancel(ctx), shard, l)
+			return shard.Contain("", func() error { return p.mendShard(context.WithoutCancel(ctx), shard, l) })
 		})
 	}()
 }
