@@ -344,9 +344,6 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 		}
 	}
 	items := p.lacking(r, p.learn(&r.learned))
-	if len(items) > 0 {
-		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(items))})
-	}
 	// The last call is about what is lacking: it tells others of all.
 	var ended []item
 	for name, v := range r.learned.all {
@@ -355,7 +352,11 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 		}
 	}
 	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, false, nil })
-	_, err = p.send(ctx, shard, opPart, append(ended, items...))
+	replies, err := p.send(ctx, shard, opPart, append(ended, items...))
+	replies = slices.DeleteFunc(replies, func(reply frame) bool { return reply.word != "HAS" })
+	if len(replies) > 0 {
+		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(replies))})
+	}
 	return err
 }
 
