@@ -351,8 +351,9 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 			ended = append(ended, item{name: name})
 		}
 	}
-	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, false, nil })
 	replies, err := p.send(ctx, shard, opPart, append(ended, items...))
+	// It may lack more, or not have taken all.
+	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, len(items) > 0, nil })
 	replies = slices.DeleteFunc(replies, func(reply frame) bool { return reply.word != "HAS" })
 	if len(replies) > 0 {
 		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(replies))})
