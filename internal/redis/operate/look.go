@@ -291,7 +291,8 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 	h, now, doubted := l.heads[shard], p.now(), int64(-1)
 	var isDue, isStale, lacks bool
 	p.remember(shard, func(s *shardOverrides) {
-		lacks = s.lacks
+		// The operator may have deleted what is unsound, which moves nothing.
+		lacks = s.lacks || len(s.unsound) > 0
 		differs := h.sum != l.state.sum || lacks
 		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
 		isStale = !differs && h.number > 0 && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod

@@ -131,6 +131,24 @@ func TestWrittenBackIsTold(t *testing.T) {
 	}
 }
 
+// TestUnsoundValueIsDeleted by hand, which moves neither sum nor number, and is no problem any more.
+func TestUnsoundValueIsDeleted(t *testing.T) {
+	t.Parallel()
+	other, server := newKeeper(t)
+	mustChange(t, other, limitsOf("x", 1))
+	key := other.asker.Keys.Overrides()
+	must(t, server.Client().HSet(t.Context(), key, "junk", "").Err())
+	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod = 0 })
+	if looks(t, p).Damaged() == nil {
+		t.Error("it is no problem")
+	}
+	must(t, server.Client().HDel(t.Context(), key, "junk").Err())
+	for range 2 {
+		looks(t, p)
+	}
+	must(t, looks(t, p).Damaged())
+}
+
 // TestClockIsSetDuringALook: what was read before is read again.
 func TestClockIsSetDuringALook(t *testing.T) {
 	t.Parallel()
