@@ -7,12 +7,14 @@
 -- KEYS[2]  sorted set of changes, by their numbers: version, instant, name, what the writer
 --          says of it, the content before and the content after, in lines; and - at the last
 --          one that is not told
--- ARGV[1]  page, changes, change, log or seen
--- ARGV[2]  page: the cursor, 0 at first; changes: a number; change: how many fields the hash
---          may have; seen: now by the caller's clock
--- ARGV[3]  seen: the latest s of other shards
--- ARGV[4]  seen: the s for which all here is out of date, and goes, or -1
+-- ARGV[1]  page, changes, change, part, log, sum or seen
+-- ARGV[2]  page: the cursor, 0 at first; changes: a number; change, part: how many fields the hash
+--          may have; sum: the d that is to be replaced; seen: now by the caller's clock
+-- ARGV[3]  sum: the v of the reading; seen: the latest s of other shards
+-- ARGV[4]  sum: the new d, unless something has changed; seen: the s for which all here is out
+--          of date, and goes, or -1
 -- log, from ARGV[2] on: members of the set on another server, which are added
+-- part is a change of which more follow; v moves with the last one, which is a change
 -- change, from ARGV[3] on, for each of several overrides:
 --          name; what the caller knows of it, which is kept if it is later than what is
 --          here: packed doubles, version, how long it lasts and how long it is remembered, or
@@ -116,6 +118,11 @@ if op == 'log' then
     end
   end
   bound()
+  return 'DONE'
+elseif op == 'sum' then
+  if (stored('d', highest) or 0) == tonumber(ARGV[2]) and (stored('v', highest) or 0) == tonumber(ARGV[3]) then
+    call('HSET', hash, 'd', ARGV[4])
+  end
   return 'DONE'
 elseif op == 'seen' then
   local known, told = math.max(stored('s', now + quarter) or 0, tonumber(ARGV[3])), tonumber(ARGV[2])
@@ -249,13 +256,13 @@ end
 
 local replies = {}
 for i = 3, #ARGV, 8 do
-  local name, isOver = ARGV[i], false
+  local name, isOver = ARGV[i], ARGV[i + 1] == ''
   local value = call('HGET', hash, name)
   local old = value and override(name, value) or nil
   local isDamaged = value and not old
   if old and horizon(old) <= now then
     write(name, nil, old)
-    old, value, isUntold, free = nil, nil, true, free + 1
+    old, value, free = nil, nil, free + 1
   end
   if not value and free < 1 and ARGV[i + 1] .. ARGV[i + 5] ~= '' then
     replies[#replies + 1] = frame('FULL', '', '')
@@ -272,7 +279,8 @@ if isChanged then
   if isUntold then
     note('-')
   end
-  call('HSET', hash, 'd', text(sum), 'v', text(logged), 'x', text(latest))
+  -- All drop what has run out by themselves.
+  call('HSET', hash, 'd', text(sum), 'v', text(op ~= 'part' and logged or stored('v', highest) or number), 'x', text(latest))
   bound()
   -- The hash outlives what it says: expiry cleans up, a second later.
   call('PEXPIREAT', hash, text(latest + 1001))

@@ -57,7 +57,7 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 }
 
 // overridesKey is the key in the pool of what is known of a store's overrides.
-type overridesKey struct{ store, keyPrefix, keySecret string }
+type overridesKey struct{ store, keyPrefix, secretID string }
 
 // acquireOverrides returns those of a store, which a config leaves to the next one, and their key in the pool.
 func acquireOverrides(key overridesKey) (*redis.Overrides, overridesKey) {

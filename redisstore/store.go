@@ -205,7 +205,7 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		opened.done = append(opened.done, pooled[shard.Name].Use(time.Duration(s.CheckTimeout)))
 	}
 	members, previous := s.membersOf(name, pooled)
-	overrides, key := acquireOverrides(overridesKey{name, s.KeyPrefix, s.KeySecret})
+	overrides, key := acquireOverrides(overridesKey{name, s.KeyPrefix, ask.Keys{Secret: []byte(s.KeySecret)}.SecretID()})
 	opened.keys = append(opened.keys, key)
 	remote := redis.New(redis.Options{
 		Members:       members,

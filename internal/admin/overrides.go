@@ -270,7 +270,7 @@ func warningOf(handle *stores.Handle, outcome *store.OverrideOutcome) string {
 	if outcome.Warning == nil {
 		return ""
 	}
-	return fmt.Sprintf("store %s does not have the change on all shards: %s: a Caddy that knows it writes it there once the shard is back, unless that is given up", handle.Name, oneLine(outcome.Warning))
+	return fmt.Sprintf("store %s does not have the change on all shards: %s: a Caddy that knows it writes it to shards that were away, once they are back, unless that is given up", handle.Name, oneLine(outcome.Warning))
 }
 
 // allows returns why an override cannot be set, by whatever way, or nil.

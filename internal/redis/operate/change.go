@@ -252,7 +252,7 @@ func (c *changing) sendAll(ctx context.Context, by map[*Shard][]*overrideWrite, 
 		}
 		var replies []frame
 		err := contain.Run(func() (err error) {
-			replies, err = c.p.send(ctx, shard, items)
+			replies, err = c.p.send(ctx, shard, opChange, items)
 			return err
 		})
 		if err != nil {
@@ -369,14 +369,18 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 // mostKept is how many overrides a shard keeps, with those that have ended.
 func (p *Operator) mostKept() int { return 2 * p.most }
 
-// send sends items to a shard, and returns a reply to each, or to the first ones and an error.
-func (p *Operator) send(ctx context.Context, shard *Shard, items []item) (replies []frame, err error) {
+// send sends items to a shard, by calls with the operation op and a last one that is a change. It returns a reply to
+// each, or to the first ones and an error.
+func (p *Operator) send(ctx context.Context, shard *Shard, op string, items []item) (replies []frame, err error) {
 	for some := range slices.Chunk(items, changesInCall) {
 		args := []any{p.mostKept() + 5} // The hash has five fields of its own.
 		for _, it := range some {
 			args = append(args, it.words(p.now())...)
 		}
-		reply, err := p.runOverride(ctx, shard, opChange, args...)
+		if len(replies)+len(some) == len(items) {
+			op = opChange
+		}
+		reply, err := p.runOverride(ctx, shard, op, args...)
 		if err != nil {
 			return replies, err
 		}

@@ -22,7 +22,9 @@ const (
 	opPage    = "page"
 	opChanges = "changes"
 	opChange  = "change"
+	opPart    = "part"
 	opLog     = "log"
+	opSum     = "sum"
 	opSeen    = "seen"
 )
 
@@ -67,27 +69,33 @@ type overrideHead struct {
 var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
 
 // look reads what shards have that this process does not know. Where one does not answer, what was known stays. A
-// silent shard leaves the others half of the time.
+// silent shard leaves the first ones that answer half of the time.
 func (p *Operator) look(ctx context.Context) (*look, error) {
-	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}, state: p.learn(&learned{})}
+	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}}
 	heads, cancel := p.withinTimeout(ctx)
 	defer cancel()
-	if end, _ := heads.Deadline(); len(p.shards()) > 1 {
-		heads, cancel = context.WithTimeout(heads, time.Until(end)/2)
-		defer cancel()
-	}
+	end, _ := heads.Deadline()
+	half := time.Now().Add(time.Until(end) / 2)
 	var mu sync.Mutex
 	err := p.atShards(p.shards(), func(shard *Shard) error {
 		h, err := p.headOf(heads, shard)
 		mu.Lock()
 		defer mu.Unlock()
+		if errors.Is(err, context.Canceled) && ctx.Err() == nil {
+			err = wire.ErrTimeout
+		}
 		if err != nil {
 			l.failed[shard] = err
 			return err
 		}
 		l.heads[shard] = h
+		time.AfterFunc(time.Until(half), cancel)
 		return nil
 	})
+	if len(l.heads) > 0 {
+		p.overrides.answered(p.now())
+	}
+	l.state = p.learn(&learned{})
 	var isRead bool
 	var at time.Time
 	known := map[*Shard]int64{}
@@ -244,7 +252,7 @@ func (p *Operator) mend(ctx context.Context, l *look) {
 		defer p.overrides.mending.Unlock()
 		// What fails, the next minute's mender tries.
 		_ = p.atShards(slices.Collect(maps.Keys(l.heads)), func(shard *Shard) error {
-			return p.mendShard(context.WithoutCancel(ctx), shard, l)
+			return shard.Contain("", func() error { return p.mendShard(context.WithoutCancel(ctx), shard, l) })
 		})
 	}()
 }
@@ -283,7 +291,8 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 	h, now, doubted := l.heads[shard], p.now(), int64(-1)
 	var isDue, isStale, lacks bool
 	p.remember(shard, func(s *shardOverrides) {
-		lacks = s.lacks
+		// The operator may have deleted what is unsound, which moves nothing.
+		lacks = s.lacks || len(s.unsound) > 0
 		differs := h.sum != l.state.sum || lacks
 		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
 		isStale = !differs && h.number > 0 && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod
@@ -306,7 +315,7 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 	changes, err := p.touch(ctx, shard, l.seen, doubted)
 	if err == nil {
 		// What has run out alone is not worth a reading.
-		_, err = p.send(ctx, shard, state.ended)
+		_, err = p.send(ctx, shard, opChange, state.ended)
 	}
 	if err == nil {
 		h, err = p.headOf(ctx, shard)
@@ -331,22 +340,25 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 	}
 	if sum := sumOf(r.learned.all); sum != h.sum {
 		// Somebody else has written there, or a build that knows other kinds.
-		key := p.asker.Keys.Overrides()
-		if _, err = p.ask(ctx, shard, key, false, func(bool) *wire.Command { return wire.NewCommand("hset", key, "d", sum) }); err != nil {
+		if _, err = p.runOverride(ctx, shard, opSum, int64(h.sum), r.number, int64(sum)); err != nil { //nolint:gosec // sums are below 2^52
 			return err
 		}
 	}
 	items := p.lacking(r, p.learn(&r.learned))
-	if len(items) > 0 {
-		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(items))})
-	}
+	// The last call is about what is lacking: it tells others of all.
+	var ended []item
 	for name, v := range r.learned.all {
 		if !v.isKept(p.now()) {
-			items = append(items, item{name: name})
+			ended = append(ended, item{name: name})
 		}
 	}
-	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, false, nil })
-	_, err = p.send(ctx, shard, items)
+	replies, err := p.send(ctx, shard, opPart, append(ended, items...))
+	// It may lack more, or not have taken all.
+	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, len(items) > 0, nil })
+	replies = slices.DeleteFunc(replies, func(reply frame) bool { return reply.word != "HAS" })
+	if len(replies) > 0 {
+		shard.Emit(wire.Event{Kind: wire.WrittenBack, Err: fmt.Errorf("the shard lacked %d", len(replies))})
+	}
 	return err
 }
 

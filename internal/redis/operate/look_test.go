@@ -96,6 +96,59 @@ func TestWhatRunsOut(t *testing.T) {
 	})
 }
 
+// TestWrittenBackIsTold only of what was written: a server without room takes nothing.
+func TestWrittenBackIsTold(t *testing.T) {
+	t.Parallel()
+	p, server := newKeeper(t)
+	p.most = 1
+	mustChange(t, p, limitsOf("x", 1))
+	key, all := p.asker.Keys.Overrides(), []string{"junk0", "", "junk1", "", "junk2", "", "junk3", "", "junk4", "", "junk5", "", "junk6", ""}
+	must(t, server.Client().Del(t.Context(), key).Err())
+	must(t, server.Client().HSet(t.Context(), key, all).Err())
+	shard, events := p.members[0].Shard, make(chan wire.Event, 100)
+	defer shard.Listen(func(e wire.Event) { events <- e })()
+	told := func() (n int) {
+		for range 3 {
+			looks(t, p)
+		}
+		shard.Emit(wire.Event{Kind: wire.ClockJumped})
+		for e := range events {
+			if e.Kind == wire.ClockJumped {
+				return n
+			}
+			if e.Kind == wire.WrittenBack {
+				n++
+			}
+		}
+		return n
+	}
+	if n := told(); n > 0 {
+		t.Errorf("it is told %d times of a server without room", n)
+	}
+	must(t, server.Client().HDel(t.Context(), key, "junk0", "junk1", "junk2", "junk3", "junk4", "junk5", "junk6").Err())
+	if n := told(); n != 1 {
+		t.Errorf("it is told %d times", n)
+	}
+}
+
+// TestUnsoundValueIsDeleted by hand, which moves neither sum nor number, and is no problem any more.
+func TestUnsoundValueIsDeleted(t *testing.T) {
+	t.Parallel()
+	other, server := newKeeper(t)
+	mustChange(t, other, limitsOf("x", 1))
+	key := other.asker.Keys.Overrides()
+	must(t, server.Client().HSet(t.Context(), key, "junk", "").Err())
+	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod = 0 })
+	if looks(t, p).Damaged() == nil {
+		t.Error("it is no problem")
+	}
+	must(t, server.Client().HDel(t.Context(), key, "junk").Err())
+	for range 2 {
+		looks(t, p)
+	}
+	must(t, looks(t, p).Damaged())
+}
+
 // TestClockIsSetDuringALook: what was read before is read again.
 func TestClockIsSetDuringALook(t *testing.T) {
 	t.Parallel()

@@ -369,6 +369,11 @@ func (m *model) judge() (faults []string) {
 func newModelShard(t *testing.T) *wire.Shard {
 	t.Helper()
 	shard := wire.NewShard(wire.Options{Primary: "127.0.0.1:1"}, nil)
+	shard.Listen(func(e wire.Event) {
+		if e.Kind == wire.Panicked {
+			t.Error(e.Err)
+		}
+	})
 	shard.Owner(0) // starts it
 	redistest.CloseAtEnd(t, shard)
 	return shard

@@ -238,6 +238,8 @@ type Overrides struct {
 	state *overrideState
 	// at is when clocks were compared last by this machine's clock, and since by the monotonic one.
 	at, since time.Time
+	// heard is when a shard answered last, by this machine's clock.
+	heard time.Time
 	// of has the shards that are open. Two configs may reach the same one in two ways.
 	of map[*Shard]*shardOverrides
 	// set shows the state shown, and unsound values.
@@ -245,6 +247,17 @@ type Overrides struct {
 	shown *overrideState
 	// mending is held while shards are mended.
 	mending sync.Mutex
+}
+
+// answered notes that a shard has answered. After 90 days without an answer, what was known is forgotten: it may have
+// been ended, and the tombstones forgotten.
+func (o *Overrides) answered(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.heard.IsZero() && now.UnixMilli()-o.heard.UnixMilli() > outOfTouch.Milliseconds() {
+		o.state, o.of = nil, nil
+	}
+	o.heard = now
 }
 
 // remember calls f with what is known of a shard, which f may change.
