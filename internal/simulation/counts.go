@@ -50,9 +50,12 @@ func (s *Run) doubted(r *store.Request) {
 	c.missing = append(c.missing, admission{at: s.now(), cost: r.Cost})
 }
 
-// noteLost notes the charges that processes have given up. Which zone they were of is not known.
+// everStarted are all processes, also those that have ended.
+func (s *Run) everStarted() []*process { return slices.Concat(s.caddys, s.former) }
+
+// noteLost notes the charges that processes have given up. Which zone they were of is not known, so they count in each.
 func (s *Run) noteLost() {
-	for _, p := range slices.Concat(s.caddys, s.former) {
+	for _, p := range s.everStarted() {
 		p.givenLock.Lock()
 		given := p.given
 		p.given = nil
@@ -61,6 +64,9 @@ func (s *Run) noteLost() {
 		slices.SortFunc(given, func(a, b undelivered) int { return cmp.Compare(a.shard, b.shard) })
 		for _, g := range given {
 			s.note("given up for the %s: %d, %v", g.shard, g.requests, g.err)
+			if !errors.Is(g.err, store.ErrUncertain) {
+				p.lost += g.requests
+			}
 			for _, c := range s.clients {
 				if shardPrefix+c.key == g.shard {
 					s.lose(c, g.requests*c.cost, g.err)

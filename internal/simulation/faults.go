@@ -51,6 +51,7 @@ func (s *Run) fault(rng *stream, then func()) {
 		kind = flaky
 	}
 	n := s.net
+	n.faults++
 	switch kind {
 	case down:
 		n.down = true
@@ -71,6 +72,11 @@ func (s *Run) fault(rng *stream, then func()) {
 	})
 }
 
+// isWell reports whether nothing fails.
+func (n *network) isWell() bool {
+	return !n.down && !n.away && n.lossy == 0 && n.slow == 0 && n.flaky == 0
+}
+
 // heal ends a fault.
 func (n *network) heal() { n.down, n.away, n.lossy, n.slow, n.flaky = false, false, 0, 0, 0 }
 
@@ -83,8 +89,6 @@ func (s *Run) restart(rng *stream, then func()) {
 	s.former = append(s.former, p)
 	for _, c := range s.clients {
 		c.forget(p)
-		// What it had in flight is charged or not, and served or not.
-		c.isUnsure = true
 	}
 	p.exit(isKilled)
 	then()

@@ -333,9 +333,6 @@ func (s *Run) atEnd() {
 		}
 	}
 	for _, c := range s.clients {
-		if c.isUnsure {
-			continue
-		}
 		spare := c.uncertain + c.lost
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
 			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
@@ -353,7 +350,7 @@ func (s *Run) atEnd() {
 // tokens is what Caddys have left of batches, or what was lost of them with its window.
 func (s *Run) tokens(c *client) int64 {
 	sum := s.batched(c)
-	for _, p := range s.caddys {
+	for _, p := range s.everStarted() {
 		sum += p.registry.Figures().TokensExpired
 	}
 	return sum
@@ -361,7 +358,7 @@ func (s *Run) tokens(c *client) int64 {
 
 // batched is how many events of a client are in batches.
 func (s *Run) batched(c *client) (sum int64) {
-	for _, p := range s.caddys {
+	for _, p := range s.everStarted() {
 		if a := p.view.Account(new(c.some())); a != nil {
 			sum += a.Reserved
 		}

@@ -41,6 +41,8 @@ type network struct {
 	flaky float64
 	// down: no server answers; away: the primary does not.
 	down, away bool
+	// faults is how many faults have begun.
+	faults int
 	// ran is told of each write that the primary executes.
 	ran func(op algorithm.Operation, r *store.Request, st *store.State)
 	// sent counts the messages of each name.
