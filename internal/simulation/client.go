@@ -104,8 +104,8 @@ type client struct {
 	heldSince int64
 	// missing are costs that the primary may never have heard of.
 	missing []admission
-	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an operator's reset of the
-	// client may not have been seen.
+	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an
+	// operator's reset of the client may not have been seen.
 	resets map[int64]int64
 	reset  int64
 }

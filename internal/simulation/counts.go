@@ -42,12 +42,20 @@ func (s *Run) held(c *client) store.State {
 	return s.net.servers.look(r, s.net.clock(), false)
 }
 
-// doubted notes a take of unknown outcome. If it is served alone and was never executed, the
-// store never hears of it.
-func (s *Run) doubted(r *store.Request) {
-	c := s.client(keyOf(r))
-	c.uncertain += r.Cost
-	c.missing = append(c.missing, admission{at: s.now(), cost: r.Cost})
+// doubted notes a take of unknown outcome. If it is served alone and was not executed, the store hears of it late, or
+// never.
+func (s *Run) doubted(r *store.Request, late *store.Late) {
+	c, cost := s.client(keyOf(r)), r.Cost
+	c.uncertain += cost
+	c.missing = append(c.missing, admission{at: s.now(), cost: cost})
+	late.Then(func(err error) {
+		if err == nil {
+			c.kept += cost
+		}
+		if err == nil || errors.Is(err, store.ErrNotExecuted) {
+			c.uncertain -= cost
+		}
+	})
 }
 
 // everStarted are all processes, also those that have ended.

@@ -60,7 +60,8 @@ func (s *Run) fault(rng *stream, then func()) {
 	case lossy:
 		n.lossy = oneOf(rng, 0.02, 0.2)
 	case slow:
-		n.slow = oneOf(rng, 0.05, 0.5)
+		// What arrives late may be refused.
+		n.slow, n.flaky = oneOf(rng, 0.05, 0.5), oneOf(rng, 0, 0.2)
 	case flaky:
 		n.flaky = oneOf(rng, 0.02, 0.2, 0.5)
 	}

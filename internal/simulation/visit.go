@@ -301,6 +301,7 @@ func (s *Run) settle(v *visit, i int, free bool) {
 	case isTaken && free:
 		v.view.RefundDetached([]*store.Request{&r})
 	case v.late[i] != nil:
+		c.served += spends.Cost
 		v.view.SettleUnknown([]*store.Request{&spends}, []int64{held}, []*store.Late{v.late[i]})
 	case isTaken:
 		c.served += r.Cost
