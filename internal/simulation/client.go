@@ -87,10 +87,8 @@ type client struct {
 	// primary has counted; uncertain what was reported to have an unknown outcome, and lost
 	// to be given up.
 	served, counted, uncertain, lost int64
-	// kept is what was to be refunded and may not have been.
+	// kept is what requests that were not served may have taken and not given back.
 	kept int64
-	// isUnsure is set once a process has ended with requests of the client.
-	isUnsure bool
 	// admitted are the requests that were admitted by what a store, or a Caddy alone, has
 	// counted.
 	admitted []admission
@@ -106,8 +104,8 @@ type client struct {
 	heldSince int64
 	// missing are costs that the primary may never have heard of.
 	missing []admission
-	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an operator's reset of the
-	// client may not have been seen.
+	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an
+	// operator's reset of the client may not have been seen.
 	resets map[int64]int64
 	reset  int64
 }

@@ -42,17 +42,28 @@ func (s *Run) held(c *client) store.State {
 	return s.net.servers.look(r, s.net.clock(), false)
 }
 
-// doubted notes a take of unknown outcome. If it is served alone and was never executed, the
-// store never hears of it.
-func (s *Run) doubted(r *store.Request) {
-	c := s.client(keyOf(r))
-	c.uncertain += r.Cost
-	c.missing = append(c.missing, admission{at: s.now(), cost: r.Cost})
+// doubted notes a take of unknown outcome. If it is served alone and was not executed, the store hears of it late, or
+// never.
+func (s *Run) doubted(r *store.Request, late *store.Late) {
+	c, cost := s.client(keyOf(r)), r.Cost
+	c.uncertain += cost
+	c.missing = append(c.missing, admission{at: s.now(), cost: cost})
+	late.Then(func(err error) {
+		if err == nil {
+			c.kept += cost
+		}
+		if err == nil || errors.Is(err, store.ErrNotExecuted) {
+			c.uncertain -= cost
+		}
+	})
 }
 
-// noteLost notes the charges that processes have given up. Which zone they were of is not known.
+// everStarted are all processes, also those that have ended.
+func (s *Run) everStarted() []*process { return slices.Concat(s.caddys, s.former) }
+
+// noteLost notes the charges that processes have given up. Which zone they were of is not known, so they count in each.
 func (s *Run) noteLost() {
-	for _, p := range slices.Concat(s.caddys, s.former) {
+	for _, p := range s.everStarted() {
 		p.givenLock.Lock()
 		given := p.given
 		p.given = nil
@@ -61,6 +72,9 @@ func (s *Run) noteLost() {
 		slices.SortFunc(given, func(a, b undelivered) int { return cmp.Compare(a.shard, b.shard) })
 		for _, g := range given {
 			s.note("given up for the %s: %d, %v", g.shard, g.requests, g.err)
+			if !errors.Is(g.err, store.ErrUncertain) {
+				p.lost += g.requests
+			}
 			for _, c := range s.clients {
 				if shardPrefix+c.key == g.shard {
 					s.lose(c, g.requests*c.cost, g.err)

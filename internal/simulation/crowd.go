@@ -24,7 +24,10 @@ func (v *rival) next() *store.Request {
 	return strangerRequest(v.keys[v.came%len(v.keys)])
 }
 
-var strangerLimit = store.Limit{Zone: "strangers", Algorithm: store.FixedWindow, Window: time.Second}
+var strangerLimit = store.Limit{Zone: "strangers", Algorithm: store.FixedWindow, Window: strangerTime}
+
+// strangerTime is for how long what is known of a rival counts.
+const strangerTime = time.Millisecond
 
 func strangerRequest(key string) *store.Request {
 	return &store.Request{Limit: &strangerLimit, ClientKey: key, Events: 1}
@@ -64,20 +67,26 @@ func (p *process) findRivals() bool {
 }
 
 // crowdOut makes others crowd a bucket out of a process, unless it is in use. If it has what only the process knows,
-// and something idle is beside it, that has to go first.
+// and something of less worth is beside it, that has to go first.
 func (s *Run) crowdOut(rng *stream, then func()) {
-	defer then()
+	// The rivals of now are worth nothing to the next ones.
+	defer s.after(2*strangerTime, then)
 	p, c := s.caddys[rng.IntN(len(s.caddys))], s.clients[rng.IntN(len(s.clients))]
 	r := c.some()
 	rivals := p.rivals[keyOf(&r)]
-	if isIdleBeside := rng.chance(0.5); isIdleBeside && s.needs(p, c) {
+	if isBeside, isAlone := rng.chance(0.5), rng.chance(0.5); isBeside && s.needs(p, c) {
+		// Only charges that wait are worth more than what a process has decided alone.
+		isAlone = isAlone && p.view.Account(&r).Unsent > 0
 		for _, l := range []*ledger.Ledger{p.view.Ledger, p.full, p.full} {
-			idle := rivals.next()
-			idle.Until = p.time().Add(time.Millisecond).UnixMicro()
-			l.PenalizeAlone(idle)
+			rival := rivals.next()
+			if rival.Until = p.time().Add(strangerTime).UnixMicro(); isAlone {
+				l.AdmitAlone(rival)
+			} else {
+				l.PenalizeAlone(rival)
+			}
 		}
 		if p.view.Account(&r) == nil {
-			s.fail("%s forgot what only it knew of %s, and not what was idle", p.name, c.key)
+			s.fail("%s forgot what only it knew of %s, and not what was worth less, alone %v", p.name, c.key, isAlone)
 		}
 		return
 	}

@@ -51,6 +51,7 @@ func (s *Run) fault(rng *stream, then func()) {
 		kind = flaky
 	}
 	n := s.net
+	n.faults++
 	switch kind {
 	case down:
 		n.down = true
@@ -59,7 +60,8 @@ func (s *Run) fault(rng *stream, then func()) {
 	case lossy:
 		n.lossy = oneOf(rng, 0.02, 0.2)
 	case slow:
-		n.slow = oneOf(rng, 0.05, 0.5)
+		// What arrives late may be refused.
+		n.slow, n.flaky = oneOf(rng, 0.05, 0.5), oneOf(rng, 0, 0.2)
 	case flaky:
 		n.flaky = oneOf(rng, 0.02, 0.2, 0.5)
 	}
@@ -69,6 +71,11 @@ func (s *Run) fault(rng *stream, then func()) {
 		s.note("well again")
 		then()
 	})
+}
+
+// isWell reports whether nothing fails.
+func (n *network) isWell() bool {
+	return !n.down && !n.away && n.lossy == 0 && n.slow == 0 && n.flaky == 0
 }
 
 // heal ends a fault.
@@ -83,8 +90,6 @@ func (s *Run) restart(rng *stream, then func()) {
 	s.former = append(s.former, p)
 	for _, c := range s.clients {
 		c.forget(p)
-		// What it had in flight is charged or not, and served or not.
-		c.isUnsure = true
 	}
 	p.exit(isKilled)
 	then()

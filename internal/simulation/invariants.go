@@ -148,7 +148,8 @@ func (s *Run) inWindow(c *client, a *admission) int64 {
 // apart, at least, unless a late charge, of which there are some with faults, has brought its own reset: then
 // the other window was over.
 func (s *Run) isOneWindow(c *client, st *store.State, alone bool) {
-	if !algorithm.Of(c.limit.Algorithm).Windowed() || c.limit.Align || st.Err != nil || alone || s.now() < c.reset || st.Reset == 0 {
+	isWindowed := algorithm.Of(c.limit.Algorithm).Windowed() && !c.limit.Align
+	if !isWindowed || st.Err != nil || alone || s.now() < c.reset || st.Reset == 0 {
 		return
 	}
 	if _, isKnown := c.resets[st.Reset]; !isKnown {
@@ -227,21 +228,23 @@ func (s *Run) took(p *process, v *visit, a *store.Ask) {
 }
 
 // tookRightly requires that a request that the store has refused stays refused if repeating its take
-// spent nothing, and that it is served from its batch if that has enough for it. Requests of a lower limit may be
-// refused by that, and others by a penalty.
+// spent nothing, and that it is served from its batch if that has enough for it. A refused request may be served by
+// tokens that another one took meanwhile. Requests of a lower limit may be refused by that, and others by a penalty.
 func (s *Run) tookRightly(v *visit) {
 	for i, c := range v.clients {
 		r, st := &v.reqs[i], &v.states[i]
-		if key := keyOf(r); v.refused[key] && v.failed[key] && (st.Err != nil || st.Allowed && r.Batch == 0) {
+		if key := keyOf(r); v.refused[key] && v.failed[key] && st.Err != nil {
 			s.fail("%s was refused, and a take that was not executed made that %+v", c.key, *st)
 		}
 	}
 	c, r, st := v.clients[0], &v.reqs[0], &v.states[0]
-	if len(v.clients) > 1 || s.resets || r.Batch == 0 || c.penalty != 0 || r.Events != c.events || st.Err != nil || st.Allowed || st.InFlight {
+	mayTakeAll := len(v.clients) == 1 && !s.resets && c.penalty == 0 && r.Events == c.events
+	isRefused := st.Err == nil && !st.Allowed && !st.InFlight
+	if r.Batch == 0 || !mayTakeAll || !isRefused || v.by.period[keyOf(r)] != st.Reset {
 		return
 	}
 	// Of what was used, the answer shows no tokens that are left.
-	if a := v.view.Account(r); a != nil && v.by.period[keyOf(r)] == st.Reset && a.Reserved >= r.Cost && st.Used+r.Cost <= r.Capacity() {
+	if a := v.view.Account(r); a != nil && a.Reserved >= r.Cost && st.Used+r.Cost <= r.Capacity() {
 		s.fail("%s was refused, although its batch has enough: %+v", c.key, *st)
 	}
 }
@@ -257,7 +260,8 @@ func (s *Run) looks(p *process, r *store.Request) {
 	before, isKnown := p.looked[key]
 	p.looked[key] = s.now()
 	ago := s.now() - before
-	if isKnown && algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.takes && !s.mixed && !s.crowded && ago <= s.opts.Trust.Microseconds() {
+	keeps := algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.crowded
+	if isKnown && keeps && !s.takes && !s.mixed && ago <= s.opts.Trust.Microseconds() {
 		s.fail("a request of %s that waits asked the primary %d microseconds after another", r.ClientKey, ago)
 	}
 }
@@ -333,12 +337,9 @@ func (s *Run) atEnd() {
 		}
 	}
 	for _, c := range s.clients {
-		if c.isUnsure {
-			continue
-		}
 		spare := c.uncertain + c.lost
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
-			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
+			s.fail("%s was served only %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
 		}
 		// A batch is held as long as it has tokens.
 		if st := s.held(c); int64(st.Held) > s.batched(c) && !s.faults {
@@ -353,7 +354,7 @@ func (s *Run) atEnd() {
 // tokens is what Caddys have left of batches, or what was lost of them with its window.
 func (s *Run) tokens(c *client) int64 {
 	sum := s.batched(c)
-	for _, p := range s.caddys {
+	for _, p := range s.everStarted() {
 		sum += p.registry.Figures().TokensExpired
 	}
 	return sum
@@ -361,7 +362,7 @@ func (s *Run) tokens(c *client) int64 {
 
 // batched is how many events of a client are in batches.
 func (s *Run) batched(c *client) (sum int64) {
-	for _, p := range s.caddys {
+	for _, p := range s.everStarted() {
 		if a := p.view.Account(new(c.some())); a != nil {
 			sum += a.Reserved
 		}

@@ -41,6 +41,8 @@ type network struct {
 	flaky float64
 	// down: no server answers; away: the primary does not.
 	down, away bool
+	// faults is how many faults have begun.
+	faults int
 	// ran is told of each write that the primary executes.
 	ran func(op algorithm.Operation, r *store.Request, st *store.State)
 	// sent counts the messages of each name.
@@ -50,6 +52,8 @@ type network struct {
 var (
 	errDown = fmt.Errorf("%w: simulated outage", store.ErrNotExecuted)
 	errLost = fmt.Errorf("%w: simulated loss", store.ErrUncertain)
+	// errRefused is how a take ends that was refused, and so has spent nothing.
+	errRefused = fmt.Errorf("%w: it was refused", store.ErrNotExecuted)
 
 	// The errors of a client that has left: of a take that was not sent, or was.
 	errLeftBefore = store.NotExecuted(context.Canceled)
@@ -101,7 +105,7 @@ func (n *network) clock() int64 { return n.serverTime(n.now()) }
 func (n *network) serverTime(at int64) int64 { return n.epoch() + n.skew.Microseconds() + at }
 
 // write runs an operation at the primary, and gives the answer or an error to reply, once. ended, if it is not nil, is
-// told how the operation has ended.
+// told how a take has ended.
 func (n *network) write(from string, op algorithm.Operation, r *store.Request, ended func(err error), reply func(st store.State)) {
 	timeout := 20 * checkTimeout
 	if op == opTake {
@@ -140,8 +144,12 @@ func (n *network) write(from string, op algorithm.Operation, r *store.Request, e
 			n.after(20*checkTimeout, func() { ended(errLost) })
 			return
 		}
+		end := st.Err
+		if end == nil && !st.Allowed {
+			end = errRefused
+		}
 		m.travels(func() {
-			ended(st.Err)
+			ended(end)
 			m.answer(st)
 		})
 	})

@@ -38,6 +38,8 @@ type process struct {
 	// given are charges that were given up. Their lock is held last: the ledger reports them with its own locks held.
 	givenLock sync.Mutex
 	given     []undelivered
+	// lost are the requests of charges that were certainly not executed, and given up.
+	lost int64
 }
 
 // undelivered are charges that were given up.
@@ -114,9 +116,12 @@ func (p *process) leave(v *view) {
 	}()
 }
 
-// exit ends a process, which delivers what is left before, unless it is killed.
+// exit ends a process, which delivers what is left before, unless it is killed. Where nothing fails meanwhile, it delivers
+// all.
 func (p *process) exit(isKilled bool) {
 	p.dead = isKilled
+	p.noteLost()
+	isWell, faults, lost := p.net.isWell(), p.net.faults, p.lost
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), flushTime)
 		defer cancel()
@@ -127,5 +132,8 @@ func (p *process) exit(isKilled bool) {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.dead = true
+		if p.noteLost(); isWell && !isKilled && p.net.faults == faults && p.lost > lost {
+			p.fail("%s gave up %d requests as it ended, although nothing failed", p.name, p.lost-lost)
+		}
 	}()
 }

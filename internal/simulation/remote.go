@@ -74,7 +74,7 @@ func (r *remote) Take(ctx context.Context, asks []*store.Ask) {
 	for i, a := range asks {
 		if errors.Is(a.Err, store.ErrUncertain) {
 			a.Err = lates[i].Wrap(a.Err)
-			r.doubted(&a.Request)
+			r.doubted(&a.Request, &lates[i])
 		}
 		r.took(r.process, v, a)
 	}

@@ -115,8 +115,10 @@ func (s *Run) fail(format string, args ...any) {
 
 // String describes what is simulated.
 func (s *Run) String() string {
-	return fmt.Sprintf("%v, takes %v, mixed %v, sequential %v, on_error %s, waits %v, %d caddys, trust %v, delay %v, lag %v, faults %v, resets %v, crowded %v",
-		s.zones, s.takes, s.mixed, s.sequential, s.onError, s.waits, len(s.caddys), s.opts.Trust, s.opts.ChargeDelay, s.net.lag, s.faults, s.resets, s.crowded)
+	return fmt.Sprintf("%v, takes %v, mixed %v, sequential %v, on_error %s, waits %v, "+
+		"%d caddys, trust %v, delay %v, lag %v, faults %v, resets %v, crowded %v",
+		s.zones, s.takes, s.mixed, s.sequential, s.onError, s.waits,
+		len(s.caddys), s.opts.Trust, s.opts.ChargeDelay, s.net.lag, s.faults, s.resets, s.crowded)
 }
 
 // note adds a line to the trace, if there is one.
@@ -154,6 +156,8 @@ func (s *Run) Do() (failure string) {
 	s.mu.Unlock()
 	// What goes on after a failure ends too.
 	time.Sleep(s.longestWindow() + rest) // in the bubble's time
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	return s.failure
 }
 

@@ -26,15 +26,15 @@ var (
 // fails:
 //
 //	go test -tags check ./internal/simulation -run TestSimulation -simulation.seed N -simulation.seeds 1 -simulation.trace
-func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 70) }
+func TestSimulation(t *testing.T) { simulate(t, Scripts(simredis.NewInterpreter()), 70, 10_000) }
 
 // TestSimulationOfArithmetic goes through histories without scripts, which is quicker.
-func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic(), 100) }
+func TestSimulationOfArithmetic(t *testing.T) { simulate(t, Arithmetic(), 100, 40_000) }
 
-func simulate(t *testing.T, at Servers, sample int) {
+func simulate(t *testing.T, at Servers, sample, all int) {
 	n := *seeds
 	if n == 0 {
-		n = sweep.Size(sample, 100*sample)
+		n = sweep.Size(sample, all)
 	}
 	requests, length := 0, time.Duration(0)
 	for i := range n {
@@ -42,7 +42,7 @@ func simulate(t *testing.T, at Servers, sample int) {
 		if *trace {
 			steps = new(bytes.Buffer)
 		}
-		run, failure := history(t, *first+uint64(i), at, steps)
+		run, failure := history(t, *first+uint64(i), at, steps, nil)
 		if steps != nil {
 			_, _ = io.Copy(os.Stderr, steps)
 		}
@@ -55,14 +55,19 @@ func simulate(t *testing.T, at Servers, sample int) {
 }
 
 // history runs the history of a seed, and writes its steps, if that is asked for. They are kept in memory: a write to
-// a file lets other goroutines run first.
-func history(t *testing.T, seed uint64, at Servers, steps io.Writer) (run *Run, failure string) {
-	// On one processor, goroutines of one instant run in nearly the same order each time.
+// a file lets other goroutines run first. plant, if it is not nil, plants a fault.
+func history(t *testing.T, seed uint64, at Servers, steps io.Writer, plant func(s *Run)) (run *Run, failure string) {
+	// On one processor, goroutines of one instant mostly run in the same order each time.
 	defer runtime.GOMAXPROCS(runtime.GOMAXPROCS(1))
 	synctest.Test(t, func(t *testing.T) {
 		run = NewRun(seed, at)
 		run.Trace = steps
+		if plant != nil {
+			plant(run)
+		}
 		failure = run.Do()
+		run.mu.Lock()
+		defer run.mu.Unlock()
 		if run.unanswered > 0 {
 			// The bubble is about to panic, because a goroutine waits for ever.
 			t.Log(failure)
@@ -71,14 +76,15 @@ func history(t *testing.T, seed uint64, at Servers, steps io.Writer) (run *Run, 
 	return run, failure
 }
 
-// TestHistoriesRepeat requires that a seed has one history, by which a failure can be found again. Few may differ: a
-// goroutine may be stopped, and others of its instant run first.
+// TestHistoriesRepeat requires that a seed mostly has one history, by which a failure can be found again. On a busy
+// machine some differ, because a goroutine is stopped and others of its instant run first. A random number that the seed
+// does not decide makes nearly all differ.
 func TestHistoriesRepeat(t *testing.T) {
 	n, differ := sweep.Size(20, 400), 0
 	for seed := range uint64(n) {
 		var steps [2]bytes.Buffer
 		for i := range steps {
-			if _, failure := history(t, seed, Arithmetic(), &steps[i]); failure != "" {
+			if _, failure := history(t, seed, Arithmetic(), &steps[i], nil); failure != "" {
 				t.Fatal(failure)
 			}
 		}
@@ -86,7 +92,7 @@ func TestHistoriesRepeat(t *testing.T) {
 			differ++
 		}
 	}
-	if t.Logf("%d of %d histories differ when they run again", differ, n); differ > n/20 {
-		t.Error("few may")
+	if t.Logf("%d of %d histories differ when they run again", differ, n); differ > n/2 {
+		t.Error("most do")
 	}
 }

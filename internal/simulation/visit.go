@@ -136,11 +136,21 @@ func (s *Run) serve(v *visit) {
 	}
 	if v.by.dead {
 		// So have its clients' connections.
+		for i := range v.clients {
+			v.abandon(i)
+		}
 		v.by.leave(v.view)
 		s.ended(v)
 		return
 	}
 	s.answered(v)
+}
+
+// abandon notes that the visit is neither served nor given back in zone i, because its process has ended.
+func (v *visit) abandon(i int) {
+	if v.takes {
+		v.clients[i].kept += v.reqs[i].Cost
+	}
 }
 
 // longestService is how long a request takes at most.
@@ -203,7 +213,8 @@ func (s *Run) answered(v *visit) {
 		defer v.by.leave(v.view)
 		for i, c := range v.clients {
 			if v.by.dead {
-				break
+				v.abandon(i)
+				continue
 			}
 			if isFree {
 				s.unadmit(c, &v.reqs[i], v.by)
@@ -290,6 +301,7 @@ func (s *Run) settle(v *visit, i int, free bool) {
 	case isTaken && free:
 		v.view.RefundDetached([]*store.Request{&r})
 	case v.late[i] != nil:
+		c.served += spends.Cost
 		v.view.SettleUnknown([]*store.Request{&spends}, []int64{held}, []*store.Late{v.late[i]})
 	case isTaken:
 		c.served += r.Cost
