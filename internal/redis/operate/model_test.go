@@ -488,6 +488,7 @@ func TestChangeOfWhatEnds(t *testing.T) {
 			_, err := p.Overrides(m.Context())
 			must(t, errors.Join(first.Err, err))
 			time.Sleep(c.passes)
+			synctest.Wait() // for a mending
 			m.shards[0].skew = c.ahead
 			if changes[0].Expected, changes[0].Until = "", store.NoEnd; c.passes < 10*time.Second {
 				changes[0].Expected = first.Version
