@@ -149,7 +149,7 @@ local size = redis.pcall('HLEN', hash)
 local free = tonumber(ARGV[2]) - (type(size) == 'number' and size or 0)
 local logged, isUntold, isChanged
 
--- override returns what a value says, or nil if it is none of ours.
+-- override parses a value, or returns nil if another program wrote it.
 local function override(name, value)
   if #value < 24 then
     return nil
@@ -197,7 +197,7 @@ local function note(entry)
   number, logged = number + 1, number
 end
 
--- numbers returns what the caller is told of an override.
+-- numbers returns the numbers of an override for the reply.
 local function numbers(o)
   return table.concat({ text(o.version), text(now), text(o.till), text(o.keep) }, ' ')
 end
@@ -225,8 +225,8 @@ local function decide(i, name, old, isDamaged)
   return frame(content == '' and 'REMOVED' or 'SET', numbers(o), entry)
 end
 
--- take keeps what the caller knows, if it is later, and returns the override and whether it
--- need not be remembered.
+-- take stores the caller's version if it is later. It returns the version that counts, and
+-- whether it need not be remembered.
 local function take(i, name, old)
   local version, lasts, keep = struct.unpack('<ddd', ARGV[i + 1])
   local told = packed(name, version, math.min(math.max(now + lasts, 0), endless), math.min(math.max(now + keep, earliest), endless), ARGV[i + 2])
@@ -279,10 +279,10 @@ if isChanged then
   if isUntold then
     note('-')
   end
-  -- All drop what has run out by themselves.
+  -- Processes drop ended overrides by themselves, so removing them does not move v.
   call('HSET', hash, 'd', text(sum), 'v', text(op ~= 'part' and logged or stored('v', highest) or number), 'x', text(latest))
   bound()
-  -- The hash outlives what it says: expiry cleans up, a second later.
+  -- Expiry removes the hash a second after its last override is forgotten.
   call('PEXPIREAT', hash, text(latest + 1001))
 end
 return table.concat(replies)

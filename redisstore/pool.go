@@ -56,10 +56,10 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	return pooled.(pooledShard), key, nil
 }
 
-// overridesKey is the key in the pool of what is known of a store's overrides.
+// overridesKey is the key of a store's overrides in the pool.
 type overridesKey struct{ store, keyPrefix, secretID string }
 
-// acquireOverrides returns those of a store, which a config leaves to the next one, and their key in the pool.
+// acquireOverrides returns the overrides of a store, which outlive a config, and their key in the pool.
 func acquireOverrides(key overridesKey) (*redis.Overrides, overridesKey) {
 	pooled, _ := stores.Pool.LoadOrStore(key, &redis.Overrides{})
 	return pooled.(*redis.Overrides), key

@@ -113,8 +113,8 @@ type Store struct {
 	open []openShards
 }
 
-// openShards is the use of a store's shards: the keys in the pool of them and of the overrides, and the log of their
-// events. done ends the uses of the shards.
+// openShards is the use of a store's shards: the pool's keys of the shards and of the overrides, and the log of events.
+// done ends the uses of the shards.
 type openShards struct {
 	keys []any
 	done []func()

@@ -195,11 +195,12 @@ type OverrideOutcome struct {
 	Err error
 	// Warning names the shards that may lack the change, although it was made; nil if all have it.
 	Warning error
-	// Copies are those of the change; zero if the store has no shards.
+	// Copies counts the shards and replicas that have the change; zero if the store has no shards.
 	Copies Copies
 }
 
-// Copies are how many of how many shards have something, and how many of these shards' replicas.
+// Copies counts the shards that have an override, of all shards, and the replicas that have it, of the replicas of
+// these shards.
 type Copies struct {
 	Shards     int `json:"shards"`
 	OfShards   int `json:"of_shards"`

@@ -471,7 +471,7 @@ func (s hastyStore) Check(ctx context.Context, asks []*store.Ask) {
 	s.Store.Check(ctx, asks)
 }
 
-// TestGivingWayCallsNoStore: what the request is told is what it was when it lined up, less the time since.
+// TestGivingWayCallsNoStore: the answer is the one at lining up, less the time since.
 func TestGivingWayCallsNoStore(t *testing.T) {
 	s := &queueSite{t: t}
 	s.load(hastyStore{memory.New(memory.NewBuckets(), memory.Options{})}, []*Zone{{

@@ -20,7 +20,7 @@ func limitOf(client string, events int64) store.Override {
 	return store.Override{Kind: store.OverrideLimit, Zone: "api", ClientKey: "tag:" + client, Until: store.NoEnd, Events: events, Since: time.Now().UnixMicro(), By: "me"}
 }
 
-// looked looks, and waits for what is mended then.
+// looked reads the overrides, and waits for the mending that this starts.
 func looked(t *testing.T, s *Store) (*store.OverrideSet, error) {
 	t.Helper()
 	set, err := s.Overrides(t.Context())
@@ -183,7 +183,7 @@ func TestShardOutOfTouch(t *testing.T) {
 	}
 }
 
-// TestOneMenderAMinute: who comes second writes nothing, nor does the same one if the server has evicted the lock;
+// TestOneMenderAMinute: a second process writes nothing, nor does the first one if the server has evicted the lock;
 // and an override that is on its way is no loss.
 func TestOneMenderAMinute(t *testing.T) {
 	t.Parallel()
@@ -342,7 +342,7 @@ func TestShardThatHasAll(t *testing.T) {
 	}
 }
 
-// TestOverridesWhileAShardIsSilent are those of the others, at the first look too.
+// TestOverridesWhileAShardIsSilent checks that the first look reads the other shards.
 func TestOverridesWhileAShardIsSilent(t *testing.T) {
 	t.Parallel()
 	servers := []*redistest.Server{redistest.Start(t), redistest.Start(t)}
@@ -435,7 +435,7 @@ func opens(t *testing.T, known *Overrides, server *redistest.Server) *Store {
 	return s
 }
 
-// TestReloadToEmptyShards: what a process knows of a store outlives connections.
+// TestReloadToEmptyShards checks that the overrides in a process outlive its connections.
 func TestReloadToEmptyShards(t *testing.T) {
 	t.Parallel()
 	var known Overrides

@@ -18,7 +18,7 @@ type Shard = operate.Shard
 // Member is a shard's place in a store.
 type Member = operate.Member
 
-// Overrides are what a process knows of a store's overrides.
+// Overrides are the overrides of a store in this process.
 type Overrides = operate.Overrides
 
 // NewShard returns a shard. It dials nothing before the first call.

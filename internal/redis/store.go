@@ -50,7 +50,7 @@ type Options struct {
 	ReadPrimary bool
 	// Now is this machine's clock, for Diagnose; nil means time.Now.
 	Now func() time.Time
-	// Overrides are those that this process knows of the store, with this prefix and secret; nil means none.
+	// Overrides is the state that earlier stores with this prefix and secret left; nil means none.
 	Overrides *Overrides
 	// clock, in tests, takes the place of the primary's clock.
 	clock func() time.Time

@@ -70,7 +70,7 @@ func (s *Run) newZone(name string) *zone {
 	return z
 }
 
-// client is what the run knows of a client in a zone: the truth.
+// client is the true state of a client in a zone.
 type client struct {
 	*zone
 	key string

@@ -13,7 +13,7 @@ import (
 // operate runs an operation on servers.
 type operate = func(s servers, op algorithm.Operation, r store.Request, now int64) store.State
 
-// broken are servers that run an operation otherwise than those that they stand for.
+// broken are servers with a planted fault in one operation.
 type broken struct {
 	servers
 	instead operate

@@ -15,7 +15,7 @@ type arrival struct {
 	looks int
 }
 
-// visit is one request of a client: what it asks of each zone, and what it is answered.
+// visit is one request of a client, with its ask and its answer for each zone.
 type visit struct {
 	by      *process
 	view    *view

@@ -24,14 +24,14 @@ import (
 // changesInCall bounds the changes in a call, for which the server does nothing else.
 const changesInCall = 200
 
-// The words for the script of what is expected: anything, or nothing; else the ID of a version.
+// The expected versions that are no IDs: any version, and none.
 const (
 	expectAny  = ""
 	expectNone = "0"
 )
 
-// item is about one override, for the script: what is known of it, or nil, with an entry for the log, or none; and
-// a change to decide about, or nil.
+// item is an argument of the script about one override: the known version with its log entry, a change to decide
+// about, or both. Each may be missing.
 type item struct {
 	name   string
 	known  *overrideVersion
@@ -65,30 +65,31 @@ type changing struct {
 	changes  []store.OverrideChange
 	outcomes []store.OverrideOutcome
 	writes   []*overrideWrite
-	// shards are those to ask, and away is why the others are not asked: they did not answer, or are not believed.
+	// shards are the shards to ask; away has the errors of the others.
 	shards []*Shard
 	away   []error
 }
 
-// overrideWrite is what a change writes under a name. The first shard of its order that answers decides, and the
-// others take what that has made.
+// overrideWrite is the write of a change under one name. The first shard of order that answers decides; the others take
+// the version that it made.
 type overrideWrite struct {
 	decision
 	name  string
 	place int
 	order []*Shard
-	// isDecided is set once the first of the order has answered. version is what it has made, which the log has as
-	// text, or nil.
+	// isDecided is set once the first of order has answered. version is the version that it made, or nil, and text the
+	// log entry.
 	isDecided bool
 	version   *overrideVersion
 	text      string
-	// has are the shards that have the version, and errs those of others.
+	// has are the shards that have the version; errs are the errors of the others.
 	has  []*Shard
 	errs []error
 }
 
-// ChangeOverrides implements [store.Operable]. One shard decides about each, and all take what it has made. Writers
-// that reach different shards may both win: the later one stays. What a shard misses, it gets when it is back.
+// ChangeOverrides implements [store.Operable]. One shard decides about each change, and the others take the version that
+// it made. Writers that reach different shards may both win: the later version stays. A mending writes it to shards
+// that were away.
 func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.OverrideChange) []store.OverrideOutcome {
 	l, unread := p.look(ctx)
 	c := &changing{p: p, known: l.state, changes: changes, outcomes: make([]store.OverrideOutcome, len(changes))}
@@ -99,7 +100,7 @@ func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.Override
 			c.shards = append(c.shards, shard)
 		}
 	}
-	room, now := p.most, p.now().UnixMicro() // Shards count too what has ended.
+	room, now := p.most, p.now().UnixMicro() // without ended overrides, which count in mostKept
 	for _, v := range l.state.all {
 		if v.isLive(now) {
 			room--
@@ -122,7 +123,7 @@ func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.Override
 	p.learn(&made)
 	c.settle(ctx)
 	for i := range changes {
-		// What a shard has that is away is not known.
+		// A shard that is away may have had it.
 		if o := &c.outcomes[i]; changes[i].Removes && o.Before == nil && o.Err == nil {
 			o.Err = unread
 		}
@@ -138,7 +139,7 @@ func (c *changing) before(name string) *store.Override {
 	return nil
 }
 
-// plan adds what a change writes.
+// plan adds the writes of a change.
 func (c *changing) plan(i int, room *int) error {
 	ch := &c.changes[i]
 	name, now := c.p.nameOf(ch.ID()), c.p.now().UnixMicro()
@@ -219,7 +220,7 @@ func (c *changing) decide(ctx context.Context) {
 	}
 }
 
-// spread writes what was decided to the other shards.
+// spread writes the decided versions to the other shards.
 func (c *changing) spread(ctx context.Context) {
 	by := map[*Shard][]*overrideWrite{}
 	for _, w := range c.writes {
@@ -305,7 +306,7 @@ func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
 	}
 }
 
-// settle says where the changes were made: one holds if a shard has it.
+// settle sets the outcomes: a change holds if one shard has it.
 func (c *changing) settle(ctx context.Context) {
 	replicas := map[*Shard]*store.Copies{}
 	for _, w := range c.writes {
@@ -313,7 +314,7 @@ func (c *changing) settle(ctx context.Context) {
 			replicas[shard] = &store.Copies{}
 		}
 	}
-	_ = c.p.atShards(slices.Collect(maps.Keys(replicas)), func(shard *Shard) error { // Those of whom nothing is known have nothing.
+	_ = c.p.atShards(slices.Collect(maps.Keys(replicas)), func(shard *Shard) error { // where INFO fails, no replica counts
 		replicas[shard].Replicas, replicas[shard].OfReplicas = c.p.replicated(ctx, shard)
 		return nil
 	})
@@ -366,7 +367,7 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 	return int(n.Load()), len(at.Replicas)
 }
 
-// mostKept is how many overrides a shard keeps, with those that have ended.
+// mostKept is the number of overrides that a shard keeps, ended ones included.
 func (p *Operator) mostKept() int { return 2 * p.most }
 
 // send sends items to a shard, by calls with the operation op and a last one that is a change. It returns a reply to
@@ -408,7 +409,7 @@ func (it *item) words(now time.Time) []any {
 	return words
 }
 
-// Audit implements [store.Operable]: the changes of all shards, and those that this process remembers.
+// Audit implements [store.Operable]. It merges the logs of all shards with that of this process.
 func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
 	var mu sync.Mutex
 	var l learned

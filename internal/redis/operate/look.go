@@ -33,24 +33,24 @@ const (
 	outOfTouch = 90 * 24 * time.Hour
 	// touchPeriod is how often shards are told that they are in touch.
 	touchPeriod = time.Hour
-	// mendPeriod is the time between two mendings of a shard, whoever mends.
+	// mendPeriod is the time between two mendings of a shard, by any process.
 	mendPeriod = time.Minute
-	// mendBytes bounds what a mending writes, because a server may evict it at once.
+	// mendBytes bounds the bytes that a mending writes: a server may evict them at once.
 	mendBytes = 4 << 20
-	// nearEnd is how much longer a version has to be remembered to be missed: clocks differ.
+	// nearEnd is the difference between horizons that a mending ignores: clocks differ.
 	nearEnd = time.Minute
 )
 
-// look is a look at all shards: the heads of those that have answered, and why others have not, or are not believed.
+// look is the result of asking all shards: the heads of shards that answered, and the error of each other shard.
 type look struct {
 	heads  map[*Shard]overrideHead
 	failed map[*Shard]error
-	// state is what is known afterwards, and seen when one of the shards was in touch last.
+	// state is the process's state afterwards, and seen the latest instant at which a shard was in touch.
 	state *overrideState
 	seen  int64
 }
 
-// reading is what a look has found at a shard, up to a change.
+// reading is the content of a shard up to a change.
 type reading struct {
 	learned learned
 	number  int64
@@ -68,8 +68,8 @@ type overrideHead struct {
 
 var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
 
-// look reads what shards have that this process does not know. Where one does not answer, what was known stays. A
-// silent shard leaves the first ones that answer half of the time.
+// look reads changes from all shards into the state. The state of a shard that does not answer stays. Once a shard has
+// answered, the others get half of the timeout, so that time is left to read.
 func (p *Operator) look(ctx context.Context) (*look, error) {
 	l := &look{heads: map[*Shard]overrideHead{}, failed: map[*Shard]error{}}
 	heads, cancel := p.withinTimeout(ctx)
@@ -88,8 +88,9 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 			l.failed[shard] = err
 			return err
 		}
-		l.heads[shard] = h
-		time.AfterFunc(time.Until(half), cancel)
+		if l.heads[shard] = h; len(l.heads) == 1 {
+			time.AfterFunc(time.Until(half), cancel)
+		}
 		return nil
 	})
 	if len(l.heads) > 0 {
@@ -141,13 +142,13 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 	return l, err
 }
 
-// isOutOfTouch reports whether a shard is so far behind another one that nothing there is believed: others may
-// have forgotten tombstones of what it has. Compared with the clock, an installation that was off would lose all.
+// isOutOfTouch reports whether a shard is so far behind another one that its content is ignored: the other shards may
+// have forgotten tombstones. Compared with the clock instead, an installation that was off would lose everything.
 func (h *overrideHead) isOutOfTouch(latest int64) bool {
 	return h.seen > 0 && latest-h.seen > outOfTouch.Milliseconds()
 }
 
-// read reads of a shard what has changed since a change, or all.
+// read reads the changes of a shard after a given one, or its whole content if it no longer has them.
 func (p *Operator) read(ctx context.Context, shard *Shard, since int64) (*reading, error) {
 	if since > 0 {
 		reply, err := p.runOverride(ctx, shard, opChanges, since)
@@ -163,7 +164,7 @@ func (p *Operator) read(ctx context.Context, shard *Shard, since int64) (*readin
 	return p.readWhole(ctx, shard)
 }
 
-// headOf asks without a script, so that it needs no right of its own while there are no overrides.
+// headOf reads the head of a shard. It calls no script, so users need no right to scripts while there are no overrides.
 func (p *Operator) headOf(ctx context.Context, shard *Shard) (h overrideHead, err error) {
 	key := p.asker.Keys.Overrides()
 	cmd, err := p.ask(ctx, shard, key, true, func(bool) *wire.Command { return wire.NewRead("hmget", key, "d", "v", "s") })
@@ -190,8 +191,8 @@ func believed(text string) int64 {
 	return n
 }
 
-// readWhole reads all overrides of a shard, in parts that cost it little, and the last changes. What changes
-// meanwhile, the next look reads.
+// readWhole reads all overrides of a shard page by page, which costs the server little, and the log. The next look reads
+// changes that are made meanwhile.
 func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*reading, error) {
 	r := &reading{unsound: map[string]bool{}}
 	for cursor := "0"; ; {
@@ -211,7 +212,7 @@ func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*reading, error
 	return r, err
 }
 
-// take takes in a page of a hash, or what has changed, and returns the next cursor.
+// take adds a page of the hash, or a list of changes, to the reading, and returns the next cursor.
 func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 	frames, err := framesOf(reply)
 	if err != nil || len(frames) == 0 {
@@ -241,8 +242,8 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 	return frames[0].word, nil
 }
 
-// mend begins to write to shards what they have lost, or never got, as of a look, unless that is going on: nobody
-// waits for it. A shard that is closed ends it.
+// mend starts to write back overrides that shards lack, as of a look, unless a mending is running. Callers do not wait.
+// It ends when the shards are closed.
 func (p *Operator) mend(ctx context.Context, l *look) {
 	if !p.overrides.mending.TryLock() {
 		return
@@ -250,21 +251,21 @@ func (p *Operator) mend(ctx context.Context, l *look) {
 	p = p.ofPrimaries()
 	go func() {
 		defer p.overrides.mending.Unlock()
-		// What fails, the next minute's mender tries.
+		// The next mender, a minute later, tries again.
 		_ = p.atShards(slices.Collect(maps.Keys(l.heads)), func(shard *Shard) error {
 			return shard.Contain("", func() error { return p.mendShard(context.WithoutCancel(ctx), shard, l) })
 		})
 	}()
 }
 
-// touch says that a shard is in touch, as one was at the instant seen, and returns how many changes it remembers. One
-// that was not since the instant doubted, if that is not negative, is emptied.
+// touch records in a shard that it is in touch, and that a shard was at the instant seen; it returns the size of the log.
+// If doubted is not negative, and the shard was in touch last at that instant, the shard is emptied.
 func (p *Operator) touch(ctx context.Context, shard *Shard, seen, doubted int64) (changes int64, err error) {
 	reply, err := p.runOverride(ctx, shard, opSeen, p.now().UnixMilli(), seen, doubted)
 	return believed(reply), err
 }
 
-// claim reports whether this process is the one that mends a shard now.
+// claim reports whether this process may mend a shard now: it takes a lock that lasts a mending period.
 func (p *Operator) claim(ctx context.Context, shard *Shard) (bool, error) {
 	key := p.asker.Keys.OverrideMender()
 	cmd, err := p.ask(ctx, shard, key, false, func(bool) *wire.Command {
@@ -276,7 +277,7 @@ func (p *Operator) claim(ctx context.Context, shard *Shard) (bool, error) {
 	return cmd.Cmder.(*goredis.Cmd).Val() == "OK", nil
 }
 
-// ofPrimaries returns an operator that asks no replica.
+// ofPrimaries returns an operator that reads at primaries only.
 func (p *Operator) ofPrimaries() *Operator {
 	q := *p
 	q.ask = func(ctx context.Context, shard *Shard, key string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
@@ -285,13 +286,13 @@ func (p *Operator) ofPrimaries() *Operator {
 	return &q
 }
 
-// mendShard mends a shard that differs at two looks, because a change on its way is no loss, unless that was done
-// within a minute. To one that was not in touch for an hour it says that it is.
+// mendShard writes back to a shard that differed from the state at two looks in a row, because at one a change may be
+// on its way, at most once a minute. If the shard was not touched for an hour, mendShard touches it.
 func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err error) {
 	h, now, doubted := l.heads[shard], p.now(), int64(-1)
 	var isDue, isStale, lacks bool
 	p.remember(shard, func(s *shardOverrides) {
-		// The operator may have deleted what is unsound, which moves nothing.
+		// An operator may have deleted unsound values by hand, which moves neither d nor v.
 		lacks = s.lacks || len(s.unsound) > 0
 		differs := h.sum != l.state.sum || lacks
 		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
@@ -314,7 +315,7 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 	}
 	changes, err := p.touch(ctx, shard, l.seen, doubted)
 	if err == nil {
-		// What has run out alone is not worth a reading.
+		// If the difference was due to ended overrides alone, no reading is needed.
 		_, err = p.send(ctx, shard, opChange, state.ended)
 	}
 	if err == nil {
@@ -332,20 +333,20 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 	return p.mendLog(ctx, shard, state)
 }
 
-// writeBack writes what a shard lacks that has this head.
+// writeBack writes to a shard with this head the overrides that it lacks.
 func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead) error {
 	r, err := p.readWhole(ctx, shard)
 	if err != nil {
 		return err
 	}
 	if sum := sumOf(r.learned.all); sum != h.sum {
-		// Somebody else has written there, or a build that knows other kinds.
+		// Another program wrote there, or a version that knows other kinds.
 		if _, err = p.runOverride(ctx, shard, opSum, int64(h.sum), r.number, int64(sum)); err != nil { //nolint:gosec // sums are below 2^52
 			return err
 		}
 	}
 	items := p.lacking(r, p.learn(&r.learned))
-	// The last call is about what is lacking: it tells others of all.
+	// The last call moves v, so that other processes read: it must not be about ended overrides only.
 	var ended []item
 	for name, v := range r.learned.all {
 		if !v.isKept(p.now()) {
@@ -353,7 +354,7 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 		}
 	}
 	replies, err := p.send(ctx, shard, opPart, append(ended, items...))
-	// It may lack more, or not have taken all.
+	// The shard may lack more than mendBytes, or have refused some: the next mending checks.
 	p.remember(shard, func(s *shardOverrides) { s.unsound, s.lacks, p.overrides.shown = r.unsound, len(items) > 0, nil })
 	replies = slices.DeleteFunc(replies, func(reply frame) bool { return reply.word != "HAS" })
 	if len(replies) > 0 {
@@ -362,7 +363,7 @@ func (p *Operator) writeBack(ctx context.Context, shard *Shard, h *overrideHead)
 	return err
 }
 
-// lacking returns what a shard lacks, or forgets too early, as far as a mending may write it.
+// lacking returns the overrides that a shard lacks or would forget too early, up to mendBytes.
 func (p *Operator) lacking(r *reading, state *overrideState) (items []item) {
 	bytes, soon := 0, p.now().Add(nearEnd)
 	for name, v := range state.all {
@@ -378,7 +379,7 @@ func (p *Operator) lacking(r *reading, state *overrideState) (items []item) {
 	return items
 }
 
-// mendLog writes the changes that a shard lacks.
+// mendLog writes to the log of a shard the changes that it lacks.
 func (p *Operator) mendLog(ctx context.Context, shard *Shard, state *overrideState) error {
 	there, err := p.logOf(ctx, shard)
 	if err != nil {

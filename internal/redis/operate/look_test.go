@@ -12,19 +12,23 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// watch calls before with each command of an operator.
-func watch(p *Operator, before func(name string, reads bool)) {
+// watch calls before and, unless it is nil, after with the name of each command of an operator.
+func watch(p *Operator, before func(name string, reads bool), after func(name string)) {
+	ask := p.ask
 	p.ask = func(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
 		cmd, name := about(false), "a script"
 		if !cmd.IsScript() {
 			name = fmt.Sprint(cmd.Args()[0])
 		}
 		before(name, reads)
-		return p.askOwner(ctx, shard, key, reads, about)
+		if after != nil {
+			defer after(name)
+		}
+		return ask(ctx, shard, key, reads, about)
 	}
 }
 
-// looks looks, and waits for what is mended then.
+// looks reads the overrides, and waits for the mending that this starts.
 func looks(t *testing.T, p *Operator) *store.OverrideSet {
 	t.Helper()
 	set, err := p.Overrides(t.Context())
@@ -54,7 +58,7 @@ func TestMendingHoldsUpNobody(t *testing.T) {
 			isMending <- true
 			<-goOn
 		}
-	})
+	}, nil)
 	for range 3 {
 		if set, err := p.Overrides(t.Context()); err != nil || set.Len() != 1 {
 			t.Errorf("there are %d, %v", set.Len(), err)
@@ -65,7 +69,7 @@ func TestMendingHoldsUpNobody(t *testing.T) {
 		if reads {
 			t.Errorf("a replica may answer %s", name)
 		}
-	})
+	}, nil)
 	close(goOn)
 	p.overrides.mending.Lock()
 	defer p.overrides.mending.Unlock()
@@ -74,7 +78,7 @@ func TestMendingHoldsUpNobody(t *testing.T) {
 	}
 }
 
-// TestWhatRunsOut is removed from a server that is not read for that.
+// TestWhatRunsOut checks that an ended override is removed from a server without reading its hash.
 func TestWhatRunsOut(t *testing.T) {
 	t.Parallel()
 	p, server := newKeeper(t)
@@ -86,7 +90,7 @@ func TestWhatRunsOut(t *testing.T) {
 		if name == "zrange" {
 			t.Error("the hash and the log are read")
 		}
-	})
+	}, nil)
 	eventually(t, "it is removed", func() error {
 		looks(t, p)
 		if server.Client().HExists(t.Context(), p.asker.Keys.Overrides(), "limit:api:tag:x0").Val() {
@@ -96,7 +100,7 @@ func TestWhatRunsOut(t *testing.T) {
 	})
 }
 
-// TestWrittenBackIsTold only of what was written: a server without room takes nothing.
+// TestWrittenBackIsTold checks that the log says written back only if the server took some: one without room takes none.
 func TestWrittenBackIsTold(t *testing.T) {
 	t.Parallel()
 	p, server := newKeeper(t)
@@ -149,7 +153,7 @@ func TestUnsoundValueIsDeleted(t *testing.T) {
 	must(t, looks(t, p).Damaged())
 }
 
-// TestClockIsSetDuringALook: what was read before is read again.
+// TestClockIsSetDuringALook checks that ends read before this machine's clock was set are read again.
 func TestClockIsSetDuringALook(t *testing.T) {
 	t.Parallel()
 	first, server := newKeeper(t)
@@ -163,7 +167,7 @@ func TestClockIsSetDuringALook(t *testing.T) {
 		if name == "zrange" {
 			ahead = 30 * time.Minute // the pages have been read
 		}
-	})
+	}, nil)
 	looks(t, p)
 	o := looks(t, p).Of(changes[0].ID(), 0)
 	if o == nil {

@@ -13,20 +13,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 )
 
-// spy calls before and after with the name of each command of a Caddy, which is "" for a script.
-func (c *modelCaddy) spy(before, after func(name string)) {
-	ask := c.ask
-	c.ask = func(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
-		name, cmd := "", about(false)
-		if !cmd.IsScript() {
-			name = fmt.Sprint(cmd.Args()[0])
-		}
-		before(name)
-		defer after(name)
-		return ask(ctx, shard, key, reads, about)
-	}
-}
-
 func (c *modelCaddy) isMending() bool {
 	if !c.overrides.mending.TryLock() {
 		return true
@@ -35,7 +21,7 @@ func (c *modelCaddy) isMending() bool {
 	return false
 }
 
-// meet adds so many Caddys, all of which know what the first one sets then.
+// meet adds n Caddys; all of them read the overrides that the first one then sets.
 func (m *model) meet(n, overrides int) {
 	for range n {
 		m.caddys = append(m.caddys, m.newCaddy(0))
@@ -56,7 +42,7 @@ func TestChangesDuringAMending(t *testing.T) {
 		time.Sleep(time.Second)
 		y := limitsOf("y", 1)
 		isHeadRead, arePagesRead := false, false
-		p.spy(func(name string) {
+		watch(p.Operator, func(name string, _ bool) {
 			if name == "zrange" && p.isMending() && !arePagesRead {
 				arePagesRead = true
 				_, _ = q.Overrides(m.Context())
@@ -89,11 +75,11 @@ func TestWhatRunsOutIsNotRead(t *testing.T) {
 		mustChange(m.T, p.Operator, changes)
 		q := m.caddys[1]
 		m.look(q)
-		q.spy(func(name string) {
+		watch(q.Operator, func(name string, _ bool) {
 			if name == "zrange" {
 				t.Error("the hash and the log are read")
 			}
-		}, func(string) {})
+		}, nil)
 		time.Sleep(time.Hour - time.Minute)
 		for range 300 {
 			m.look(p)
@@ -112,12 +98,12 @@ func TestMendingIsReadTwice(t *testing.T) {
 		m.shards[0].wipe()
 		time.Sleep(time.Second)
 		reads, calls := 0, 0
-		q.spy(func(name string) {
+		watch(q.Operator, func(name string, _ bool) {
 			if there, _ := m.shards[0].server.Do("EXISTS", keysOfModel.Overrides()); name == "zrange" && fmt.Sprint(there) != "0" {
 				reads++
 			}
-		}, func(string) {})
-		p.spy(func(string) {}, func(string) {
+		}, nil)
+		watch(p.Operator, func(string, bool) {}, func(string) {
 			if p.isMending() {
 				calls++
 				_, _ = q.look(m.Context())

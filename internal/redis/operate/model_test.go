@@ -60,8 +60,8 @@ type model struct {
 	out    []*modelShard
 	caddys []*modelCaddy
 	truth  map[string]*modelTruth
-	// isOneRight is set if the clock of the first process is right within an hour: who is months ahead cannot say
-	// when a shard was in touch.
+	// isOneRight is set if the clock of the first process is right within an hour: a process months ahead cannot
+	// record when a shard was in touch.
 	isOneRight bool
 }
 
@@ -112,7 +112,7 @@ func (s *modelShard) restore() {
 
 var keysOfModel = ask.Keys{Prefix: "rl"}
 
-// run runs a command on the simulated server, but for the lock of who mends.
+// run runs a command on the simulated server, which has no lock of menders: run keeps that itself.
 func (s *modelShard) run(cmd *wire.Command) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -232,7 +232,7 @@ func (m *model) look(p *modelCaddy) {
 	}
 }
 
-// observe notes what has become of the truth.
+// observe updates the truth: which versions have holders left.
 func (m *model) observe() {
 	for name, t := range m.truth {
 		maps.DeleteFunc(t.holders, func(h any, _ bool) bool {
@@ -325,7 +325,7 @@ func (m *model) step() {
 	m.observe()
 }
 
-// judge lets all meet, and returns what is wrong then.
+// judge lets all processes reach all shards, and returns the faults that remain.
 func (m *model) judge() (faults []string) {
 	for _, c := range m.caddys {
 		clear(c.cut)
@@ -451,7 +451,7 @@ func TestCaddyWhoseClockIsAhead(t *testing.T) {
 	}
 }
 
-// TestDeciderIsTold what the caller knows: its clock may be behind that of the last decider.
+// TestDeciderIsTold checks that a decider gets the caller's version: its clock may be behind the last decider's.
 func TestDeciderIsTold(t *testing.T) {
 	inModel(t, func(m *model, p *modelCaddy) {
 		changes := limitsOf("x", 1)

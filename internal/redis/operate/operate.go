@@ -13,7 +13,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Shard is a [wire.Shard], with what is known of its servers beyond any store.
+// Shard is a [wire.Shard] with the state of its servers, which several stores may share.
 type Shard struct {
 	*wire.Shard
 

@@ -150,8 +150,8 @@ func (v *overrideVersion) over(before *overrideVersion, now time.Time) *override
 	return &longer
 }
 
-// overrideState is what a process knows of a store's overrides, from any shard and its own changes. Absence on a
-// shard removes nothing from it. It never changes.
+// overrideState is the merged state of a store's overrides, from all shards and this process's changes. Absence on a
+// shard removes nothing from it. It is immutable.
 type overrideState struct {
 	all map[string]*overrideVersion
 	// sum is that of the digests, and log has the last changes, the first one first.
@@ -162,13 +162,13 @@ type overrideState struct {
 	ended   []item
 }
 
-// learned is what was read or made, and the changes that say so.
+// learned has versions that were read or made, and their log entries.
 type learned struct {
 	all map[string]*overrideVersion
 	log []string
 }
 
-// with returns the state with what was learned, or s if it has that.
+// with returns the state merged with l, or s if nothing differs.
 func (s *overrideState) with(l *learned, now time.Time) *overrideState {
 	if len(l.all)+len(l.log) == 0 && now.UnixMicro() < s.forgets {
 		return s
@@ -214,7 +214,7 @@ func logWith(log, changes []string) []string {
 	return all[max(len(all)-store.MaxAudited, 0):]
 }
 
-// shardOverrides is what is known of a shard's hash.
+// shardOverrides is the state of one shard's hash.
 type shardOverrides struct {
 	// number is the change up to which it was read, or 0.
 	number int64
@@ -222,7 +222,7 @@ type shardOverrides struct {
 	// mended it last, and said that it was in touch.
 	differed        bool
 	mended, touched time.Time
-	// lacks is set if it forgot, when it was read, what is known, or would do so too early.
+	// lacks is set if the last reading lacked a known version, or had too early a horizon.
 	lacks bool
 	// seen is when it was in touch last, in milliseconds.
 	seen int64
@@ -230,8 +230,8 @@ type shardOverrides struct {
 	unsound map[string]bool
 }
 
-// Overrides are what a process knows of a store's overrides. They outlive configs and connections: a reload while
-// shards are down, or empty, ends none, and a shard that has not changed is not read again. The zero value is ready
+// Overrides are the overrides of a store in this process. They outlive configs and connections: a reload while shards
+// are down or empty ends none, and does not read unchanged shards again. The zero value is ready
 // for use. It is safe for concurrent use.
 type Overrides struct {
 	mu    sync.Mutex
@@ -249,8 +249,8 @@ type Overrides struct {
 	mending sync.Mutex
 }
 
-// answered notes that a shard has answered. After 90 days without an answer, what was known is forgotten: it may have
-// been ended, and the tombstones forgotten.
+// answered records that a shard has answered. After 90 days without an answer the state is dropped: its overrides may
+// have been ended, and the tombstones forgotten.
 func (o *Overrides) answered(now time.Time) {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -260,14 +260,14 @@ func (o *Overrides) answered(now time.Time) {
 	o.heard = now
 }
 
-// remember calls f with what is known of a shard, which f may change.
+// remember calls f with the state of a shard, which f may change.
 func (p *Operator) remember(shard *Shard, f func(s *shardOverrides)) {
 	p.overrides.mu.Lock()
 	defer p.overrides.mu.Unlock()
 	f(p.overrides.shard(shard))
 }
 
-// shard returns what is known of a shard. o.mu must be held.
+// shard returns the state of a shard. o.mu must be held.
 func (o *Overrides) shard(shard *Shard) *shardOverrides {
 	if o.of[shard] == nil {
 		if o.of == nil {
@@ -279,7 +279,7 @@ func (o *Overrides) shard(shard *Shard) *shardOverrides {
 	return o.of[shard]
 }
 
-// learn adds to what is known, and returns it.
+// learn merges l into the state, and returns the state.
 func (p *Operator) learn(l *learned) *overrideState {
 	o, now := p.overrides, p.now()
 	o.mu.Lock()
@@ -299,8 +299,8 @@ func (p *Operator) learn(l *learned) *overrideState {
 	return o.state
 }
 
-// Overrides implements [store.Operable]: the latest versions of all shards. What a shard has lost is written back in
-// the background.
+// Overrides implements [store.Operable]. It returns the latest versions of all shards, and starts a mending in the
+// background.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	l, err := p.look(ctx)
 	if n := len(l.state.all); n > p.mostKept() {
@@ -310,7 +310,7 @@ func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
 	return p.shown(), err
 }
 
-// shown returns the set of what is known.
+// shown returns the overrides in force.
 func (p *Operator) shown() *store.OverrideSet {
 	o := p.overrides
 	o.mu.Lock()
