@@ -20,7 +20,7 @@ LIST_BENCHMARKS    = grep -rl --include='*_test.go' --exclude-dir=lab --exclude-
 # The flags of scripts/cputime, which prints the cost of make test.
 CPUTIME           ?=
 # make check and make check-all run packages with concurrent code with the race detector, and UNRACED without:
-# documents, configs, arithmetic, commands, the page in a browser, simulations in one goroutine, support of tests.
+# documents, configs, arithmetic, commands, the page in a browser, simulations, support of tests.
 RACE               = CGO_ENABLED=1 $(TEST) -race -timeout $(RACETIME)
 UNRACED            = caddy-shardlimit$$|/(docs|examples|scripts|store|internal/(body|caddyproc|clientkey|commands|contain|identity|loadgen|option|process|redistest|retryafter|simredis|simstore|simulation|storetest|sweep))(/|$$)
 # -count=1 because it tests the last commit, which Go does not see change.
@@ -40,8 +40,8 @@ FAMILY             = ^Test(Pairs|Adversary)$$|$(DEPENDENT)
 # change. The tests of the other files do one thing at a time.
 OVERLAP            = aborts alone batches connections counting grpc leases ledger obey outage outage_check reloads rollout rules settle simulate waiting
 OVERLAPPING        = ^($$(awk -F '[ (]' '/^func Test/ { printf "%s%s", sep, $$2; sep = "|" }' $(OVERLAP:%=e2e/%_test.go)))$$
-# Tests of ./internal/ledger that run without the race detector, which makes them slow: models.
-ALONE              = ^TestModel$$
+# Tests that run without the race detector, which makes them slow: models.
+ALONE              = ^Test(Model|OverridesInAnyHistory)$$
 # Tests of the laboratory that need all of the machine for a minute, which make bench-quick runs.
 MEASURES           = ^Test(Run|RunMeasuresAll)$$
 # Its own libraries are none of go.mod.
@@ -52,7 +52,7 @@ TARGETS           ?=
 # What scripts/install-needed.sh unpacks for those who are not root.
 export PATH := $(PATH):$(CURDIR)/bin/needed
 # How many simulated histories make soak goes through: about twenty minutes' worth.
-SOAK              ?= 20000
+SOAK              ?= 10000
 
 .DEFAULT_GOAL := help
 .PHONY: help servers family build run test weight race race-caddys race-packages unraced lab check fuzz-build-model check-all contrib release-check release model soak lint bench bench-quick evidence algorithms calls faults guarantees scaling zones fmt demo
@@ -90,7 +90,7 @@ unraced:
 	tests="$(OVERLAPPING)" && $(WITH_NEWEST) $(TEST) -run '$(DEPENDENT)' -skip "$$tests" ./e2e
 	tests="$(OVERLAPPING)" && $(TEST) -skip '$(FAMILY)|'"$$tests" ./e2e
 	$(WITH_NEWEST) SWEEP=$${SWEEP:-more} $(TEST) -run '^Test(Pairs|Adversary)$$' ./e2e
-	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger
+	SWEEP=$${SWEEP:-more} $(TEST) -run '$(ALONE)' ./internal/ledger ./internal/redis/operate
 	SWEEP=all $(TEST) -run '^TestDeniedCommandsLeaveNoPartialBucket$$' ./internal/redis
 
 lab:

@@ -389,9 +389,12 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			t.Errorf("%s: %v", e.Addr, e.Err)
 		}
 	})
-	s := redis.New(redis.Options{
-		Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit,
-	})
+	with := func(secret string) *redis.Store {
+		return redis.New(redis.Options{
+			Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: caddytest.WaitLimit, ChargeTimeout: caddytest.WaitLimit, KeySecret: []byte(secret),
+		})
+	}
+	s, fresh := with(""), with("so that it has read no overrides yet")
 	ctx, cancel := context.WithTimeout(t.Context(), caddytest.WaitLimit)
 	defer cancel()
 	s.Warm(ctx)
@@ -448,7 +451,7 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			o := store.Override{Kind: store.OverrideBlock, Zone: "acl", ClientKey: key, Until: time.Now().Add(time.Hour).UnixMicro()}
 			must(t, "block", s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Expected: store.AnyVersion}})[0].Err)
 		}
-		for range 2 {
+		for _, s := range []*redis.Store{s, fresh} {
 			_, err := s.Overrides(t.Context())
 			must(t, "list", err)
 		}

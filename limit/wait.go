@@ -219,6 +219,7 @@ func (l *lines) fail(key string, first *waiter, err error) {
 			w.wake(err)
 		}
 	}
+	in.waiting = []*waiter{first}
 }
 
 // wake makes the first of a line ask again: something was given back.

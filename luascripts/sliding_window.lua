@@ -64,11 +64,11 @@ if op == 'charge' then
   local ends = identity < 0 and now - identity or identity
   local settled = math.min(ends, now + 2 * window) - 2 * window
   settled = settled - math.fmod(settled, window)
-  if identity == 0 or settled >= start then
+  if identity == 0 or ends > now and settled >= start then
     spent = spend()
   else
     spent = 1
-    if cost > 0 and settled == start - window then
+    if cost > 0 and ends > now and settled == start - window then
       born = current == 0 and previous == 0 and now or born
       previous = math.min(previous + cost, 9007199254740991)
       save()

@@ -96,6 +96,8 @@ func (l *shardLog) log(logger *zap.Logger, e wire.Event) {
 		logger.Info("server is no longer misconfigured")
 	case wire.ClockJumped:
 		logger.Warn("server's clock has jumped")
+	case wire.WrittenBack:
+		logger.Warn("overrides were written back")
 	case wire.Panicked:
 		logger.Error("a panic was contained: report it, with this line")
 	case wire.Met:

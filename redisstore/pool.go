@@ -56,6 +56,15 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	return pooled.(pooledShard), key, nil
 }
 
+// overridesKey is the key of a store's overrides in the pool.
+type overridesKey struct{ store, keyPrefix, secretID string }
+
+// acquireOverrides returns the overrides of a store, which outlive a config, and their key in the pool.
+func acquireOverrides(key overridesKey) (*redis.Overrides, overridesKey) {
+	pooled, _ := stores.Pool.LoadOrStore(key, &redis.Overrides{})
+	return pooled.(*redis.Overrides), key
+}
+
 // reach is the way to the servers of a shard: a copy of it with complete addresses and
 // the settings that it inherits, without those in which connections do not differ.
 type reach struct {

@@ -115,7 +115,7 @@ func TestAnotherAuthorityInTheSameFile(t *testing.T) {
 	}
 }
 
-// TestPoolKeysHoldNoSecret opens a store and looks at what is in shardPool.
+// TestPoolKeysHoldNoSecret opens a store and looks at all keys of the pool.
 func TestPoolKeysHoldNoSecret(t *testing.T) {
 	const marker = "marker"
 	s := new(Store)
@@ -126,12 +126,15 @@ func TestPoolKeysHoldNoSecret(t *testing.T) {
 	}
 	shards := 0
 	stores.Pool.Range(func(key, _ any) bool {
-		if _, isShard := key.(shardKey); !isShard {
-			return true
+		text := fmt.Sprintf("%+v", key)
+		if strings.Contains(text, marker) {
+			t.Errorf("key %q has a secret", text)
 		}
-		shards++
-		if text := fmt.Sprint(key); strings.Contains(text, marker) || len(text) != 64 {
-			t.Errorf("key %q is no digest", text)
+		if _, isShard := key.(shardKey); isShard {
+			shards++
+			if len(text) != 64 {
+				t.Errorf("key %q is no digest", text)
+			}
 		}
 		return true
 	})
@@ -143,4 +146,23 @@ func TestPoolKeysHoldNoSecret(t *testing.T) {
 		t.Errorf("the pool still holds %T %v", key, key)
 		return true
 	})
+}
+
+// TestOverridesOutliveAConfig that leaves them to the next one with the same store, prefix and secret.
+func TestOverridesOutliveAConfig(t *testing.T) {
+	mine := overridesKey{"default", "rl", ""}
+	known, key := acquireOverrides(mine)
+	for _, other := range []overridesKey{mine, {"other", "rl", ""}, {"default", "rl2", ""}, {"default", "rl", "secret"}} {
+		got, key := acquireOverrides(other)
+		if (got == known) != (other == mine) {
+			t.Errorf("%+v has those of %+v: %v", other, mine, got == known)
+		}
+		_, _ = stores.Pool.Delete(key)
+	}
+	_, _ = stores.Pool.Delete(key)
+	if got, key := acquireOverrides(mine); got == known {
+		t.Error("they outlive the last config")
+	} else {
+		_, _ = stores.Pool.Delete(key)
+	}
 }

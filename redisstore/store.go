@@ -113,10 +113,10 @@ type Store struct {
 	open []openShards
 }
 
-// openShards is the use of a store's shards: their keys in the pool, and the log of their events. done
-// ends the uses of the shards.
+// openShards is the use of a store's shards: the pool's keys of the shards and of the overrides, and the log of events.
+// done ends the uses of the shards.
 type openShards struct {
-	keys []shardKey
+	keys []any
 	done []func()
 	log  *shardLog
 }
@@ -205,11 +205,14 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		opened.done = append(opened.done, pooled[shard.Name].Use(time.Duration(s.CheckTimeout)))
 	}
 	members, previous := s.membersOf(name, pooled)
+	overrides, key := acquireOverrides(overridesKey{name, s.KeyPrefix, ask.Keys{Secret: []byte(s.KeySecret)}.SecretID()})
+	opened.keys = append(opened.keys, key)
 	remote := redis.New(redis.Options{
 		Members:       members,
 		Previous:      previous,
 		KeyPrefix:     s.KeyPrefix,
 		KeySecret:     []byte(s.KeySecret),
+		Overrides:     overrides,
 		ReadPrimary:   s.ReadFrom == readPrimary,
 		CheckTimeout:  time.Duration(s.CheckTimeout),
 		ChargeTimeout: time.Duration(s.ChargeTimeout),

@@ -44,8 +44,8 @@ type Operable interface {
 	// a kept one.
 	ChangeOverrides(ctx context.Context, changes []OverrideChange) []OverrideOutcome
 	// Overrides returns those that had not ended at the last change; the set is the same as that of
-	// the last call if nothing has changed. It is an error if a shard does not answer, or could not take
-	// what another one gives up; what is known is returned with it.
+	// the last call if nothing has changed. It is an error if a shard does not answer; what is known is
+	// returned with it.
 	Overrides(ctx context.Context) (*OverrideSet, error)
 	// Audit returns the last changes, up to MaxAudited, the latest first.
 	Audit(ctx context.Context) ([]Audited, error)

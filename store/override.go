@@ -96,8 +96,8 @@ const (
 	OverrideZone OverrideKind = "zone"
 )
 
-// MaxOverrides is how many overrides a store, or a shard of it, keeps at the same time; MaxAudited, how
-// many changes of them it remembers.
+// MaxOverrides is how many overrides a store keeps at the same time, and how many that have ended it
+// remembers; MaxAudited, how many changes of them it remembers.
 const (
 	MaxOverrides = 100_000
 	MaxAudited   = 1000
@@ -195,6 +195,17 @@ type OverrideOutcome struct {
 	Err error
 	// Warning names the shards that may lack the change, although it was made; nil if all have it.
 	Warning error
+	// Copies counts the shards and replicas that have the change; zero if the store has no shards.
+	Copies Copies
+}
+
+// Copies counts the shards that have an override, of all shards, and the replicas that have it, of the replicas of
+// these shards.
+type Copies struct {
+	Shards     int `json:"shards"`
+	OfShards   int `json:"of_shards"`
+	Replicas   int `json:"replicas"`
+	OfReplicas int `json:"of_replicas"`
 }
 
 // ErrChanged is the error, possibly wrapped, of a change that expected another version.

@@ -256,6 +256,9 @@ func (s *selection) answerTo(c *store.OverrideChange, outcome *store.OverrideOut
 	shown := obeyed(s.Zone, s.store.Name, &o, client)
 	shown.ReplacedDamaged = outcome.WasDamaged
 	shown.Warning = warningOf(s.store, outcome)
+	if outcome.Copies.OfShards > 0 {
+		shown.Copies = &outcome.Copies
+	}
 	if before := outcome.Before; !c.Removes && before != nil && before.Until > o.Since && before.Until != store.NoEnd {
 		shown.ReplacedUntil = limiter.EpochSeconds(before.Until)
 	}
@@ -267,7 +270,7 @@ func warningOf(handle *stores.Handle, outcome *store.OverrideOutcome) string {
 	if outcome.Warning == nil {
 		return ""
 	}
-	return fmt.Sprintf("store %s does not have the change on all shards: %s: repeat it once the shard is back, unless it is given up", handle.Name, oneLine(outcome.Warning))
+	return fmt.Sprintf("store %s does not have the change on all shards: %s: a Caddy that knows it writes it to shards that were away, once they are back, unless that is given up", handle.Name, oneLine(outcome.Warning))
 }
 
 // allows returns why an override cannot be set, by whatever way, or nil.

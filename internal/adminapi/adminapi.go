@@ -477,6 +477,8 @@ type Override struct {
 	Version string `json:"version,omitempty"`
 	// Warning names the shards that may lack a change, although it was made.
 	Warning string `json:"warning,omitempty"`
+	// Copies counts the shards and replicas that have a change; nil in lists, and where a store has no shards.
+	Copies *store.Copies `json:"copies,omitempty"`
 	// Addresses are the Caddys that have it so in their own memory, if several were asked and not all
 	// have.
 	Addresses []string `json:"addresses,omitempty"`

@@ -138,7 +138,7 @@ func TestWhatHoldsNothingIsNotCopied(t *testing.T) {
 	}
 }
 
-// TestAloneWhileSomethingIsHeld: without the store as well, who is refused while a request runs that may turn out to be
+// TestAloneWhileSomethingIsHeld: without the store as well, a client refused while a request runs that may turn out to be
 // free is told to come again soon, and earns no penalty.
 func TestAloneWhileSomethingIsHeld(t *testing.T) {
 	z := &Zone{ChargeBefore: true, OnError: stores.OnErrorLocal, Penalty: time.Hour}

@@ -471,7 +471,7 @@ func (s hastyStore) Check(ctx context.Context, asks []*store.Ask) {
 	s.Store.Check(ctx, asks)
 }
 
-// TestGivingWayCallsNoStore: what the request is told is what it was when it lined up, less the time since.
+// TestGivingWayCallsNoStore: the answer is the one at lining up, less the time since.
 func TestGivingWayCallsNoStore(t *testing.T) {
 	s := &queueSite{t: t}
 	s.load(hastyStore{memory.New(memory.NewBuckets(), memory.Options{})}, []*Zone{{
@@ -564,8 +564,9 @@ func TestClientThatLeavesMakesRoom(t *testing.T) {
 
 // TestOperatorsReachRequestsThatWait: a reload, a grant, a block and a reset count for them at once.
 func TestOperatorsReachRequestsThatWait(t *testing.T) {
+	// The third waits for nearly two windows.
 	zone := func(events int64, window time.Duration) []*Zone {
-		return []*Zone{{Name: "zone", Key: []string{clientKey}, ChargeBefore: true, Events: Quantity{Number: events}, Window: window, MaxWait: 2 * time.Hour}}
+		return []*Zone{{Name: "zone", Key: []string{clientKey}, ChargeBefore: true, Events: Quantity{Number: events}, Window: window, MaxWait: 3 * time.Hour}}
 	}
 	for name, test := range map[string]struct {
 		change func(s *queueSite, key string) error

@@ -131,7 +131,12 @@ func TestAbandonedTakeTellsItsEnd(t *testing.T) {
 		ended := make(chan error, 1)
 		store.LateOf(err).Then(func(err error) { ended <- err })
 		way.open()
-		if err := <-ended; errors.Is(err, store.ErrNotExecuted) != isFull || !isFull && err != nil {
+		select {
+		case err = <-ended:
+		case <-time.After(waitTimeout):
+			t.Fatal("the end of the take was not told")
+		}
+		if errors.Is(err, store.ErrNotExecuted) != isFull || !isFull && err != nil {
 			t.Errorf("of a full bucket %t: it ends with %v", isFull, err)
 		}
 	}

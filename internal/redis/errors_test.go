@@ -285,11 +285,12 @@ func TestMisconfIsARefusal(t *testing.T) {
 	must(t, store.Answers(t.Context(), newStore(t, shard, nil).Charge, oneOf("k"))[0].Err)
 	s := newStore(t, shard, func(o *Options) { o.ChargeTimeout = 200 * time.Millisecond })
 	ctx := t.Context()
-	// After a snapshot into a missing directory has failed, Redis refuses writes.
-	must(t, server.Client().ConfigSet(ctx, "save", "1 1").Err())
+	// After a snapshot into a missing directory has failed, Redis refuses writes. Snapshots begin
+	// only then: one that runs writes into the directory while it is removed.
 	dir, err := server.Client().ConfigGet(ctx, "dir").Result()
 	must(t, err)
 	must(t, os.RemoveAll(dir["dir"]))
+	must(t, server.Client().ConfigSet(ctx, "save", "1 1").Err())
 	_ = server.Client().BgSave(ctx).Err()
 	eventually(t, "writes are refused", func() error {
 		st := store.Answers(ctx, s.Charge, oneOf("k"))[0]

@@ -23,7 +23,14 @@ func newOpenings(t *testing.T) openings {
 	s := newStore(t, shard, func(o *Options) { o.ReadPrimary = true })
 	// The first call begins the examination of the servers.
 	must(t, store.Answers(t.Context(), s.Check, oneOf("first"))[0].Err)
-	eventually(t, "the server bounds lives by plain commands", func() error {
+	awaitOpenings(t, s, shard)
+	return openings{s, sh.Primary}
+}
+
+// awaitOpenings waits until the only server of a shard is known to open windows without scripts.
+func awaitOpenings(t *testing.T, s *Store, shard *Shard) {
+	t.Helper()
+	eventually(t, "windows open without scripts", func() error {
 		hearTime(t, s, "heard")
 		must(t, store.Answers(t.Context(), s.Check, oneOf("unknown"))[0].Err)
 		if !shard.Owner(0).Checks.Opens() {
@@ -31,7 +38,6 @@ func newOpenings(t *testing.T) openings {
 		}
 		return nil
 	})
-	return openings{s, sh.Primary}
 }
 
 // opened is the answer to a check, and how many scripts ran for it.

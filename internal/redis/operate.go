@@ -42,16 +42,6 @@ func (s *Store) Reset(ctx context.Context, r store.Request) error {
 // KeptKey implements [store.Operable].
 func (s *Store) KeptKey(clientKey string) string { return s.asker.Keys.Client(clientKey) }
 
-// ChangeOverrides implements [store.Operable]. An override is kept on the client's shard.
-func (s *Store) ChangeOverrides(ctx context.Context, changes []store.OverrideChange) []store.OverrideOutcome {
-	return s.operator.ChangeOverrides(ctx, changes, func(clientKey string) (now, before *Shard) {
-		if was := s.previousOwner(clientKey); was != nil {
-			before = was.Shard
-		}
-		return s.owner(clientKey).Shard, before
-	})
-}
-
 // recordsStay is how long records are still made at the shard before a resharding, because Caddys with the
 // config before look only there. Afterwards they are made at the new one, so that none is left once that
 // config has lost the shard before.

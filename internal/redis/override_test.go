@@ -96,7 +96,7 @@ func TestOverrides(t *testing.T) {
 		removes(t, other, store.OverrideGrant, "api", keys[3], false)
 		sameKeys(t, "without one", overridden(t, one), kept(slices.Delete(slices.Clone(keys), 2, 3)...)...)
 
-		// One that ends is not told, and is removed by the next change.
+		// One that ends is not told.
 		must(t, setOverride(t, one, block("api", "tag:short", time.Now().Add(50*time.Millisecond))))
 		eventually(t, "it ends", func() error {
 			if slices.Contains(overridden(t, open(secret)), kept("tag:short")[0]) {
@@ -109,11 +109,6 @@ func TestOverrides(t *testing.T) {
 		}
 		removes(t, one, store.OverrideBlock, "api", "tag:short", false)
 		sameKeys(t, "in the end", overridden(t, other))
-		for _, sh := range shards {
-			if left, err := sh.Primary.Client().Keys(t.Context(), "*overrides").Result(); err != nil || len(left) > 0 {
-				t.Errorf("%v stays in Redis, %v", left, err)
-			}
-		}
 	}
 }
 
@@ -141,7 +136,7 @@ func TestOverridesAfterTheClockWasSet(t *testing.T) {
 	}
 }
 
-// TestOverridesAreBounded on each shard. Many, with SWEEP=all as many as there may be, are written and
+// TestOverridesAreBounded. Many, with SWEEP=all as many as there may be, are written and
 // read in parts, and a change of one is read alone.
 func TestOverridesAreBounded(t *testing.T) {
 	t.Parallel()
@@ -150,7 +145,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	s, other := newStore(t, shard, nil), newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
 	most := hidden[int](s, "operator", "most")
 	if *most != store.MaxOverrides {
-		t.Errorf("a shard keeps %d", *most)
+		t.Errorf("a store keeps %d", *most)
 	}
 	*most = sweep.Size(5_000, store.MaxOverrides)
 	changes := make([]store.OverrideChange, *most)
@@ -171,7 +166,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	})
 	var before *store.OverrideSet
 	eventually(t, "they are read", func() (err error) {
-		before, err = other.Overrides(t.Context())
+		before, err = looked(t, other)
 		return err
 	})
 	if before.Len() != *most {
@@ -275,31 +270,6 @@ func TestAuditIsBounded(t *testing.T) {
 	}
 }
 
-// TestChangesWereLost: a primary that has lost writes is read as a whole.
-func TestChangesWereLost(t *testing.T) {
-	t.Parallel()
-	server := redistest.Start(t)
-	client := server.Client()
-	s, other := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil), newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
-	hash, log := s.asker.Keys.Overrides(), s.asker.Keys.OverrideLog()
-	hour := time.Now().Add(time.Hour)
-	must(t, setOverride(t, s, block("api", "tag:kept", hour)))
-	dumped := []string{client.Dump(t.Context(), hash).Val(), client.Dump(t.Context(), log).Val()}
-	must(t, setOverride(t, s, block("api", "tag:lost", hour)))
-	sameKeys(t, "before", overridden(t, other), "tag:kept", "tag:lost")
-	for i, key := range []string{hash, log} {
-		must(t, client.RestoreReplace(t.Context(), key, time.Hour, dumped[i]).Err())
-	}
-	sameKeys(t, "after the loss", overridden(t, other), "tag:kept")
-	must(t, setOverride(t, s, block("api", "tag:lost", hour)))
-	sameKeys(t, "before the next", overridden(t, other), "tag:kept", "tag:lost")
-	for i, key := range []string{hash, log} {
-		must(t, client.RestoreReplace(t.Context(), key, time.Hour, dumped[i]).Err())
-	}
-	must(t, setOverride(t, s, block("api", "tag:new", hour)))
-	sameKeys(t, "after a loss and a change", overridden(t, other), "tag:kept", "tag:new")
-}
-
 // TestOverridesOutliveTheirPrimary: a replica answers while the primary is away, and what
 // was read last counts while all servers are.
 func TestOverridesOutliveTheirPrimary(t *testing.T) {
@@ -328,47 +298,6 @@ func overridesOutlive(t *testing.T, end func(*redistest.Server) error) {
 	if all, err := listed(t, fresh); err == nil || len(all) != 1 {
 		t.Errorf("while all are away: %v, %v", all, err)
 	}
-}
-
-// TestOverridesOfARetiredShard go to another one, and are ended in both.
-func TestOverridesOfARetiredShard(t *testing.T) {
-	old, kept := newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()}), newShard(t, ShardOptions{Primary: redistest.Start(t).Addr()})
-	withShards := func(members, previous []Member) *Store {
-		return New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Members: members, Previous: steps(previous)})
-	}
-	before := withShards([]Member{{Name: "old", Shard: old}}, nil)
-	for _, key := range []string{"tag:alice", "tag:bob"} {
-		must(t, setOverride(t, before, block("api", key, time.Now().Add(time.Hour))))
-	}
-	// A reload keeps what was read of the shard's connections.
-	sameKeys(t, "before", overridden(t, before), "tag:alice", "tag:bob")
-	members := []Member{{Name: "kept", Shard: kept}}
-	during, after := withShards(members, []Member{{Name: "old", Shard: old}}), withShards(members, nil)
-	for _, key := range overridden(t, during) {
-		if !slices.Contains([]string{"tag:alice", "tag:bob"}, key) {
-			t.Errorf("there is %q", key)
-		}
-	}
-	sameKeys(t, "without the old shard", overridden(t, after), "tag:alice", "tag:bob")
-	// A later one of the same client counts, and stays whatever the old shard has.
-	longer := block("api", "tag:alice", time.Now().Add(time.Hour*24))
-	longer.Since = time.Now().UnixMicro()
-	must(t, setOverride(t, during, longer))
-	must(t, setOverride(t, before, block("api", "tag:alice", time.Now().Add(time.Hour))))
-	for range 3 {
-		all, err := listed(t, withShards(members, []Member{{Name: "old", Shard: old}}))
-		must(t, err)
-		for _, o := range all {
-			if o.ClientKey == "tag:alice" && o.Until != longer.Until {
-				t.Errorf("the block ends at %d, want %d", o.Until, longer.Until)
-			}
-		}
-	}
-	removes(t, during, store.OverrideBlock, "api", "tag:bob", true)
-	sameKeys(t, "after the end of one", overridden(t, after), "tag:alice")
-	removes(t, before, store.OverrideBlock, "api", "tag:alice", true)
-	removes(t, after, store.OverrideBlock, "api", "tag:alice", true)
-	sameKeys(t, "in the end", overridden(t, during))
 }
 
 // TestOverrideOfABinaryKey is found by the key of the client's requests, and ended by the listed one.
@@ -405,6 +334,12 @@ func TestOverrideDuringAResharding(t *testing.T) {
 	}
 	removes(t, during, store.OverrideBlock, "api", client, true)
 	sameKeys(t, "before, after its end", overridden(t, before))
+}
+
+// removal ends an override.
+func removal(t *testing.T, s *Store, o store.Override) error {
+	t.Helper()
+	return s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Removes: true, Expected: store.AnyVersion}})[0].Err
 }
 
 // removes requires that there was, or was not, an override to remove.

@@ -257,14 +257,7 @@ func TestRestartedServerIsTriedAnew(t *testing.T) {
 	if n := charged("restarted"); n != 0 {
 		t.Errorf("after the restart the charge took %d scripts", n)
 	}
-	eventually(t, "windows open without scripts", func() error {
-		hearTime(t, s, "heard")
-		must(t, store.Answers(t.Context(), s.Check, oneOf("unknown"))[0].Err)
-		if !shard.Owner(0).Checks.Opens() {
-			return errors.New("it is not known")
-		}
-		return nil
-	})
+	awaitOpenings(t, s, shard)
 }
 
 // TestMissingRightIsNotRemembered checks that charges are plain commands again once a user gets

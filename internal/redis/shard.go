@@ -18,5 +18,8 @@ type Shard = operate.Shard
 // Member is a shard's place in a store.
 type Member = operate.Member
 
+// Overrides are the overrides of a store in this process.
+type Overrides = operate.Overrides
+
 // NewShard returns a shard. It dials nothing before the first call.
 func NewShard(opts ShardOptions) *Shard { return operate.NewShard(opts) }

@@ -50,6 +50,8 @@ type Options struct {
 	ReadPrimary bool
 	// Now is this machine's clock, for Diagnose; nil means time.Now.
 	Now func() time.Time
+	// Overrides is the state that earlier stores with this prefix and secret left; nil means none.
+	Overrides *Overrides
 	// clock, in tests, takes the place of the primary's clock.
 	clock func() time.Time
 	// CheckTimeout bounds a check and a take; 0 means DefaultCheckTimeout.
@@ -135,7 +137,7 @@ func New(opts Options) *Store {
 		observers[m.Shard.Shard] = m.Observe
 		s.static = s.static && !m.Shard.Finds()
 	}
-	s.operator = operate.NewOperator(opts.Members, were, s.asker, opts.Now)
+	s.operator = operate.NewOperator(opts.Members, were, s.asker, opts.Now, cmp.Or(opts.Overrides, &Overrides{}))
 	s.opts = opts
 	return s
 }

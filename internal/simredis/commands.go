@@ -37,6 +37,7 @@ var commands = map[string]*command{
 	"HGET":    {3, false, getField},
 	"HMGET":   {-3, false, getFields},
 	"HGETALL": {2, false, getAllFields},
+	"HLEN":    {2, false, countFields},
 	"HSET":    {-4, true, setFields},
 	"HSETNX":  {4, true, setNewField},
 	"HDEL":    {-3, true, removeFields},

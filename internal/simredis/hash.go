@@ -66,6 +66,14 @@ func getFields(s *Server, args []string) (any, error) {
 	return replies, nil
 }
 
+func countFields(s *Server, args []string) (any, error) {
+	h, err := get[*hash](s, args[1])
+	if h == nil || err != nil {
+		return int64(0), err
+	}
+	return int64(len(h.fields)), nil
+}
+
 func getAllFields(s *Server, args []string) (any, error) {
 	h, err := get[*hash](s, args[1])
 	if err != nil {

@@ -123,8 +123,16 @@ func protect(L *lua.LState) int {
 	return L.GetTop()
 }
 
-// toNumber is Lua's tonumber without a base.
+// toNumber is Lua's tonumber; with a base, of digits alone.
 func toNumber(L *lua.LState) int {
+	if base := L.OptInt(2, 10); base != 10 {
+		if number, err := strconv.ParseUint(L.CheckString(1), base, 64); err == nil {
+			L.Push(lua.LNumber(number))
+			return 1
+		}
+		L.Push(lua.LNil)
+		return 1
+	}
 	switch value := L.CheckAny(1).(type) {
 	case lua.LNumber:
 		L.Push(value)

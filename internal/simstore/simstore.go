@@ -57,12 +57,13 @@ func (s *Server) Run(op algorithm.Operation, r store.Request) store.State {
 // RunAs is Run by the instant or the clock of op, if it has one.
 func (s *Server) RunAs(op ask.Op, r store.Request) store.State {
 	now := s.Now()
+	reads := op.Operation == algorithm.Check && now != 0 && !op.Hears(&r)
 	switch {
-	case op.Operation == algorithm.Check && now != 0 && r.Until > now && algorithm.Of(r.Limit.Algorithm).Windowed():
+	case reads && r.Until > now && algorithm.Of(r.Limit.Algorithm).Windowed():
 		if st := s.Look(r, op.Role, now); st.Err != nil || st.Holds(r.Limit) {
 			return st
 		}
-	case op.Operation == algorithm.Check && now != 0 && op.Now == 0 && ask.CanOpen(&r, latency):
+	case reads && op.Now == 0 && ask.CanOpen(&r, latency):
 		if st := s.Ask(ask.Opening(now, op.Clock), r)[0]; st.Err == nil && st.Holds(r.Limit) {
 			return st
 		}

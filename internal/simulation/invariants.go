@@ -1,9 +1,10 @@
 package simulation
 
 import (
+	"errors"
 	"slices"
+	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/ledger/core"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -17,13 +18,13 @@ func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State,
 		reset = 0
 	}
 	c.admitted = append(c.admitted, admission{
-		at: s.now, cost: r.Cost, reset: reset, events: r.Events, by: p, byAnotherClock: alone && (ahead < -slack || ahead > slack),
+		at: s.now(), cost: r.Cost, reset: reset, events: r.Events, by: p, byAnotherClock: alone && (ahead < -slack || ahead > slack),
 	})
 	s.forgetOld(c)
 	if s.mustBePenalized(c, p) {
 		s.fail("%s admitted %s under a penalty: %+v", p.name, c.key, *st)
 	}
-	if s.now < c.reset || st.Replica && s.faults && c.limit.Algorithm == store.SlidingLog {
+	if s.now() < c.reset || st.Replica && s.faults && c.limit.Algorithm == store.SlidingLog {
 		// What a replica lacks of a log cannot be added while the primary is away.
 		return
 	}
@@ -49,7 +50,7 @@ func (s *Run) admitted(c *client, p *process, r *store.Request, st *store.State,
 // areSeen holds checks to the limit, but for what other processes have admitted so recently that this
 // one cannot have seen it, and one request on an older answer for each of them.
 func (s *Run) areSeen(c *client, p *process, r *store.Request, st *store.State) {
-	since := s.now - s.net.lag - s.caddys[0].delay - max(s.caddys[0].trust, 0) - 2*longestService
+	since := s.now() - (s.net.lag + s.opts.ChargeDelay + max(s.opts.Trust, 0) + 2*longestService).Microseconds()
 	unseen := func(a *admission) bool { return a.by != p && a.at > since }
 	of := s.spent(c, r, st, func(a *admission) bool { return !unseen(a) })
 	if most := r.Capacity() + int64(len(s.caddys)-1)*c.cost; of > most {
@@ -69,7 +70,8 @@ func (s *Run) unadmit(c *client, r *store.Request, p *process) {
 
 // missing is the cost that the primary may lack.
 func (s *Run) missing(c *client) (sum int64) {
-	for len(c.missing) > 0 && s.now-c.missing[0].at > 2*c.limit.Window.Microseconds() {
+	s.noteLost()
+	for len(c.missing) > 0 && s.now()-c.missing[0].at > 2*c.limit.Window.Microseconds() {
 		c.missing = c.missing[1:]
 	}
 	for _, m := range c.missing {
@@ -79,7 +81,7 @@ func (s *Run) missing(c *client) (sum int64) {
 }
 
 func (s *Run) forgetOld(c *client) {
-	for len(c.admitted) > 0 && s.now-c.admitted[0].at > 2*c.limit.Window.Microseconds() {
+	for len(c.admitted) > 0 && s.now()-c.admitted[0].at > 2*c.limit.Window.Microseconds() {
 		c.admitted = c.admitted[1:]
 	}
 }
@@ -105,7 +107,7 @@ func (s *Run) spent(c *client, r *store.Request, st *store.State, some func(a *a
 				sum += a.cost
 			}
 		case store.SlidingLog:
-			if s.now-a.at < window-slack {
+			if s.now()-a.at < window-slack {
 				sum += a.cost
 			}
 		case store.SlidingWindow:
@@ -132,7 +134,7 @@ const weights = 1 << 20
 func (s *Run) inWindow(c *client, a *admission) int64 {
 	window, now := c.limit.Window.Microseconds(), s.net.clock()
 	start := now - now%window
-	switch at := now - s.now + a.at; {
+	switch at := now - s.now() + a.at; {
 	case at-slack >= start:
 		return a.cost * weights
 	case at+slack >= start, at < start-window+slack:
@@ -146,7 +148,8 @@ func (s *Run) inWindow(c *client, a *admission) int64 {
 // apart, at least, unless a late charge, of which there are some with faults, has brought its own reset: then
 // the other window was over.
 func (s *Run) isOneWindow(c *client, st *store.State, alone bool) {
-	if !algorithm.Of(c.limit.Algorithm).Windowed() || c.limit.Align || st.Err != nil || alone || s.now < c.reset || st.Reset == 0 {
+	isWindowed := algorithm.Of(c.limit.Algorithm).Windowed() && !c.limit.Align
+	if !isWindowed || st.Err != nil || alone || s.now() < c.reset || st.Reset == 0 {
 		return
 	}
 	if _, isKnown := c.resets[st.Reset]; !isKnown {
@@ -175,14 +178,17 @@ func (s *Run) refused(c *client, p *process, r *store.Request, st *store.State, 
 	}
 	// Where all that is in the way may come back, nobody is refused for long.
 	isFinal := r.Hold != 0 && !alone && !st.InFlight && st.Penalty == 0 && st.RetryAfter != store.Never
-	if isFinal && !s.faults && s.now >= c.reset && !c.differ && c.heldSince != 0 && s.now-c.heldSince > s.lookback() && s.held(c).InFlight {
-		s.fail("%s refused %s, although what is in the way was held for %d microseconds: %+v", p.name, c.key, s.now-c.heldSince, *st)
+	if isFinal && !s.faults && s.now() >= c.reset && !c.differ && c.heldSince != 0 && s.now()-c.heldSince > s.lookback() && s.held(c).InFlight {
+		s.fail("%s refused %s, although what is in the way was held for %d microseconds: %+v", p.name, c.key, s.now()-c.heldSince, *st)
 	}
 	s.isOneWindow(c, st, alone || st.InFlight || st.Penalty != 0)
-	// Where nothing fails, a refusal is due to what was spent, or was about to be.
-	if most := s.mostUsed(c); !s.faults && s.now >= c.reset && st.Penalty == 0 && most+r.Cost <= r.Capacity() {
-		s.fail("%s refused %s, of whose %d at most %d were used: %+v", p.name, c.key, r.Capacity(), most, *st)
-	}
+	// Where nothing fails, a refusal is due to what was spent, or was about to be: requests that were admitted at the same
+	// instant may be heard of after it.
+	s.after(time.Nanosecond, func() {
+		if most := s.mostUsed(c); !s.faults && s.now() >= c.reset && st.Penalty == 0 && most+r.Cost <= r.Capacity() {
+			s.fail("%s refused %s, of whose %d at most %d were used: %+v", p.name, c.key, r.Capacity(), most, *st)
+		}
+	})
 }
 
 // refundTime is how long all refunds of a request take at most, where nothing fails.
@@ -197,69 +203,65 @@ func (s *Run) leavesNoRoom(v *visit) {
 	for i, c := range v.clients {
 		r, st := &v.reqs[i], &v.states[i]
 		then := v.began.at - refundTime
-		if most := max(s.used(c, then), s.used(c, s.now)); st.Penalty != 0 || most+r.Cost > r.Capacity() {
+		if most := max(s.used(c, then), s.used(c, s.now())); st.Penalty != 0 || most+r.Cost > r.Capacity() {
 			return
 		}
 	}
 	s.fail("%s refused %s, which had given back enough: %+v", v.by.name, v.clients[0].key, v.states)
 }
 
-// repeated requires that a request that the store has refused stays refused if repeating its take
-// spent nothing.
-func (s *Run) repeated(r *store.Request, was, st *store.State) {
-	if was.Err == nil && !was.Allowed && was.RetryAfter != 0 && (st.Err != nil || st.Allowed) {
-		s.fail("%s was refused, and a take that was not executed made that %+v", r.ClientKey, *st)
+// took notes an answer of the store to a take.
+func (s *Run) took(p *process, v *visit, a *store.Ask) {
+	r := &a.Request
+	key := keyOf(r)
+	cost := s.client(key).cost
+	// A batch of that size may be all that is taken.
+	mayFetch := r.Cost > cost || r.Batch == store.BatchAuto || r.Batch != 0 && min(r.Batch, r.Capacity()) <= cost
+	switch {
+	case a.Err == nil && a.Allowed && r.Cost > cost:
+		p.period[key] = a.Reset
+	case a.Err == nil && !a.Allowed && !mayFetch:
+		v.refused[key], v.failed[key] = true, false
+	default:
+		v.failed[key] = errors.Is(a.Err, store.ErrNotExecuted)
 	}
 }
 
-// covered requires that a request that the store has refused is served from its batch, if that has
-// enough for it. Requests of a lower limit may be refused by that, and others by a penalty.
-func (s *Run) covered(r *store.Request, st *store.State) {
-	if c := s.client(keyOf(r)); !s.resets && c.penalty == 0 && r.Events == c.events && !st.Allowed {
+// tookRightly requires that a request that the store has refused stays refused if repeating its take
+// spent nothing, and that it is served from its batch if that has enough for it. A refused request may be served by
+// tokens that another one took meanwhile. Requests of a lower limit may be refused by that, and others by a penalty.
+func (s *Run) tookRightly(v *visit) {
+	for i, c := range v.clients {
+		r, st := &v.reqs[i], &v.states[i]
+		if key := keyOf(r); v.refused[key] && v.failed[key] && st.Err != nil {
+			s.fail("%s was refused, and a take that was not executed made that %+v", c.key, *st)
+		}
+	}
+	c, r, st := v.clients[0], &v.reqs[0], &v.states[0]
+	mayTakeAll := len(v.clients) == 1 && !s.resets && c.penalty == 0 && r.Events == c.events
+	isRefused := st.Err == nil && !st.Allowed && !st.InFlight
+	if r.Batch == 0 || !mayTakeAll || !isRefused || v.by.period[keyOf(r)] != st.Reset {
+		return
+	}
+	// Of what was used, the answer shows no tokens that are left.
+	if a := v.view.Account(r); a != nil && a.Reserved >= r.Cost && st.Used+r.Cost <= r.Capacity() {
 		s.fail("%s was refused, although its batch has enough: %+v", c.key, *st)
 	}
 }
 
-// evicted requires that a process forgets no bucket that is worth more than another one, and forgets
-// what the process had counted there.
-func (s *Run) evicted(p *process, e *entry, m *core.Moment) {
-	if e.Worth(m) == core.Expired {
-		return
-	}
-	for _, key := range sorted(p.buckets) {
-		if other := p.buckets[key]; other.Worth(m) < core.InUse && other.needed(m.Now) < e.needed(m.Now) {
-			s.fail("%s forgot what only it knew of %s, and not %s", p.name, e.key, key)
-		}
-	}
-	if s.faults {
-		c := s.client(e.key)
-		c.admitted = slices.DeleteFunc(c.admitted, func(a admission) bool { return a.by == p })
-	}
-}
-
-// penaltyTime is how long a penalty may be on its way.
-const penaltyTime = 2_000_000
-
-// needed is how much a bucket has that is nowhere else at an instant: charges, or counts or a penalty
-// on its way, or nothing.
-func (e *entry) needed(now int64) int {
-	switch {
-	case e.Gauges().Owing > 0:
-		return 2
-	case e.alone, e.penalized != 0 && now <= e.penalized+penaltyTime:
-		return 1
-	}
-	return 0
-}
-
 // mustBePenalized reports whether a process has set a penalty so long ago that it counts in any case.
 func (s *Run) mustBePenalized(c *client, p *process) bool {
-	return c.penalizedBy == p && !s.faults && !s.resets && s.now > c.penalized+2*longestService && epoch+s.net.skew+s.now < c.penalizedUntil-2*longestService
+	return c.penalizedBy == p && !s.faults && !s.resets && s.now() > c.penalized+2*longestService.Microseconds() && s.net.clock() < c.penalizedUntil-2*longestService.Microseconds()
 }
 
 // looks requires that requests that wait ask the primary once for each time of trust.
-func (s *Run) looks(r *store.Request, ago int64) {
-	if p := s.caddys[0]; algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.takes && !s.mixed && !p.evicts && ago <= p.trust {
+func (s *Run) looks(p *process, r *store.Request) {
+	key := keyOf(r)
+	before, isKnown := p.looked[key]
+	p.looked[key] = s.now()
+	ago := s.now() - before
+	keeps := algorithm.Of(r.Limit.Algorithm).Copies() && !s.faults && !s.resets && !s.crowded
+	if isKnown && keeps && !s.takes && !s.mixed && ago <= s.opts.Trust.Microseconds() {
 		s.fail("a request of %s that waits asked the primary %d microseconds after another", r.ClientKey, ago)
 	}
 }
@@ -270,7 +272,7 @@ func (s *Run) lookback() int64 {
 	if len(s.caddys) == 1 || !s.takes && !s.mixed {
 		return 150_000
 	}
-	return 150_000 + 2*max(s.caddys[0].trust, 0)
+	return 150_000 + 2*max(s.opts.Trust.Microseconds(), 0)
 }
 
 type moment struct{ at, used int64 }
@@ -287,29 +289,29 @@ func (s *Run) land(c *client, cost int64) {
 }
 
 func (s *Run) noteTruth(c *client) {
-	for len(c.truth) > 0 && s.now-c.truth[0].at > s.lookback() {
+	for len(c.truth) > 0 && s.now()-c.truth[0].at > s.lookback() {
 		c.truth = c.truth[1:]
 	}
-	used := s.used(c, s.now)
+	used := s.used(c, s.now())
 	if used < c.spent {
-		c.over = moment{s.now, c.spent}
+		c.over = moment{s.now(), c.spent}
 	}
 	c.spent = used
-	c.truth = append(c.truth, moment{s.now, used + c.unlanded})
+	c.truth = append(c.truth, moment{s.now(), used + c.unlanded})
 }
 
 // used is what the primary has counted of a client at an instant.
 func (s *Run) used(c *client, at int64) int64 {
-	r := store.Request{Limit: &c.limit, ClientKey: c.key, Events: c.events, Burst: c.burst}
-	return s.net.servers.look(r, epoch+s.net.skew+at, false).Used
+	r := c.some()
+	return s.net.servers.look(r, s.net.serverTime(at), false).Used
 }
 
 // mostUsed is the most that was used of late.
 func (s *Run) mostUsed(c *client) int64 {
 	s.noteTruth(c)
 	// A window that has just ended may be known as open, and the primary may have another one by now.
-	most := s.used(c, s.now-justOver) + c.unlanded
-	if c.over.at != 0 && s.now-c.over.at <= justOver {
+	most := s.used(c, s.now()-justOver) + c.unlanded
+	if c.over.at != 0 && s.now()-c.over.at <= justOver {
 		most += c.over.used
 	}
 	for _, m := range c.truth {
@@ -328,22 +330,16 @@ func (s *Run) atEnd() {
 	if s.unanswered > 0 {
 		s.fail("%d requests got no answer", s.unanswered)
 	}
+	s.noteLost()
 	for _, p := range s.caddys {
-		for _, key := range sorted(p.buckets) {
-			e := p.buckets[key]
-			if g := e.Gauges(); g.Tokens > 0 && g.InFlight == 0 && g.Owing == 0 {
-				continue
-			}
-			m := p.moment()
-			if e.Worth(&m) > core.Alone {
-				s.fail("%s has left in flight at the end: %+v", p.name, e.Gauges())
-			}
+		if f := p.registry.Figures(); f.InFlight > 0 || f.Unsent > 0 || p.view.IsNeeded() {
+			s.fail("%s has left in flight at the end: %+v", p.name, f)
 		}
 	}
 	for _, c := range s.clients {
 		spare := c.uncertain + c.lost
 		if c.counted > c.served+c.uncertain+c.kept+s.tokens(c) {
-			s.fail("%s was served %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
+			s.fail("%s was served only %d, and %d were counted; %d have an unknown outcome", c.key, c.served, c.counted, c.uncertain)
 		}
 		// A batch is held as long as it has tokens.
 		if st := s.held(c); int64(st.Held) > s.batched(c) && !s.faults {
@@ -358,17 +354,17 @@ func (s *Run) atEnd() {
 // tokens is what Caddys have left of batches, or what was lost of them with its window.
 func (s *Run) tokens(c *client) int64 {
 	sum := s.batched(c)
-	for _, p := range s.caddys {
-		sum += p.counts.TokensExpired
+	for _, p := range s.everStarted() {
+		sum += p.registry.Figures().TokensExpired
 	}
 	return sum
 }
 
 // batched is how many events of a client are in batches.
 func (s *Run) batched(c *client) (sum int64) {
-	for _, p := range s.caddys {
-		if e, ok := p.buckets[c.limit.Zone+"/"+c.key]; ok {
-			sum += e.Gauges().Tokens
+	for _, p := range s.everStarted() {
+		if a := p.view.Account(new(c.some())); a != nil {
+			sum += a.Reserved
 		}
 	}
 	return sum

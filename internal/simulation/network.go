@@ -1,27 +1,17 @@
 package simulation
 
 import (
+	"context"
 	"fmt"
-	"maps"
-	"slices"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// epoch is when a simulation begins, in microseconds since 1970.
-const epoch = 1_700_000_000_000_000
-
-const (
-	opCharge   = algorithm.Charge
-	opTake     = algorithm.Take
-	opRefund   = algorithm.Refund
-	opPenalize = algorithm.Penalize
-)
-
-// servers are a primary and its replica.
+// servers are a primary and its replica. Instants are those of their clock, in microseconds since 1970.
 type servers interface {
-	// run runs an operation at the primary, at an instant of its clock.
+	// run runs an operation at the primary, at an instant.
 	run(op algorithm.Operation, r store.Request, now int64) store.State
 	// look reads the bucket, at the replica if that is asked for.
 	look(r store.Request, now int64, replica bool) store.State
@@ -31,18 +21,18 @@ type servers interface {
 	replicate(until int64)
 }
 
-// Servers makes the servers of a history, whose clock is so many microseconds ahead.
-type Servers func(w *world, skew int64) servers
+// Servers makes the servers of a history, whose clock is so far ahead.
+type Servers func(skew time.Duration) servers
 
-// network is the way of a process to the servers. Each message takes a random time; some are
+// network is the way of processes to the servers. Each message takes a random time; some are
 // lost, and in an outage none arrives.
 type network struct {
 	*world
 	servers servers
 	// skew is how far the primary's clock is ahead.
-	skew int64
+	skew time.Duration
 	// lag is how far the replica is behind.
-	lag int64
+	lag time.Duration
 	// lossy is the part of messages that are lost, each way.
 	lossy float64
 	// slow is the part of messages that take long, up to more than any timeout.
@@ -51,174 +41,157 @@ type network struct {
 	flaky float64
 	// down: no server answers; away: the primary does not.
 	down, away bool
+	// faults is how many faults have begun.
+	faults int
 	// ran is told of each write that the primary executes.
 	ran func(op algorithm.Operation, r *store.Request, st *store.State)
+	// sent counts the messages of each name.
+	sent map[string]int
 }
 
 var (
 	errDown = fmt.Errorf("%w: simulated outage", store.ErrNotExecuted)
 	errLost = fmt.Errorf("%w: simulated loss", store.ErrUncertain)
+	// errRefused is how a take ends that was refused, and so has spent nothing.
+	errRefused = fmt.Errorf("%w: it was refused", store.ErrNotExecuted)
+
+	// The errors of a client that has left: of a take that was not sent, or was.
+	errLeftBefore = store.NotExecuted(context.Canceled)
+	errLeftSince  = fmt.Errorf("%w: %w", store.ErrUncertain, context.Canceled)
 )
 
-func (n *network) travel() int64 {
-	if n.chance(n.slow) {
-		return n.between(1000, 100_000)
-	}
-	return n.between(20, 800)
+const checkTimeout = 50 * time.Millisecond
+
+// message is a call about one bucket on its way to a server, and its answer on the way back.
+type message struct {
+	*network
+	rng *stream
+	r   store.Request
+	// timer is when nobody waits for the answer any more.
+	timer *time.Timer
+	reply func(st store.State)
 }
 
-func (n *network) clock() int64 { return epoch + n.skew + n.now }
+// send begins a message, which gets one answer: with that error if it takes too long.
+func (n *network) send(from string, op algorithm.Operation, r *store.Request, timeout time.Duration, late error, reply func(st store.State)) *message {
+	name := from + " " + op.String() + " " + r.ID + " " + keyOf(r)
+	n.sent[name]++
+	m := &message{network: n, rng: n.stream(name, n.sent[name]), r: *r, reply: reply}
+	// What happens at one instant does so in a random order, so that no two timers end at the same one.
+	timeout += m.rng.between(0, time.Millisecond)
+	m.timer = n.after(timeout, func() { m.reply(store.State{Err: late}) })
+	return m
+}
 
-// write runs an operation at the primary, and gives the answer or an error to reply, once.
-func (n *network) write(op algorithm.Operation, r store.Request, reply func(st store.State)) {
-	answered := false
-	answer := func(st store.State) {
-		if !answered {
-			answered = true
-			reply(st)
-		}
+// answer gives the answer, unless it is too late.
+func (m *message) answer(st store.State) {
+	if m.timer.Stop() {
+		m.reply(st)
 	}
-	if n.down || n.away {
-		n.after(n.travel(), func() { answer(store.State{Err: errDown}) })
+}
+
+// travels makes f happen once the message, or its answer, has arrived.
+func (m *message) travels(f func()) {
+	d := m.rng.between(20*time.Microsecond, 800*time.Microsecond)
+	if m.rng.chance(m.slow) {
+		d = m.rng.between(time.Millisecond, 100*time.Millisecond)
+	}
+	m.after(d, f)
+}
+
+func (n *network) clock() int64 { return n.serverTime(n.now()) }
+
+// serverTime is an instant of the world by the clock of the primary.
+func (n *network) serverTime(at int64) int64 { return n.epoch() + n.skew.Microseconds() + at }
+
+// write runs an operation at the primary, and gives the answer or an error to reply, once. ended, if it is not nil, is
+// told how a take has ended.
+func (n *network) write(from string, op algorithm.Operation, r *store.Request, ended func(err error), reply func(st store.State)) {
+	timeout := 20 * checkTimeout
+	if op == opTake {
+		// Somebody waits for it.
+		timeout = checkTimeout
+	}
+	if ended == nil {
+		ended = func(error) {}
+	}
+	m := n.send(from, op, r, timeout, errLost, reply)
+	refuse := func() {
+		m.travels(func() {
+			ended(errDown)
+			m.answer(store.State{Err: errDown})
+		})
+	}
+	switch {
+	case n.down || n.away:
+		refuse()
+		return
+	case m.rng.chance(n.lossy):
+		n.after(20*checkTimeout, func() { ended(errLost) })
 		return
 	}
-	timeout := int64(checkTimeout)
-	if op != opTake {
-		// Nobody waits for it.
-		timeout *= 20
-	}
-	n.after(timeout, func() { answer(store.State{Err: errLost}) })
-	if n.chance(n.lossy) {
-		return
-	}
-	n.after(n.travel(), func() {
-		if n.down || n.away || n.chance(n.flaky) {
+	m.travels(func() {
+		if n.down || n.away || m.rng.chance(n.flaky) {
 			// It was refused on arrival.
-			n.after(n.travel(), func() { answer(store.State{Err: errDown}) })
+			refuse()
 			return
 		}
-		st := n.servers.run(op, r, n.clock())
+		st := n.servers.run(op, m.r, n.clock())
 		if st.Err == nil {
-			n.ran(op, &r, &st)
+			n.ran(op, &m.r, &st)
 		}
-		if !n.chance(n.lossy) {
-			n.after(n.travel(), func() { answer(st) })
+		if m.rng.chance(n.lossy) {
+			n.after(20*checkTimeout, func() { ended(errLost) })
+			return
 		}
+		end := st.Err
+		if end == nil && !st.Allowed {
+			end = errRefused
+		}
+		m.travels(func() {
+			ended(end)
+			m.answer(st)
+		})
 	})
 }
 
 // check asks whether a request fits: the replica, or the primary if that is asked for, or if the
 // replica shows no open window.
-func (n *network) check(r store.Request, reply func(st store.State)) {
-	answered := false
-	answer := func(st store.State) {
-		if !answered {
-			answered = true
-			reply(st)
-		}
-	}
-	n.after(checkTimeout, func() { answer(store.State{Err: errDown}) })
-	n.after(n.travel(), func() {
-		st, ok := n.checked(r)
-		if ok && !n.chance(n.lossy) {
-			n.after(n.travel(), func() { answer(st) })
+func (n *network) check(from string, r *store.Request, reply func(st store.State)) {
+	m := n.send(from, algorithm.Check, r, checkTimeout, errDown, reply)
+	m.travels(func() {
+		if st, ok := m.checked(); ok && !m.rng.chance(n.lossy) {
+			m.travels(func() { m.answer(st) })
 		}
 	})
 }
 
-func (n *network) checked(r store.Request) (st store.State, ok bool) {
-	if n.down || n.chance(n.lossy) {
+func (m *message) checked() (st store.State, ok bool) {
+	if m.down || m.rng.chance(m.lossy) {
 		return st, false
 	}
-	n.servers.replicate(n.clock() - n.lag)
-	if !r.Primary || n.away {
-		if st = n.servers.look(r, n.clock(), true); st.Err == nil && st.Reset != 0 {
+	m.servers.replicate(m.clock() - m.lag.Microseconds())
+	if !m.r.Primary || m.away {
+		if st = m.servers.look(m.r, m.clock(), true); st.Err == nil && st.Reset != 0 {
 			st.Replica = true
 			return st, true
 		}
 	}
-	if n.away {
+	if m.away {
 		return st, false
 	}
-	st = n.servers.run(algorithm.Check, r, n.clock())
-	return st, true
+	return m.servers.run(algorithm.Check, m.r, m.clock()), true
 }
 
 // empty empties a bucket at the primary.
-func (n *network) empty(r store.Request, reply func(err error)) {
-	n.after(n.travel(), func() {
+func (n *network) empty(from string, r *store.Request, reply func(st store.State)) {
+	m := n.send(from, algorithm.Peek, r, time.Hour, errLost, reply)
+	m.travels(func() {
 		if n.down || n.away {
-			reply(errDown)
+			m.answer(store.State{Err: errDown})
 			return
 		}
-		n.servers.empty(r, n.clock())
-		n.after(n.travel(), func() { reply(nil) })
+		n.servers.empty(*r, n.clock())
+		m.travels(func() { m.answer(store.State{}) })
 	})
 }
-
-// Arithmetic makes servers that run package algorithm, which is quicker than scripts.
-func Arithmetic() Servers {
-	return func(*world, int64) servers { return newArithmetic() }
-}
-
-// arithmetic are servers that run package algorithm.
-type arithmetic struct {
-	primary, replica map[string]algorithm.Bucket
-	// held is what takes hold at the primary.
-	held map[string]*algorithm.Held
-	// effects have not reached the replica.
-	effects []effect
-}
-
-type effect struct {
-	at     int64
-	happen func(buckets map[string]algorithm.Bucket)
-}
-
-func newArithmetic() *arithmetic {
-	return &arithmetic{primary: map[string]algorithm.Bucket{}, replica: map[string]algorithm.Bucket{}, held: map[string]*algorithm.Held{}}
-}
-
-func keyOf(r *store.Request) string { return r.Limit.Zone + "/" + r.ClientKey }
-
-func bucketIn(m map[string]algorithm.Bucket, r *store.Request) algorithm.Bucket {
-	key := keyOf(r)
-	b, ok := m[key]
-	if !ok {
-		b = algorithm.New(r.Limit)
-		m[key] = b
-	}
-	return b
-}
-
-func (s *arithmetic) run(op algorithm.Operation, r store.Request, now int64) store.State {
-	s.effects = append(s.effects, effect{now, func(b map[string]algorithm.Bucket) { op.Run(bucketIn(b, &r), &r, now) }})
-	st := op.Run(bucketIn(s.primary, &r), &r, now)
-	s.held[keyOf(&r)] = s.held[keyOf(&r)].After(op, &r, &st)
-	return st
-}
-
-func (s *arithmetic) look(r store.Request, now int64, replica bool) store.State {
-	if replica {
-		return bucketIn(s.replica, &r).View(&r, now, false)
-	}
-	st := bucketIn(s.primary, &r).View(&r, now, false)
-	s.held[keyOf(&r)].After(algorithm.Peek, &r, &st)
-	return st
-}
-
-func (s *arithmetic) empty(r store.Request, now int64) {
-	key := keyOf(&r)
-	delete(s.primary, key)
-	delete(s.held, key)
-	s.effects = append(s.effects, effect{now, func(b map[string]algorithm.Bucket) { delete(b, key) }})
-}
-
-func (s *arithmetic) replicate(until int64) {
-	for len(s.effects) > 0 && s.effects[0].at <= until {
-		s.effects[0].happen(s.replica)
-		s.effects = s.effects[1:]
-	}
-}
-
-func sorted[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

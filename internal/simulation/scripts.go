@@ -20,13 +20,11 @@ type scripts struct {
 // Scripts makes servers of the store's scripts, which the interpreter runs. It serves any number
 // of histories, one after the other.
 func Scripts(in *simredis.Interpreter) Servers {
-	return func(w *world, skew int64) servers {
-		now := func() time.Time { return time.UnixMicro(epoch + w.now) }
-		primary, replica := simredis.New(now, in), simredis.New(now, in)
-		primary.Ahead = time.Duration(skew) * time.Microsecond
-		replica.Ahead = primary.Ahead
+	return func(skew time.Duration) servers {
+		primary, replica := simredis.New(time.Now, in), simredis.New(time.Now, in)
+		primary.Ahead, replica.Ahead = skew, skew
 		replica.ReplicaOf(primary)
-		return &scripts{primary.Ahead, simstore.New(primary.Do), simstore.New(replica.Do), replica}
+		return &scripts{skew, simstore.New(primary.Do), simstore.New(replica.Do), replica}
 	}
 }
 

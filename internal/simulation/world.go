@@ -1,66 +1,66 @@
-// Package simulation runs two Caddys, a primary, a lagging replica and a network that loses
-// and delays, in virtual time: one thread, one random source, so that a seed is a history
-// that happens again in each run. The core of the ledger decides and the scripts of the
-// store count as in production; only the driver is another one, without goroutines.
+// Package simulation runs one or two Caddys, a primary, a lagging replica and a network that loses
+// and delays, in the virtual time of a bubble of testing/synctest. Package ledger itself serves, settles,
+// retries and reloads, and the scripts of the store count, as in production; the network between them is simulated.
 //
-// A [Run] checks the promises of the documents at every step.
+// A [Run] is the history of a seed, and checks the promises of the documents at every step. What happens to a
+// message, or what a client does, depends on the seed and on which message or request it is, and not on what else
+// happens at the same instant, so a history hardly depends on the order in which goroutines run.
 package simulation
 
 import (
-	"container/heap"
 	"math/rand/v2"
+	"sync"
+	"time"
 )
 
-// world has the time, and what happens next. Instants are microseconds.
+// world has the time, the lock and the random numbers of a history.
 type world struct {
-	rng   *rand.Rand
-	now   int64
-	queue events
-	count int64
-}
-
-type event struct {
-	at, number int64
-	happen     func()
-}
-
-// events are a heap by time; of one instant, in the order in which they were planned.
-type events []event
-
-func (q events) Len() int      { return len(q) }
-func (q events) Swap(i, j int) { q[i], q[j] = q[j], q[i] }
-func (q events) Less(i, j int) bool {
-	return q[i].at < q[j].at || q[i].at == q[j].at && q[i].number < q[j].number
-}
-func (q *events) Push(x any) { *q = append(*q, x.(event)) }
-func (q *events) Pop() any {
-	last := (*q)[len(*q)-1]
-	*q = (*q)[:len(*q)-1]
-	return last
+	// mu is held by all that is simulated. Who calls a ledger holds it too, unless the call waits.
+	mu    sync.Mutex
+	seed  uint64
+	began time.Time
+	// rng decides at the beginning, before anything happens.
+	rng *stream
 }
 
 func newWorld(seed uint64) *world {
-	return &world{rng: rand.New(rand.NewPCG(seed, 1)), now: 1}
+	w := &world{seed: seed, began: time.Now()}
+	w.rng = w.stream("world", 0)
+	return w
 }
 
-// after plans an event.
-func (w *world) after(d int64, happen func()) {
-	w.count++
-	heap.Push(&w.queue, event{w.now + max(d, 0), w.count, happen})
+// now is the age of the world in microseconds, from 1 on.
+func (w *world) now() int64 { return time.Since(w.began).Microseconds() + 1 }
+
+// epoch is when the world began, in microseconds since 1970.
+func (w *world) epoch() int64 { return w.began.UnixMicro() - 1 }
+
+// after makes f happen later, with mu held.
+func (w *world) after(d time.Duration, f func()) *time.Timer {
+	return time.AfterFunc(d, func() {
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		f()
+	})
 }
 
-// run lets things happen until the end, or until nothing does.
-func (w *world) run(end int64) {
-	for len(w.queue) > 0 && w.queue[0].at <= end {
-		next := heap.Pop(&w.queue).(event)
-		w.now = next.at
-		next.happen()
+// stream is a source of random numbers.
+type stream struct{ *rand.Rand }
+
+// stream returns the numbers of the nth thing with a name.
+func (w *world) stream(name string, n int) *stream {
+	hash := uint64(14695981039346656037)
+	for i := range len(name) {
+		hash = (hash ^ uint64(name[i])) * 1099511628211
 	}
+	return &stream{rand.New(rand.NewPCG(w.seed, hash+uint64(n)*0x9e3779b97f4a7c15))} //nolint:gosec // not negative
 }
 
-func (w *world) chance(p float64) bool { return w.rng.Float64() < p }
+func (s *stream) chance(p float64) bool { return p > 0 && s.Float64() < p }
 
-// between returns a random duration.
-func (w *world) between(least, most int64) int64 { return least + w.rng.Int64N(most-least+1) }
+// between returns a random duration, which is hardly ever the same twice.
+func (s *stream) between(least, most time.Duration) time.Duration {
+	return least + time.Duration(s.Int64N(int64(most-least)+1))
+}
 
-func oneOf[T any](w *world, all ...T) T { return all[w.rng.IntN(len(all))] }
+func oneOf[T any](s *stream, all ...T) T { return all[s.IntN(len(all))] }

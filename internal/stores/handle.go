@@ -290,6 +290,9 @@ func (h *Handle) Unload() {
 			// What requests that outlast the config go by, others do not have to know.
 			open.presence.stop()
 		}
+		if open.overrides != nil {
+			open.overrides.stop()
+		}
 		if !caddy.Exiting() {
 			open.Accounts.Stop()
 		}

@@ -31,7 +31,7 @@ type overrides struct {
 	current atomic.Pointer[store.OverrideSet]
 	// changed is called after a look that has found another state.
 	changed func()
-	// failed is why overrides cannot be read that the store keeps, or taken by another shard, or nil.
+	// failed is why overrides cannot be read that the store keeps, or nil.
 	failed atomic.Pointer[error]
 	// looking is held during a look, so that none undoes a later one.
 	looking sync.Mutex

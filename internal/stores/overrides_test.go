@@ -198,6 +198,24 @@ func TestFinalErrorIsNotRepeatedSoon(t *testing.T) {
 	}
 }
 
+// TestEndedConfigLooksNoMore, while its requests go on.
+func TestEndedConfigLooksNoMore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := openLooked(t, nil)
+		if _, err := h.Enter(); err != nil {
+			t.Fatal(err)
+		}
+		h.Run()
+		time.Sleep(time.Minute)
+		h.Unload()
+		synctest.Wait()
+		n := s.looks.Load()
+		if time.Sleep(time.Minute); n == 0 || s.looks.Load() != n {
+			t.Errorf("there were %d looks, and then %d", n, s.looks.Load())
+		}
+	})
+}
+
 // TestPanicsOfAStoreAreProblems, leave what is known, and end no loop.
 func TestPanicsOfAStoreAreProblems(t *testing.T) {
 	s, _ := openLooked(t, nil)

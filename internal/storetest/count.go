@@ -325,8 +325,8 @@ func testFractionalInstants(f *fixture) {
 	f.wantUsed("charge at the reset", f.charge(r), 1)
 }
 
-// testLateCharges: a charge whose time is over changes nothing, and none counts longer than if it had come just now,
-// whatever its caller's clock says. What opens a window ends it when its caller says.
+// testLateCharges: a charge whose time is over changes nothing, and none counts longer than a charge of this instant,
+// even if its caller's clock is wrong. A charge that opens a window gives it the end that its caller names.
 func testLateCharges(f *fixture) {
 	for name, r := range f.kinds() {
 		t := algorithm.Of(r.Limit.Algorithm)

@@ -185,12 +185,24 @@ func (s *session) showChanges(method string, all *adminapi.Overrides) {
 		if o.Kind != store.OverrideZone {
 			client = shown(clientText(&o.Client)) + " in "
 		}
-		fmt.Fprintf(s.out, "%s: %szone %s of store %s\n", text, client, shown(o.Zone), shown(o.Store))
+		fmt.Fprintf(s.out, "%s: %szone %s of store %s%s\n", text, client, shown(o.Zone), shown(o.Store), copiesText(o.Copies))
 		if o.Warning != "" {
 			fmt.Fprintln(s.out, "  warning:", shown(o.Warning))
 		}
 	}
 	s.showUnanswered(all.Unanswered)
+}
+
+// copiesText says on how many shards and replicas a change is, after a comma, or nothing.
+func copiesText(c *store.Copies) string {
+	if c == nil {
+		return ""
+	}
+	text := fmt.Sprintf(", on %d/%d shards", c.Shards, c.OfShards)
+	if c.OfReplicas > 0 {
+		text += fmt.Sprintf(", %d/%d replicas", c.Replicas, c.OfReplicas)
+	}
+	return text
 }
 
 // overrideText says what an override does, and until when.

@@ -90,7 +90,8 @@ var mergeRules = map[string]rule{
 	"Override.Kind": alike, "Override.Zone": alike, "Override.Store": alike, "Override.Client": leader, "Override.Events": leader,
 	"Override.Burst": leader, "Override.Enforce": leader, "Override.Rollout": leader, "Override.Since": leader, "Override.Until": leader,
 	"Override.ReplacedUntil": leader, "Override.ReplacedDamaged": leader, "Override.Reason": leader, "Override.By": leader,
-	"Override.Version": leader, "Override.Warning": leader, "Override.Addresses": filled,
+	"Override.Version": leader, "Override.Warning": leader, "Override.Copies": leader,
+	"Copies.Shards": leader, "Copies.OfShards": leader, "Copies.Replicas": leader, "Copies.OfReplicas": leader, "Override.Addresses": filled,
 
 	"Audit.Changes": inside, "Audit.Errors": filled, "Audit.Unanswered": filled,
 	"AuditedChange.At": alike, "AuditedChange.Store": alike, "AuditedChange.Zone": alike, "AuditedChange.Kind": alike, "AuditedChange.Client": alike,

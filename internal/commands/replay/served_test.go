@@ -9,7 +9,6 @@ import (
 	"io"
 	"maps"
 	"math/rand/v2"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"net/url"
@@ -29,6 +28,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/commands/replay"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
+	"github.com/shardlimit/caddy-shardlimit/internal/process"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/routes"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
@@ -393,14 +393,15 @@ func (s *site) serveRandomly(random *rand.Rand, requests int) {
 // TestReplaysCaddysAccessLog serves requests by a Caddy that listens, and replays the log that it has
 // written. Clients send one request after the other, beside each other: their limits are their own.
 func TestReplaysCaddysAccessLog(t *testing.T) {
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	port, release, err := process.ReservePort()
 	redistest.Must(t, err)
-	address := listener.Addr().String()
-	redistest.Must(t, listener.Close())
+	defer func() { _ = release() }()
+	address := fmt.Sprint("127.0.0.1:", port)
 	file := filepath.Join(t.TempDir(), "access.log")
 	caddyfile := strings.NewReplacer("{{address}}", address, "{{log}}", file).Replace(`{
 	admin off
 	persist_config off
+	default_bind 127.0.0.1
 	servers {
 		trusted_proxies static private_ranges
 	}

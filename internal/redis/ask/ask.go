@@ -125,7 +125,7 @@ func (a *Asker) check(ctx context.Context, at *wire.Servers, asks []*store.Ask, 
 // windows of buckets that are not known. The script checks others, and what is not there.
 func (a *Asker) checkPrimary(ctx context.Context, at *wire.Servers, asks []*store.Ask, deadline time.Time) {
 	now, age := a.TimeAt(at, time.Now())
-	hears := slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Hold != 0 })
+	hears := slices.ContainsFunc(asks, func(a *store.Ask) bool { return algorithm.Check.Hears(&a.Request) })
 	isSure := now != 0 && age <= wire.ClockPeriod && !at.Checks.Scripted.Load() && !hears
 	op := Reading(algorithm.Check, store.RolePrimary, now)
 	mayOpen := canOpen(asks, a.CheckTimeout)

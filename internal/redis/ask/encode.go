@@ -330,9 +330,12 @@ func (k Keys) slot(clientKey string) uint16 {
 	return wire.SlotOf(k.appendClient(scratch[:0], clientKey))
 }
 
-// Overrides returns the key of the overrides. It is never that of a bucket, because no
-// prefix contains a #.
-func (k Keys) Overrides() string { return k.Prefix + ":#overrides" }
+// Overrides returns the key of the overrides, with the version of their layout. It is never that of
+// a bucket, because no prefix contains a #.
+func (k Keys) Overrides() string { return k.Prefix + ":#overrides2" }
+
+// OverrideMender returns the key of who mends the overrides of a shard, which is in their slot.
+func (k Keys) OverrideMender() string { return k.Prefix + ":#mender{" + k.Overrides() + "}" }
 
 // OverrideLog returns the key of the changes of overrides, which is in the slot of these.
 func (k Keys) OverrideLog() string { return k.Prefix + ":#log{" + k.Overrides() + "}" }

@@ -6,10 +6,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"hash/fnv"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
@@ -17,21 +21,26 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-const (
-	opChange = "change"
-	// changesInCall bounds the changes in a call, for which the server does nothing else.
-	changesInCall = 200
-)
+// changesInCall bounds the changes in a call, for which the server does nothing else.
+const changesInCall = 200
 
-// The words for the script of what is expected: anything, or nothing; else a version, or several words.
+// The expected versions that are no IDs: any version, and none.
 const (
 	expectAny  = ""
 	expectNone = "0"
 )
 
-// item is a change for the script. One without a content removes; one without meta is not in the log.
+// item is an argument of the script about one override: the known version with its log entry, a change to decide
+// about, or both. Each may be missing.
 type item struct {
-	name     string
+	name   string
+	known  *overrideVersion
+	text   string
+	change *decision
+}
+
+// decision is a change to decide about. One without a content removes.
+type decision struct {
 	lasts    int64
 	content  string
 	expected string
@@ -52,319 +61,333 @@ func metaOf(o *store.Override) string {
 // changing is a call of ChangeOverrides.
 type changing struct {
 	p        *Operator
-	owners   func(clientKey string) (now, before *Shard)
-	read     map[*Shard]*readOverrides
+	known    *overrideState
 	changes  []store.OverrideChange
 	outcomes []store.OverrideOutcome
-	// refused are the changes that a shard does not make, by their places.
-	refused []bool
-	// steps are made one after the other: what decides whether a change is made comes first.
-	steps [3]map[*Shard][]*planned
-	// undone are items of the first step that the second has refused.
-	undone map[*Shard][]*planned
+	writes   []*overrideWrite
+	// shards are the shards to ask; away has the errors of the others.
+	shards []*Shard
+	away   []error
 }
 
-// The steps of changes.
-const (
-	decide = iota
-	follow
-	cleanUp
-)
-
-func (p *Operator) newChanging(changes []store.OverrideChange, owners func(clientKey string) (now, before *Shard)) *changing {
-	c := &changing{p: p, owners: owners, changes: changes, outcomes: make([]store.OverrideOutcome, len(changes)), refused: make([]bool, len(changes)), undone: map[*Shard][]*planned{}}
-	for i := range c.steps {
-		c.steps[i] = map[*Shard][]*planned{}
-	}
-	return c
+// overrideWrite is the write of a change under one name. The first shard of order that answers decides; the others take
+// the version that it made.
+type overrideWrite struct {
+	decision
+	name  string
+	place int
+	order []*Shard
+	// isDecided is set once the first of order has answered. version is the version that it made, or nil, and text the
+	// log entry.
+	isDecided bool
+	version   *overrideVersion
+	text      string
+	// has are the shards that have the version; errs are the errors of the others.
+	has  []*Shard
+	errs []error
 }
 
-// ChangeOverrides implements [store.Operable]. Overrides are set on the client's shard, and on the one
-// before a resharding: Caddys with the config before this one read that one only, and write it first, so
-// that it decides between two writers, unless it is away: then the client's shard does. They are removed on all shards, because the shard of a kept key is
-// not known.
-func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.OverrideChange, owners func(clientKey string) (now, before *Shard)) []store.OverrideOutcome {
-	c := p.newChanging(changes, owners)
-	// What cannot be read is left to the script.
-	c.read, _ = p.readAll(ctx)
-	for i := range changes {
-		if err := c.plan(i); err != nil {
-			c.outcomes[i], c.refused[i] = store.OverrideOutcome{Before: c.latest(c.p.nameOf(changes[i].ID())), Err: err}, true
+// ChangeOverrides implements [store.Operable]. One shard decides about each change, and the others take the version that
+// it made. Writers that reach different shards may both win: the later version stays. A mending writes it to shards
+// that were away.
+func (p *Operator) ChangeOverrides(ctx context.Context, changes []store.OverrideChange) []store.OverrideOutcome {
+	l, unread := p.look(ctx)
+	c := &changing{p: p, known: l.state, changes: changes, outcomes: make([]store.OverrideOutcome, len(changes))}
+	for _, shard := range p.shards() {
+		if err := l.failed[shard]; err != nil {
+			c.away = append(c.away, fmt.Errorf("shard %s: %w", p.shardName(shard), err))
+		} else {
+			c.shards = append(c.shards, shard)
 		}
 	}
-	for step, items := range c.steps {
-		c.carryOut(ctx, items, func(it *planned) bool {
-			return c.refused[it.place] || step == cleanUp && c.outcomes[it.place].Version == ""
-		})
+	room, now := p.most, p.now().UnixMicro() // without ended overrides, which count in mostKept
+	for _, v := range l.state.all {
+		if v.isLive(now) {
+			room--
+		}
 	}
-	c.carryOut(ctx, c.undone, func(*planned) bool { return false })
 	for i := range changes {
-		c.settle(i)
+		if err := c.plan(i, &room); err != nil {
+			c.outcomes[i] = store.OverrideOutcome{Before: c.before(c.p.nameOf(changes[i].ID())), Err: err}
+		}
+	}
+	c.decide(ctx)
+	c.spread(ctx)
+	made := learned{all: map[string]*overrideVersion{}}
+	for _, w := range c.writes {
+		if w.version != nil && w.version.isLater(made.all[w.name]) {
+			made.all[w.name] = w.version
+			made.log = append(made.log, w.text)
+		}
+	}
+	p.learn(&made)
+	c.settle(ctx)
+	for i := range changes {
+		// A shard that is away may have had it.
+		if o := &c.outcomes[i]; changes[i].Removes && o.Before == nil && o.Err == nil {
+			o.Err = unread
+		}
 	}
 	return c.outcomes
 }
 
-// settle makes the error of a shard that is away a warning if another one has made the change, because it
-// holds then: all shards are read.
-func (c *changing) settle(i int) {
-	o := &c.outcomes[i]
-	isMade := o.Version != ""
-	if c.changes[i].Removes {
-		isMade = o.Before != nil
+// before returns the override of a name that is in force, as far as is known, or nil.
+func (c *changing) before(name string) *store.Override {
+	if v := c.known.all[name]; v.isLive(c.p.now().UnixMicro()) {
+		return v.override
 	}
-	if o.Err != nil && isMade && !c.refused[i] {
-		o.Warning, o.Err = o.Err, nil
-	}
+	return nil
 }
 
-// planned is an item for a change, by its place.
-type planned struct {
-	item
-	place int
-	// role says what the reply means for the outcome.
-	role role
-	// undo is the item of the first step that is undone if this one is refused, on the shard first.
-	undo  *planned
-	first *Shard
-	// was is the content that this item has replaced, which would have lasted for wasLasts.
-	was      string
-	wasLasts int64
-	isMade   bool
-}
-
-// role is that of an item in its change.
-type role uint8
-
-const (
-	// main items are the change; copied ones repeat it on another shard.
-	main role = iota
-	copied
-	// silent items do not matter for the outcome, and undoing ones only if they fail.
-	silent
-	undoing
-)
-
-// plan adds what has to be done for a change.
-func (c *changing) plan(i int) error {
+// plan adds the writes of a change.
+func (c *changing) plan(i int, room *int) error {
 	ch := &c.changes[i]
-	name := c.p.nameOf(ch.ID())
-	if ch.Removes {
-		return c.planRemoval(i, name)
+	name, now := c.p.nameOf(ch.ID()), c.p.now().UnixMicro()
+	names := []string{name}
+	// It may have been set before there was a key_secret.
+	if plain := nameUnder(ask.Keys{}, ch.ID()); ch.Removes && c.known.all[plain] != nil && plain != name {
+		names = append(names, plain)
 	}
-	content, err := c.p.encode(&ch.Override)
-	if err != nil {
-		return err
+	if ch.Expected != store.AnyVersion && !slices.ContainsFunc(names, func(name string) bool {
+		before := c.before(name)
+		return before == nil && ch.Expected == "" || before != nil && before.Version == ch.Expected
+	}) {
+		return store.ErrChanged
 	}
-	now, before := c.owners(ch.ClientKey)
-	if before == nil {
-		before = now
-	}
-	set := item{name: name, lasts: c.p.lasts(&ch.Override), content: content, meta: metaOf(&ch.Override)}
-	if set.expected, _, err = c.expected(ch, before, name); err != nil {
-		return err
-	}
-	first := &planned{item: set, place: i, role: main}
-	c.add(decide, before, first)
-	if before != now {
-		if set.expected, _, err = c.expected(ch, now, name); err != nil {
+	d := decision{meta: metaOf(&ch.Override)}
+	if !ch.Removes {
+		if !c.known.all[name].isLive(now) {
+			if *room < 1 {
+				return fmt.Errorf("there are %d overrides, which is the most: remove some", c.p.most)
+			}
+			*room--
+		}
+		content, err := c.p.encode(&ch.Override)
+		if err != nil {
 			return err
 		}
-		c.add(follow, now, &planned{item: set, place: i, role: copied, undo: first, first: before})
+		d.content, d.lasts = content, max(left(ch.Until, c.p.now()), 1)
 	}
-	for shard, read := range c.read {
-		// Another shard may have owned the client. What cannot be removed there is older.
-		if there := read.all[name]; shard != now && shard != before && there != nil {
-			c.add(cleanUp, shard, &planned{item: item{name: name, expected: c.p.expecting(there)}, place: i, role: silent})
+	for _, name := range names {
+		switch v := c.known.all[name]; {
+		case ch.Expected == store.AnyVersion:
+			d.expected = expectAny
+		case v.isLive(now):
+			d.expected = v.id
+		default:
+			d.expected = expectNone
 		}
+		c.writes = append(c.writes, &overrideWrite{decision: d, name: name, place: i, order: c.order(name), errs: slices.Clone(c.away)})
 	}
 	return nil
 }
 
-func (c *changing) add(step int, shard *Shard, it *planned) {
-	c.steps[step][shard] = append(c.steps[step][shard], it)
+// order returns the shards in the order in which they decide about a name, which is that of all processes with
+// these shards. During a resharding, the previous ones come first, because older configs know no others.
+func (c *changing) order(name string) []*Shard {
+	rank := func(shard *Shard) uint64 {
+		hash := fnv.New64a()
+		_, _ = hash.Write([]byte(name + "\n" + c.p.shardName(shard))) // it does not fail
+		if len(c.p.previous) == 0 || slices.ContainsFunc(c.p.previous, func(m Member) bool { return m.Shard == shard }) {
+			return hash.Sum64() / 2
+		}
+		return 1<<63 + hash.Sum64()/2
+	}
+	return slices.SortedFunc(slices.Values(c.shards), func(a, b *Shard) int { return cmp.Compare(rank(a), rank(b)) })
 }
 
-// planRemoval adds the removal of a name, which may have been written before there was a key_secret.
-func (c *changing) planRemoval(i int, name string) error {
-	ch := &c.changes[i]
-	names := []string{name}
-	if len(c.p.asker.Keys.Secret) > 0 && ch.ClientKey != "" && !ask.IsSecret(ch.ClientKey) {
-		names = append(names, nameUnder(ask.Keys{}, ch.ID()))
-	}
-	for shard := range c.read {
-		step := follow
-		if slices.ContainsFunc(c.p.previous, func(m Member) bool { return m.Shard == shard }) {
-			step = decide
-		}
-		for _, name := range names {
-			expected, isThere, err := c.expected(ch, shard, name)
-			if err != nil {
-				return err
-			}
-			if isThere {
-				c.add(step, shard, &planned{item: item{name: name, expected: expected, meta: metaOf(&ch.Override)}, place: i, role: main})
+// decide asks the deciders. Where one does not answer, the next one decides.
+func (c *changing) decide(ctx context.Context) {
+	for {
+		by := map[*Shard][]*overrideWrite{}
+		for _, w := range c.writes {
+			if !w.isDecided && len(w.order) > 0 {
+				by[w.order[0]] = append(by[w.order[0]], w)
 			}
 		}
+		if len(by) == 0 {
+			return
+		}
+		c.sendAll(ctx, by, func(w *overrideWrite) item {
+			return item{name: w.name, known: c.known.all[w.name], change: &w.decision}
+		}, func(shard *Shard, w *overrideWrite, reply *frame, err error) {
+			if w.isDecided = err == nil; w.isDecided {
+				c.note(shard, w, reply)
+			} else {
+				w.errs, w.order = append(w.errs, err), w.order[1:]
+			}
+		})
 	}
-	return nil
 }
 
-// expected returns what the script on a shard has to expect of a name, and whether there may be something,
-// or an error if what was read last is another version than the change expects.
-func (c *changing) expected(ch *store.OverrideChange, shard *Shard, name string) (expected string, isThere bool, err error) {
-	if ch.Expected == store.AnyVersion {
-		return expectAny, true, nil
-	}
-	version := ""
-	if latest := c.latest(name); latest != nil {
-		version = latest.Version
-	}
-	if version != ch.Expected {
-		return "", false, store.ErrChanged
-	}
-	read := c.read[shard]
-	if there := read.all[name]; there != nil {
-		return c.p.expecting(there), true, nil
-	}
-	if d, ok := read.damaged[name]; ok {
-		return d.version, true, nil
-	}
-	return expectNone, false, nil
-}
-
-// expecting returns what the script on a shard has to expect where an override was read. By the server's
-// clock, one whose end is near or past may be gone, or last.
-func (p *Operator) expecting(there *store.Override) string {
-	if there.Until > p.now().Add(sameClock).UnixMicro() {
-		return there.Version
-	}
-	return expectNone + " " + there.Version
-}
-
-// latest returns the override of that name that is in force, as it was read last, or nil.
-func (c *changing) latest(name string) (latest *store.Override) {
-	now := c.p.now().UnixMicro()
-	for _, read := range c.read {
-		if o := read.all[name]; o != nil && o.Until > now && (latest == nil || o.Since > latest.Since) {
-			latest = o
+// spread writes the decided versions to the other shards.
+func (c *changing) spread(ctx context.Context) {
+	by := map[*Shard][]*overrideWrite{}
+	for _, w := range c.writes {
+		if w.version == nil {
+			continue
+		}
+		for _, shard := range w.order[1:] {
+			by[shard] = append(by[shard], w)
 		}
 	}
-	return latest
+	c.sendAll(ctx, by, func(w *overrideWrite) item {
+		return item{name: w.name, known: w.version, text: w.text}
+	}, func(shard *Shard, w *overrideWrite, reply *frame, err error) {
+		if err == nil && reply.word != "HAS" {
+			err = fmt.Errorf("shard %s does not take it: %s", c.p.shardName(shard), map[string]string{"OVER": "by its clock it has ended", "FULL": "it has no room"}[reply.word])
+		}
+		if w.errs = append(w.errs, err); err == nil {
+			w.has = append(w.has, shard)
+		}
+	})
 }
 
-// carryOut sends items to their shards at the same time, but for those to skip, and notes the outcomes.
-func (c *changing) carryOut(ctx context.Context, items map[*Shard][]*planned, skips func(it *planned) bool) {
-	// The first replies change what is to skip.
-	for shard := range items {
-		items[shard] = slices.DeleteFunc(items[shard], skips)
-	}
+// sendAll sends an item for each write to shards, at the same time, and calls note with each reply, or the error.
+func (c *changing) sendAll(ctx context.Context, by map[*Shard][]*overrideWrite, itemOf func(w *overrideWrite) item, note func(shard *Shard, w *overrideWrite, reply *frame, err error)) {
 	var mu sync.Mutex
-	var calls sync.WaitGroup
-	for shard, all := range items {
-		calls.Go(func() {
-			plain := make([]item, len(all))
-			for i := range all {
-				plain[i] = all[i].item
+	_ = c.p.atShards(slices.Collect(maps.Keys(by)), func(shard *Shard) error {
+		items := make([]item, len(by[shard]))
+		for i, w := range by[shard] {
+			items[i] = itemOf(w)
+		}
+		var replies []frame
+		err := contain.Run(func() (err error) {
+			replies, err = c.p.send(ctx, shard, opChange, items)
+			return err
+		})
+		if err != nil {
+			err = fmt.Errorf("shard %s: %w", c.p.shardName(shard), err)
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for i, w := range by[shard] {
+			if i < len(replies) {
+				note(shard, w, &replies[i], nil)
+			} else {
+				note(shard, w, nil, err)
 			}
-			var replies []frame
-			err := contain.Run(func() (err error) {
-				replies, err = c.p.send(ctx, shard, plain)
-				return err
-			})
-			mu.Lock()
-			defer mu.Unlock()
-			for i, it := range all {
-				switch {
-				case i < len(replies):
-					c.note(shard, it, replies[i])
-				case it.role == undoing:
-					c.fail(it.place, fmt.Errorf("shard %s has taken it and did not answer when it was to be undone, so it may hold: end it, or set what was there: %w", c.p.shardName(shard), err))
-				case it.role != silent:
-					c.fail(it.place, fmt.Errorf("shard %s: %w", c.p.shardName(shard), err))
+		}
+		return nil
+	})
+}
+
+// note takes in the reply of the shard that decides.
+func (c *changing) note(shard *Shard, w *overrideWrite, reply *frame) {
+	o := &c.outcomes[w.place]
+	content := ""
+	var number, now, till, keep int64
+	switch reply.word {
+	case "FULL":
+		o.Err = fmt.Errorf("shard %s remembers %d overrides, most of which have ended, and no more: wait until some would have ended by themselves", c.p.shardName(shard), c.p.mostKept())
+	case "CHANGED":
+		o.Err, content = store.ErrChanged, reply.texts[1]
+	case "SET", "SAME", "REMOVED":
+		if _, err := fmt.Sscan(reply.texts[0], &number, &now, &till, &keep); err != nil {
+			o.Err = fmt.Errorf("%w: %w", errFrames, err)
+			return
+		}
+		here := c.p.now()
+		w.has, w.text = []*Shard{shard}, reply.texts[1]
+		w.version = c.p.newVersion(w.name, number, instantHere(till, now, here), instantHere(keep, now, here), w.content)
+		if w.content != "" {
+			o.Version = w.version.id
+		}
+		if lines := strings.Split(w.text, "\n"); len(lines) == linesOfChange {
+			content = lines[beforeInChange]
+		}
+	}
+	if content != "" {
+		o.Before, _ = c.p.decode(content)
+	}
+	if o.Before == nil && (content != "" || reply.word == "REMOVED") {
+		id := c.changes[w.place].ID()
+		o.Before, o.WasDamaged = &store.Override{Kind: id.Kind, Zone: id.Zone, ClientKey: id.ClientKey}, true
+	}
+}
+
+// settle sets the outcomes: a change holds if one shard has it.
+func (c *changing) settle(ctx context.Context) {
+	replicas := map[*Shard]*store.Copies{}
+	for _, w := range c.writes {
+		for _, shard := range w.has {
+			replicas[shard] = &store.Copies{}
+		}
+	}
+	_ = c.p.atShards(slices.Collect(maps.Keys(replicas)), func(shard *Shard) error { // where INFO fails, no replica counts
+		replicas[shard].Replicas, replicas[shard].OfReplicas = c.p.replicated(ctx, shard)
+		return nil
+	})
+	for _, w := range c.writes {
+		o := &c.outcomes[w.place]
+		switch err := errors.Join(w.errs...); {
+		case o.Err != nil:
+		case w.version != nil:
+			o.Warning = errors.Join(o.Warning, err)
+			o.Copies = store.Copies{Shards: len(w.has), OfShards: len(c.p.shards())}
+			for _, shard := range w.has {
+				o.Copies.Replicas += replicas[shard].Replicas
+				o.Copies.OfReplicas += replicas[shard].OfReplicas
+			}
+		case len(w.order) == 0:
+			o.Err = err
+		}
+	}
+}
+
+// replicaPatience is how long replicas are awaited that do not have a change yet.
+const replicaPatience = 300 * time.Millisecond
+
+// replicated returns how many of a shard's replicas have all that its primary has now.
+func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
+	at := shard.Owner(wire.SlotOf([]byte(p.asker.Keys.Overrides())))
+	if at == nil || len(at.Replicas) == 0 {
+		return 0, 0
+	}
+	ctx, cancel := context.WithTimeout(ctx, replicaPatience)
+	defer cancel()
+	primary, err := infoOf(ctx, at.Checks)
+	var n atomic.Int64
+	var all sync.WaitGroup
+	for _, l := range at.Replicas {
+		all.Go(func() {
+			for err == nil {
+				i, err := infoOf(ctx, l)
+				if err == nil && i.offset() >= primary.offset() && primary.history().has(primary.offset()-1, i.history()) {
+					n.Add(1)
+					return
+				}
+				if err != nil || !wire.Pause(ctx, replicaPatience/10) {
+					return
 				}
 			}
 		})
 	}
-	calls.Wait()
+	all.Wait()
+	return int(n.Load()), len(at.Replicas)
 }
 
-func (c *changing) fail(place int, err error) {
-	c.outcomes[place].Err = errors.Join(c.outcomes[place].Err, err)
-}
+// mostKept is the number of overrides that a shard keeps, ended ones included.
+func (p *Operator) mostKept() int { return 2 * p.most }
 
-// note takes in the reply of a shard's script to an item.
-func (c *changing) note(shard *Shard, it *planned, reply frame) {
-	if it.role == silent || it.role == undoing {
-		return // Whoever has changed what was to be undone has ended it.
-	}
-	content := reply.texts[1]
-	switch reply.word {
-	case "CHANGED":
-		c.refuse(it, store.ErrChanged)
-	case "FULL":
-		c.refuse(it, fmt.Errorf("there are %d overrides on this shard, which is the most: remove some", c.p.most))
-	case "SET":
-		it.isMade, it.was = true, content
-		it.wasLasts, _ = strconv.ParseInt(reply.texts[0], 10, 64)
-		fallthrough
-	case "SAME":
-		c.outcomes[it.place].Version = versionOf(it.content)
-	}
-	// The other shard tells what was there if the first is away.
-	if it.role == main || c.outcomes[it.place].Err != nil {
-		c.noteBefore(it, c.read[shard].damaged[it.name].err != nil || reply.word == "REMOVED", content)
-	}
-}
-
-// noteBefore takes in what was there before, and whether there was something of which nothing is known.
-func (c *changing) noteBefore(it *planned, wasThere bool, content string) {
-	outcome := &c.outcomes[it.place]
-	if content != "" {
-		outcome.Before, _ = c.p.decode(content)
-		wasThere = true
-	}
-	if outcome.Before == nil && wasThere {
-		id := c.changes[it.place].ID()
-		outcome.Before, outcome.WasDamaged = &store.Override{Kind: id.Kind, Zone: id.Zone, ClientKey: id.ClientKey}, true
-	}
-}
-
-// refuse notes that a shard does not make a change. What the one before has made is undone: it gets back the
-// bytes that were there, which may be damaged or of another key_secret.
-func (c *changing) refuse(it *planned, err error) {
-	c.refused[it.place] = true
-	c.fail(it.place, err)
-	if it.undo == nil || !it.undo.isMade {
-		return
-	}
-	c.undone[it.first] = append(c.undone[it.first], &planned{place: it.place, role: undoing, item: item{
-		name: it.name, lasts: it.undo.wasLasts, content: it.undo.was, expected: versionOf(it.content),
-		meta: metaOf(&store.Override{By: c.changes[it.place].By, Reason: "undone: the client's new shard did not take it"}),
-	}})
-}
-
-func (p *Operator) shardName(shard *Shard) string {
-	all := slices.Concat(p.members, p.previous)
-	if i := slices.IndexFunc(all, func(m Member) bool { return m.Shard == shard }); i >= 0 {
-		return all[i].Name
-	}
-	return ""
-}
-
-// send makes changes on a shard, and returns a reply to each, or to the first ones and an error.
-func (p *Operator) send(ctx context.Context, shard *Shard, items []item) (replies []frame, err error) {
+// send sends items to a shard, by calls with the operation op and a last one that is a change. It returns a reply to
+// each, or to the first ones and an error.
+func (p *Operator) send(ctx context.Context, shard *Shard, op string, items []item) (replies []frame, err error) {
 	for some := range slices.Chunk(items, changesInCall) {
-		args := []any{strconv.Itoa(p.most)}
+		args := []any{p.mostKept() + 5} // The hash has five fields of its own.
 		for _, it := range some {
-			args = append(args, it.name, wire.AppendPacked(nil, it.lasts), it.content, it.expected, it.meta)
+			args = append(args, it.words(p.now())...)
 		}
-		reply, err := p.runOverride(ctx, shard, opChange, args...)
+		if len(replies)+len(some) == len(items) {
+			op = opChange
+		}
+		reply, err := p.runOverride(ctx, shard, op, args...)
 		if err != nil {
 			return replies, err
 		}
 		frames, err := framesOf(reply)
 		if err == nil && len(frames) != len(some) {
-			err = fmt.Errorf("%w: %d replies to %d changes", wire.ErrReply, len(frames), len(some))
+			err = fmt.Errorf("%w: %d replies to %d items", wire.ErrReply, len(frames), len(some))
 		}
 		if err != nil {
 			return replies, err
@@ -374,48 +397,63 @@ func (p *Operator) send(ctx context.Context, shard *Shard, items []item) (replie
 	return replies, nil
 }
 
-// Audit implements [store.Operable]. A change that was made on two shards is shown once.
-func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
-	var mu sync.Mutex
-	seen := map[string]bool{}
-	err = p.atAllShards(func(shard *Shard) error {
-		entries, err := p.logOf(ctx, shard)
-		mu.Lock()
-		defer mu.Unlock()
-		for _, entry := range slices.Backward(entries) { // Those of one millisecond keep their order.
-			a, ok := p.audited(entry)
-			if !ok {
-				continue
-			}
-			if change := strings.SplitN(entry, "\n", 3)[2]; !seen[change] {
-				seen[change] = true
-				all = append(all, a)
-			}
-		}
-		return err
-	})
-	slices.SortStableFunc(all, func(a, b store.Audited) int { return cmp.Compare(b.At, a.At) })
-	return all[:min(len(all), store.MaxAudited)], err
+// words returns the arguments of the script.
+func (it *item) words(now time.Time) []any {
+	words := []any{it.name, "", "", it.text, "", "", "", ""}
+	if v := it.known; v != nil {
+		words[1], words[2] = wire.AppendPacked(nil, v.number, left(v.until, now), left(v.keep, now)), v.content
+	}
+	if d := it.change; d != nil {
+		words[4], words[5], words[6], words[7] = wire.AppendPacked(nil, d.lasts), d.content, d.expected, d.meta
+	}
+	return words
 }
 
-// linesOfEntry are the lines of an entry of the log: number, instant, name, meta, and the content before and after.
-const linesOfEntry = 6
+// Audit implements [store.Operable]. It merges the logs of all shards with that of this process.
+func (p *Operator) Audit(ctx context.Context) (all []store.Audited, err error) {
+	var mu sync.Mutex
+	var l learned
+	err = p.atShards(p.shards(), func(shard *Shard) error {
+		texts, err := p.logOf(ctx, shard)
+		mu.Lock()
+		defer mu.Unlock()
+		l.log = append(l.log, texts...)
+		return err
+	})
+	for _, change := range slices.Backward(p.learn(&l).log) {
+		if a, ok := p.audited(change); ok {
+			all = append(all, a)
+		}
+	}
+	slices.SortStableFunc(all, func(a, b store.Audited) int { return cmp.Compare(b.At, a.At) })
+	return all, err
+}
 
-// audited reads an entry of the log, and reports whether it is a change.
-func (p *Operator) audited(entry string) (a store.Audited, ok bool) {
-	lines := strings.Split(entry, "\n")
-	if len(lines) != linesOfEntry {
+// The lines of a change: version, instant, name, meta, and the content before and after.
+const (
+	linesOfChange  = 6
+	nameInChange   = 2
+	beforeInChange = 4
+)
+
+// audited reads a change, and reports whether it is one.
+func (p *Operator) audited(text string) (a store.Audited, ok bool) {
+	lines := strings.Split(text, "\n")
+	if len(lines) != linesOfChange {
 		return a, false
 	}
-	millis, err := strconv.ParseInt(lines[1], 10, 64)
+	number, err := strconv.ParseInt(lines[0], 10, 64)
+	millis, err2 := strconv.ParseInt(lines[1], 10, 64)
 	var m meta
-	if err = errors.Join(err, json.Unmarshal([]byte(lines[3]), &m)); err != nil {
+	if err = errors.Join(err, err2, json.Unmarshal([]byte(lines[3]), &m)); err != nil {
 		return a, false
 	}
-	a = store.Audited{At: millis * 1000, By: m.By, Reason: m.Reason, ID: idOf(lines[2])}
+	a = store.Audited{At: millis * 1000, By: m.By, Reason: m.Reason, ID: idOf(lines[nameInChange])}
 	// One under another key_secret is left out.
 	a.Before, _ = p.decode(lines[4])
-	a.After, _ = p.decode(lines[5])
+	if a.After, _ = p.decode(lines[5]); a.After != nil {
+		a.After.Version = p.newVersion(lines[nameInChange], number, store.NoEnd, 0, lines[5]).id
+	}
 	if o := cmp.Or(a.After, a.Before); o != nil {
 		a.ID = o.ID() // The name may have a digest of a client key that is text.
 	}

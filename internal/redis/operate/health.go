@@ -227,10 +227,12 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	s.mu.Lock()
 	s.met[l.Addr] = now
 	s.mu.Unlock()
-	if err == nil && (!met || now.id != was.id) {
+	if err == nil && met && now.id != was.id {
 		for _, l := range lanes {
 			l.Restarted()
 		}
+	}
+	if err == nil && (!met || now.id != was.id) {
 		s.Emit(wire.Event{Kind: wire.Met, Addr: l.Addr, ID: now.id})
 	}
 	for what, problem := range now.faults {

@@ -136,9 +136,10 @@ func TestOverridesEndByTheServersClock(t *testing.T) {
 		time.Minute:                   time.Minute,
 		7 * time.Minute:               7 * time.Minute,
 	} {
-		told := frame{strconv.FormatInt(left.Milliseconds(), 10), [2]string{"block:z:k", content}}
-		o, _, err := (&Operator{asker: &ask.Asker{}}).overrideIn(told, now)
-		must(t, err)
+		// Its clock is far behind.
+		const server = 1_700_000_000_000
+		value := string(wire.AppendPacked(nil, 7, server+left.Milliseconds(), server+left.Milliseconds())) + content
+		o := (&Operator{asker: &ask.Asker{}}).versionIn("block:z:k", value, server, now).override
 		if ends := time.UnixMicro(o.Until).Sub(now); ends != want || o.Until-o.Since != (2*time.Minute).Microseconds() {
 			t.Errorf("with %v left it ends in %v, want %v; %+v", left, ends, want, o)
 		}

@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"testing"
 	"time"
@@ -45,6 +46,7 @@ func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Opera
 		nil,
 		&ask.Asker{Keys: ask.Keys{Prefix: "rl"}, CheckTimeout: redistest.WaitTimeout, ChargeTimeout: redistest.WaitTimeout},
 		time.Now,
+		&Overrides{},
 	)
 	if change != nil {
 		change(p)
@@ -75,3 +77,21 @@ func (r reply) Error() string { return string(r) }
 
 // RedisError implements [redis.Error].
 func (reply) RedisError() {}
+
+// limitsOf returns changes that set limits of so many clients of that name.
+func limitsOf(name string, n int) []store.OverrideChange {
+	changes := make([]store.OverrideChange, n)
+	for i := range changes {
+		changes[i] = store.OverrideChange{Expected: store.AnyVersion, Override: store.Override{
+			Kind: store.OverrideLimit, Zone: "api", ClientKey: fmt.Sprint("tag:", name, i), Events: 5, Since: time.Now().UnixMicro(), Until: store.NoEnd,
+		}}
+	}
+	return changes
+}
+
+func mustChange(t *testing.T, p *Operator, changes []store.OverrideChange) {
+	t.Helper()
+	for _, outcome := range p.ChangeOverrides(t.Context(), changes) {
+		must(t, outcome.Err)
+	}
+}

@@ -13,14 +13,13 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// Shard is a [wire.Shard], with what is known of its servers and overrides beyond any store.
+// Shard is a [wire.Shard] with the state of its servers, which several stores may share.
 type Shard struct {
 	*wire.Shard
 
 	mu sync.Mutex
 	// met are the inspected servers, by address.
-	met       map[string]sight
-	overrides lastOverrides
+	met map[string]sight
 }
 
 // NewShard returns a shard whose servers are examined from the first use until it is closed.
@@ -50,16 +49,22 @@ type Operator struct {
 	// members are the shards of the store, and previous those before a resharding.
 	members, previous []Member
 	asker             *ask.Asker
-	// now is this machine's clock, and most how many overrides a shard keeps.
+	// now is this machine's clock, and most how many overrides the store keeps.
 	now       func() time.Time
 	most      int
-	overrides mergedOverrides
+	overrides *Overrides
+	// mendPeriod is the time between two mendings of a shard.
+	mendPeriod time.Duration
+	// ask is askOwner, or stands for it in tests.
+	ask func(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (*wire.Command, error)
 }
 
 // NewOperator returns an operator of the store with these shards, which are not changed any
 // more, and before a resharding the previous ones. now is this machine's clock.
-func NewOperator(members, previous []Member, asker *ask.Asker, now func() time.Time) *Operator {
-	return &Operator{members: members, previous: previous, asker: asker, now: now, most: store.MaxOverrides}
+func NewOperator(members, previous []Member, asker *ask.Asker, now func() time.Time, overrides *Overrides) *Operator {
+	p := &Operator{members: members, previous: previous, asker: asker, now: now, most: store.MaxOverrides, overrides: overrides, mendPeriod: mendPeriod}
+	p.ask = p.askOwner
+	return p
 }
 
 // retired returns the shards that own nothing any more.

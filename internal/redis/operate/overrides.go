@@ -1,14 +1,12 @@
 package operate
 
 import (
-	"cmp"
 	"context"
-	"crypto/sha1"
-	"encoding/hex"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,8 +14,6 @@ import (
 	"time"
 	"unicode/utf8"
 	"unique"
-
-	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
@@ -29,41 +25,326 @@ import (
 // A server loads this when overrides are first asked for.
 var scriptOverride = wire.NewScript(luascripts.Override, "")
 
-// lastOverrides are those that were last read of a shard, by key. Reading overrides that
-// have not changed costs a short reply, and a reload while the shard is down ends none.
-type lastOverrides struct {
-	mu   sync.Mutex
-	read map[string]*readOverrides
+// overrideVersion is one of an override, which all shards and processes keep alike. It never changes.
+type overrideVersion struct {
+	// number is the version; of two with the same one the higher digest counts.
+	number int64
+	digest uint64
+	id     string
+	// until is when it ends by this machine's clock, in microseconds, and keep until when it is remembered. No earlier
+	// version lasts longer.
+	until, keep int64
+	content     string
+	// override is nil if it was removed, or damaged is not nil.
+	override *store.Override
+	damaged  error
 }
 
-// readOverrides is what was read of a shard. It never changes.
-type readOverrides struct {
-	version string
-	// at is when they were read as a whole, by this machine's clock, and since by the monotonic one.
+const (
+	// highestVersion is the highest one that is believed; sums of digests are less.
+	highestVersion = 1 << 52
+	// headSize is the size of the numbers before a content.
+	headSize = 24
+	// earliest is before all instants that are believed, in milliseconds.
+	earliest = 1_000_000_000_000
+	// sameClock is by how much clocks may differ that are taken for the same.
+	sameClock = 5 * time.Second
+	// mostAway is how long an override without an end is remembered: a day longer than a shard may be away.
+	mostAway = outOfTouch + 24*time.Hour
+)
+
+// versionIn reads a value of the hash; nil if it is none of ours. now is the server's time in milliseconds, and
+// here this machine's.
+func (p *Operator) versionIn(name, value string, now int64, here time.Time) *overrideVersion {
+	if len(value) < headSize || !isOurs(idOf(name)) {
+		return nil
+	}
+	numbers, err := wire.Unpack(nil, value[:headSize])
+	if err != nil || numbers[0] < 1 || numbers[0] > highestVersion || numbers[1] < 0 || numbers[1] > store.MaxInteger || numbers[2] < earliest || numbers[2] > store.MaxInteger {
+		return nil
+	}
+	// A part of the reply would keep all of it.
+	return p.newVersion(name, numbers[0], instantHere(numbers[1], now, here), instantHere(numbers[2], now, here), strings.Clone(value[headSize:]))
+}
+
+// instantHere returns an instant of a server, where it is now, by this machine's clock, in microseconds.
+func instantHere(instant, now int64, here time.Time) int64 {
+	if instant >= store.NoEnd {
+		return store.NoEnd
+	}
+	return here.UnixMicro() + (instant-now)*1000
+}
+
+// left returns how long it is until an instant, in milliseconds.
+func left(instant int64, now time.Time) int64 {
+	if instant >= store.NoEnd {
+		return store.NoEnd
+	}
+	return (instant - now.UnixMicro()) / 1000
+}
+
+func (p *Operator) newVersion(name string, number, until, keep int64, content string) *overrideVersion {
+	id := versionOf(name + "\n" + string(wire.AppendPacked(nil, number)) + content)
+	v := &overrideVersion{number: number, id: id, until: until, keep: keep, content: content}
+	v.digest, _ = strconv.ParseUint(id[:13], 16, 64)
+	if content == "" {
+		return v
+	}
+	o, err := p.decode(content)
+	if err == nil && name != nameUnder(ask.Keys{}, o.ID()) {
+		err = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
+	}
+	if err != nil {
+		v.damaged = p.named(err, name)
+		return v
+	}
+	if by := until - o.Until; max(by, -by) > sameClock.Microseconds() {
+		if until != store.NoEnd && o.Until != store.NoEnd {
+			o.Since += by // by this machine's clock too
+		}
+		o.Until = until
+	}
+	o.Version = id
+	v.override = o
+	return v
+}
+
+// isLater reports whether v comes after other, of which there may be none.
+func (v *overrideVersion) isLater(other *overrideVersion) bool {
+	return other == nil || v.number > other.number || v.number == other.number && v.digest > other.digest
+}
+
+// isLive reports whether it is in force at now, in microseconds.
+func (v *overrideVersion) isLive(now int64) bool { return v != nil && v.content != "" && v.until > now }
+
+// horizon returns until when a later version has to be remembered.
+func (v *overrideVersion) horizon(now time.Time) int64 {
+	if v.content != "" && v.until == store.NoEnd {
+		return max(v.keep, now.Add(mostAway).UnixMicro())
+	}
+	return v.keep
+}
+
+// isKept reports whether it is remembered at an instant.
+func (v *overrideVersion) isKept(at time.Time) bool { return v.horizon(at) > at.UnixMicro() }
+
+// over returns the version that counts, v, which was just read, or before, which may be nil. It is remembered as
+// long as either has to be; an end that was read corrects the one that was known.
+func (v *overrideVersion) over(before *overrideVersion, now time.Time) *overrideVersion {
+	if before == nil {
+		return v
+	}
+	latest, other, by := before, v, v.until-before.until
+	if v.isLater(before) || v.id == before.id && max(by, -by) > sameClock.Microseconds() {
+		latest, other = v, before
+	}
+	keep := other.keep
+	if v.id != before.id {
+		keep = other.horizon(now)
+	}
+	if keep <= latest.keep+nearEnd.Microseconds() {
+		return latest
+	}
+	longer := *latest
+	longer.keep = keep
+	return &longer
+}
+
+// overrideState is the merged state of a store's overrides, from all shards and this process's changes. Absence on a
+// shard removes nothing from it. It is immutable.
+type overrideState struct {
+	all map[string]*overrideVersion
+	// sum is that of the digests, and log has the last changes, the first one first.
+	sum uint64
+	log []string
+	// forgets is when the first version is not remembered any more, and ended are the last 1,000 that were so.
+	forgets int64
+	ended   []item
+}
+
+// learned has versions that were read or made, and their log entries.
+type learned struct {
+	all map[string]*overrideVersion
+	log []string
+}
+
+// with returns the state merged with l, or s if nothing differs.
+func (s *overrideState) with(l *learned, now time.Time) *overrideState {
+	if len(l.all)+len(l.log) == 0 && now.UnixMicro() < s.forgets {
+		return s
+	}
+	next := &overrideState{all: maps.Clone(s.all), log: logWith(s.log, l.log), ended: slices.Clone(s.ended), forgets: math.MaxInt64}
+	isNew := !slices.Equal(next.log, s.log)
+	for name, v := range l.all {
+		before := s.all[name]
+		if v = v.over(before, now); v != before && v.isKept(now) {
+			isNew, next.all[name] = true, v
+		}
+	}
+	if !isNew && now.UnixMicro() < s.forgets {
+		return s
+	}
+	for name, v := range next.all {
+		if v.isKept(now) {
+			next.forgets = min(next.forgets, v.horizon(now))
+		} else {
+			delete(next.all, name)
+			next.ended = append(next.ended, item{name: name})
+		}
+	}
+	next.sum, next.ended = sumOf(next.all), next.ended[max(len(next.ended)-5*changesInCall, 0):]
+	return next
+}
+
+func sumOf(all map[string]*overrideVersion) (sum uint64) {
+	for _, v := range all {
+		sum = (sum + v.digest) % highestVersion
+	}
+	return sum
+}
+
+// logWith returns the log, ordered by versions, with other changes.
+func logWith(log, changes []string) []string {
+	if len(changes) == 0 {
+		return log
+	}
+	all := slices.DeleteFunc(slices.Concat(log, changes), func(change string) bool { return strings.Count(change, "\n") != linesOfChange-1 })
+	slices.Sort(all)
+	all = slices.Compact(all)
+	return all[max(len(all)-store.MaxAudited, 0):]
+}
+
+// shardOverrides is the state of one shard's hash.
+type shardOverrides struct {
+	// number is the change up to which it was read, or 0.
+	number int64
+	// differed is set if it differed from the state at the last look. mended and touched are when this process
+	// mended it last, and said that it was in touch.
+	differed        bool
+	mended, touched time.Time
+	// lacks is set if the last reading lacked a known version, or had too early a horizon.
+	lacks bool
+	// seen is when it was in touch last, in milliseconds.
+	seen int64
+	// unsound are the names with a value that is none of ours.
+	unsound map[string]bool
+}
+
+// Overrides are the overrides of a store in this process. They outlive configs and connections: a reload while shards
+// are down or empty ends none, and does not read unchanged shards again. The zero value is ready
+// for use. It is safe for concurrent use.
+type Overrides struct {
+	mu    sync.Mutex
+	state *overrideState
+	// at is when clocks were compared last by this machine's clock, and since by the monotonic one.
 	at, since time.Time
-	// all and damaged are by name.
-	all     map[string]*store.Override
-	damaged map[string]damaged
-	// handedTo are the versions of the shards of the store that have them too, and isLogHandedOver is set if
-	// they have the log of changes.
-	handedTo        string
-	isLogHandedOver bool
-	// ends are what was last removed on the shards of the store when they had the versions endsAt.
-	ends   ends
-	endsAt string
+	// heard is when a shard answered last, by this machine's clock.
+	heard time.Time
+	// of has the shards that are open. Two configs may reach the same one in two ways.
+	of map[*Shard]*shardOverrides
+	// set shows the state shown, and unsound values.
+	set   *store.OverrideSet
+	shown *overrideState
+	// mending is held while shards are mended.
+	mending sync.Mutex
 }
 
-// damaged says why an override cannot be read, and which version it has for the script.
-type damaged struct {
-	err     error
-	version string
+// answered records that a shard has answered. After 90 days without an answer the state is dropped: its overrides may
+// have been ended, and the tombstones forgotten.
+func (o *Overrides) answered(now time.Time) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if !o.heard.IsZero() && now.UnixMilli()-o.heard.UnixMilli() > outOfTouch.Milliseconds() {
+		o.state, o.of = nil, nil
+	}
+	o.heard = now
 }
 
-// isSteppedOver reports whether this machine's clock was set before now and after they were read: then
-// they end at other times by the server's clock.
-func (r *readOverrides) isSteppedOver(now time.Time) bool {
-	step := now.UnixMicro() - r.at.UnixMicro() - time.Since(r.since).Microseconds()
-	return max(step, -step) > sameClock.Microseconds()
+// remember calls f with the state of a shard, which f may change.
+func (p *Operator) remember(shard *Shard, f func(s *shardOverrides)) {
+	p.overrides.mu.Lock()
+	defer p.overrides.mu.Unlock()
+	f(p.overrides.shard(shard))
+}
+
+// shard returns the state of a shard. o.mu must be held.
+func (o *Overrides) shard(shard *Shard) *shardOverrides {
+	if o.of[shard] == nil {
+		if o.of == nil {
+			o.of = map[*Shard]*shardOverrides{}
+		}
+		maps.DeleteFunc(o.of, func(other *Shard, _ *shardOverrides) bool { return other.IsClosed() })
+		o.of[shard] = &shardOverrides{}
+	}
+	return o.of[shard]
+}
+
+// learn merges l into the state, and returns the state.
+func (p *Operator) learn(l *learned) *overrideState {
+	o, now := p.overrides, p.now()
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.state == nil {
+		o.state = &overrideState{all: map[string]*overrideVersion{}, forgets: math.MaxInt64}
+		o.at, o.since = now, time.Now()
+	}
+	if by := time.Duration(now.UnixMicro()-o.at.UnixMicro())*time.Microsecond - time.Since(o.since); max(by, -by) > sameClock {
+		// This machine's clock was set, or stood still: the ends are read again.
+		o.at, o.since = now, time.Now()
+		for _, s := range o.of {
+			s.number = 0
+		}
+	}
+	o.state = o.state.with(l, now)
+	return o.state
+}
+
+// Overrides implements [store.Operable]. It returns the latest versions of all shards, and starts a mending in the
+// background.
+func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
+	l, err := p.look(ctx)
+	if n := len(l.state.all); n > p.mostKept() {
+		err = errors.Join(err, fmt.Errorf("%w: there are %d overrides, with those that have ended: a shard that loses them has no room for all", store.ErrFinal, n))
+	}
+	p.mend(ctx, l)
+	return p.shown(), err
+}
+
+// shown returns the overrides in force.
+func (p *Operator) shown() *store.OverrideSet {
+	o := p.overrides
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.set != nil && o.shown == o.state {
+		return o.set
+	}
+	o.shown = o.state
+	now, latest, broken := p.now().UnixMicro(), map[store.OverrideID]*store.Override{}, map[store.OverrideID]error{}
+	for name, v := range o.state.all {
+		switch {
+		case !v.isLive(now):
+		case v.damaged != nil:
+			broken[idOf(name)] = v.damaged
+		default:
+			id := v.override.ID()
+			if id.ClientKey != "" {
+				id.ClientKey = p.asker.Keys.Client(id.ClientKey)
+			}
+			// One may have been set before there was a key_secret.
+			if other := latest[id]; other == nil || v.override.Since > other.Since {
+				latest[id] = v.override
+			}
+		}
+	}
+	for _, shard := range o.of {
+		for name := range shard.unsound {
+			if o.state.all[name] == nil {
+				broken[idOf(name)] = p.named(fmt.Errorf("%w: an override is of no known kind, or has no version or end", store.ErrDamaged), name)
+			}
+		}
+	}
+	o.set = store.NewOverrideSet(latest, broken)
+	return o.set
 }
 
 // nameOf returns the name of an override in the hash, which has the kept form of the client key.
@@ -90,264 +371,16 @@ type keptOverride struct {
 	Secret string `json:"secret,omitempty"`
 }
 
-// Overrides implements [store.Operable]: those of all shards; of two that contradict each other the
-// later one.
-func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
-	read, err := p.readAll(ctx)
-	p.overrides.mu.Lock()
-	defer p.overrides.mu.Unlock()
-	if !maps.Equal(read, p.overrides.of) {
-		p.overrides.of, p.overrides.set = read, p.merged(read)
-	}
-	return p.overrides.set, err
-}
-
-// mergedOverrides are the set that was last made, and of what.
-type mergedOverrides struct {
-	mu  sync.Mutex
-	of  map[*Shard]*readOverrides
-	set *store.OverrideSet
-}
-
-func (p *Operator) merged(read map[*Shard]*readOverrides) *store.OverrideSet {
-	latest, broken := map[store.OverrideID]*store.Override{}, map[store.OverrideID]error{}
-	for _, r := range read {
-		for name, d := range r.damaged {
-			broken[idOf(name)] = d.err
-		}
-		for _, o := range r.all {
-			id := o.ID()
-			if id.ClientKey != "" {
-				id.ClientKey = p.asker.Keys.Client(id.ClientKey)
-			}
-			if other, ok := latest[id]; !ok || o.Since > other.Since {
-				latest[id] = o
-			}
-		}
-	}
-	return store.NewOverrideSet(latest, broken)
-}
-
-// readAll reads those of all shards. Where a shard does not answer, it returns what was known.
-func (p *Operator) readAll(ctx context.Context) (map[*Shard]*readOverrides, error) {
-	var mu sync.Mutex
-	all := map[*Shard]*readOverrides{}
-	err := p.atAllShards(func(shard *Shard) error {
-		read, err := p.overridesOf(ctx, shard)
-		mu.Lock()
-		defer mu.Unlock()
-		all[shard] = read
-		return err
-	})
-	return all, err
-}
-
-// overridesOf asks for the version first: reading overrides that have not changed costs
-// no script, and needs no right of its own.
-func (p *Operator) overridesOf(ctx context.Context, shard *Shard) (*readOverrides, error) {
-	last, key := &shard.overrides, p.asker.Keys.Overrides()+" "+p.asker.Keys.SecretID()
-	last.mu.Lock()
-	known := last.read[key]
-	last.mu.Unlock()
-	if known == nil {
-		known = &readOverrides{}
-	}
-	// While a shard is down, what was known stays: that ends no block.
-	var read *readOverrides
-	err := contain.Run(func() (err error) {
-		read, err = p.refresh(ctx, shard, known)
-		return err
-	})
-	if err != nil {
-		return known, err
-	}
-	if isGivenUp := !slices.ContainsFunc(p.members, func(m Member) bool { return m.Shard == shard }); isGivenUp && read.handedTo != p.versionsKept(key) {
-		handed := *read
-		err = p.handOver(ctx, shard, &handed)
-		read = &handed
-	}
-	last.mu.Lock()
-	defer last.mu.Unlock()
-	if last.read == nil {
-		last.read = map[string]*readOverrides{}
-	}
-	last.read[key] = read
-	return read, err
-}
-
-// versionsKept are the versions that the shards of the store had when they were read last, under a key of
-// lastOverrides.
-func (p *Operator) versionsKept(key string) string {
-	there := map[*Shard]*readOverrides{}
-	for _, m := range p.members {
-		last := &m.Shard.overrides
-		last.mu.Lock()
-		there[m.Shard] = last.read[key]
-		last.mu.Unlock()
-	}
-	return p.versionsOf(there)
-}
-
-// versionsOf are the versions of what was read of the shards of the store.
-func (p *Operator) versionsOf(there map[*Shard]*readOverrides) string {
-	var all strings.Builder
-	for _, m := range p.members {
-		if read := there[m.Shard]; read != nil {
-			all.WriteString(read.version)
-		}
-		all.WriteByte('\n')
-	}
-	return all.String()
-}
-
-// refresh returns what a shard has now: known, if that has not changed.
-func (p *Operator) refresh(ctx context.Context, shard *Shard, known *readOverrides) (*readOverrides, error) {
-	cmd, err := p.askOwner(ctx, shard, p.asker.Keys.Overrides(), true, func(bool) *wire.Command {
-		return wire.NewCommand("hget", p.asker.Keys.Overrides(), "v")
-	})
-	if err != nil {
-		return nil, err
-	}
-	version, _ := cmd.Result()
-	isOld := known.isSteppedOver(p.now())
-	switch {
-	case version == "":
-		return p.withoutVersion(ctx, shard, known)
-	case version == known.version && !isOld:
-		return known, nil
-	}
-	if known.version != "" && !isOld {
-		if read, err := p.changesSince(ctx, shard, known); read != nil || err != nil {
-			return read, err
-		}
-	}
-	return p.readWhole(ctx, shard)
-}
-
-// withoutVersion returns what a shard has that shows no version. If its overrides lack one, they are read as a
-// whole each time, until the next change gives them one.
-func (p *Operator) withoutVersion(ctx context.Context, shard *Shard, known *readOverrides) (*readOverrides, error) {
-	cmd, err := p.askOwner(ctx, shard, p.asker.Keys.Overrides(), true, func(bool) *wire.Command {
-		return wire.NewCommand("exists", p.asker.Keys.Overrides())
-	})
-	if err != nil {
-		return nil, err
-	}
-	switch {
-	case cmd.Cmder.(*goredis.Cmd).Val() != int64(0):
-		return p.readWhole(ctx, shard)
-	case len(known.all)+len(known.damaged) == 0 && known.version == "":
-		return known, nil
-	}
-	return &readOverrides{}, nil
-}
-
-// changesSince returns known with what has changed since, or nil if the shard does not know that.
-func (p *Operator) changesSince(ctx context.Context, shard *Shard, known *readOverrides) (*readOverrides, error) {
-	reply, err := p.runOverride(ctx, shard, "changes", known.version)
-	if err != nil || reply == "LOST" {
-		return nil, err
-	}
-	next := *known
-	next.all, next.damaged, next.handedTo, next.isLogHandedOver = maps.Clone(known.all), maps.Clone(known.damaged), "", false
-	if _, next.version, err = next.take(p, reply, p.now()); err != nil {
-		return nil, err
-	}
-	return &next, nil
-}
-
-// readWhole reads all overrides of a shard, in parts that cost it little, and then what has changed
-// meanwhile.
-func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*readOverrides, error) {
-	read := &readOverrides{at: p.now(), since: time.Now(), all: map[string]*store.Override{}, damaged: map[string]damaged{}}
-	var versions [2]string
-	for cursor := "0"; ; {
-		reply, err := p.runOverride(ctx, shard, "page", cursor)
-		if err != nil {
-			return nil, err
-		}
-		isFirst := cursor == "0"
-		if cursor, versions[1], err = read.take(p, reply, p.now()); err != nil {
-			return nil, err
-		}
-		if isFirst {
-			versions[0] = versions[1]
-		}
-		if cursor == "0" {
-			break
-		}
-	}
-	if read.version = versions[0]; versions[0] == versions[1] {
-		return read, nil
-	}
-	if now, err := p.changesSince(ctx, shard, read); now != nil || err != nil {
-		return now, err
-	}
-	return p.readWhole(ctx, shard)
-}
-
-// take takes in a page of overrides, or what has changed, read at now. It changes r, and returns the next cursor
-// and the version.
-func (r *readOverrides) take(p *Operator, reply string, now time.Time) (cursor, version string, err error) {
-	frames, err := framesOf(reply)
-	if err != nil || len(frames) == 0 {
-		return "", "", cmp.Or(err, errFrames)
-	}
-	for _, f := range frames[1:] {
-		// A part of the reply would keep all of it.
-		name := strings.Clone(f.texts[0])
-		o, version, err := p.overrideIn(f, now)
-		delete(r.all, name)
-		delete(r.damaged, name)
-		switch {
-		case err != nil:
-			r.damaged[name] = damaged{err, version}
-		case o != nil:
-			r.all[name] = o
-		}
-	}
-	return frames[0].word, strings.Clone(frames[0].texts[0]), nil
-}
-
-// sameClock is by how much clocks may differ that are taken for the same.
-const sameClock = 5 * time.Second
-
-// overrideIn reads an override in a frame, with its version unless it is gone. By this machine's clock it ends
-// when it does by the server's.
-func (p *Operator) overrideIn(f frame, now time.Time) (_ *store.Override, version string, err error) {
-	name, content := f.texts[0], f.texts[1]
-	switch f.word {
-	case "-":
-		return nil, "", nil
-	case "!":
-		return nil, expectNone, p.named(fmt.Errorf("%w: an override has no instant at which it ends", store.ErrDamaged), name)
-	}
-	left, err := strconv.ParseInt(f.word, 10, 64)
-	if err != nil {
-		return nil, expectAny, fmt.Errorf("%w: the override %.100q ends in %.100q ms", store.ErrDamaged, name, f.word)
-	}
-	version = versionOf(content)
-	o, err := p.decode(content)
-	if err == nil && name != nameUnder(ask.Keys{}, o.ID()) {
-		err = fmt.Errorf("%w: the override %.100q has the content of another one", store.ErrDamaged, name)
-	}
-	if err != nil {
-		return nil, version, p.named(err, name)
-	}
-	if o.Until != store.NoEnd {
-		if shift := now.UnixMicro() + left*1000 - o.Until; max(shift, -shift) > sameClock.Microseconds() {
-			o.Since, o.Until = o.Since+shift, o.Until+shift
-		}
-	}
-	return o, version, nil
+// isOurs reports whether an ID is of a kind that this program knows: commands can end it.
+func isOurs(id store.OverrideID) bool {
+	isKind := slices.Contains([]store.OverrideKind{store.OverrideBlock, store.OverrideGrant, store.OverrideLimit, store.OverrideZone}, id.Kind)
+	return isKind && id.Zone != "" && (id.ClientKey == "") == (id.Kind == store.OverrideZone)
 }
 
 // named returns the error of an override with its name in the hash, which has the client key for a command that
 // ends it, or with what ends it if none can.
 func (p *Operator) named(err error, name string) error {
-	id := idOf(name)
-	isKind := slices.Contains([]store.OverrideKind{store.OverrideBlock, store.OverrideGrant, store.OverrideLimit, store.OverrideZone}, id.Kind)
-	if !isKind || id.Zone == "" || (id.ClientKey == "") != (id.Kind == store.OverrideZone) {
+	if !isOurs(idOf(name)) {
 		return fmt.Errorf("%w: end it by redis-cli HDEL %s %.100q", err, p.asker.Keys.Overrides(), name)
 	}
 	return fmt.Errorf("%w, under the name %.100q", err, name)
@@ -365,16 +398,9 @@ func (p *Operator) decode(content string) (*store.Override, error) {
 	if o.Secret != "" && o.Secret != p.asker.Keys.SecretID() {
 		return nil, fmt.Errorf("%w: the %s of %s in zone %s was written under another key_secret, so it holds for nobody", store.ErrDamaged, o.Kind, o.ClientKey, o.Zone)
 	}
-	o.Version = versionOf(content)
 	// Many have these in common.
 	o.Kind, o.Zone, o.By, o.Reason = unique.Make(o.Kind).Value(), unique.Make(o.Zone).Value(), unique.Make(o.By).Value(), unique.Make(o.Reason).Value()
 	return &o.Override, nil
-}
-
-// versionOf returns the digest of a content, which the script knows too.
-func versionOf(content string) string {
-	sum := sha1.Sum([]byte(content)) //nolint:gosec // no secret: Redis has no other one
-	return hex.EncodeToString(sum[:])
 }
 
 // encode returns the content of an override.
@@ -393,32 +419,32 @@ func (p *Operator) encode(o *store.Override) (string, error) {
 	return string(content), nil
 }
 
-// lasts returns for how long an override lasts from now on, in milliseconds; 0 without an end.
-func (p *Operator) lasts(o *store.Override) int64 {
-	if o.Until == store.NoEnd {
-		return 0
+// shards returns the shards of the store, and those before a resharding.
+func (p *Operator) shards() (all []*Shard) {
+	for _, m := range slices.Concat(p.members, p.previous) {
+		if !slices.Contains(all, m.Shard) {
+			all = append(all, m.Shard)
+		}
 	}
-	// The server's clock decides when it ends.
-	return max((o.Until-p.now().UnixMicro()+999)/1000, 1)
+	return all
 }
 
-// atAllShards calls f for each shard of the store, and for those before a resharding, at
-// the same time.
-func (p *Operator) atAllShards(f func(shard *Shard) error) error {
-	var mu sync.Mutex
+func (p *Operator) shardName(shard *Shard) string {
+	all := slices.Concat(p.members, p.previous)
+	if i := slices.IndexFunc(all, func(m Member) bool { return m.Shard == shard }); i >= 0 {
+		return all[i].Name
+	}
+	return ""
+}
+
+// atShards calls f for each shard at the same time.
+func (p *Operator) atShards(shards []*Shard, f func(shard *Shard) error) error {
+	errs := make([]error, len(shards))
 	var wg sync.WaitGroup
-	var errs []error
-	seen := map[*Shard]bool{}
-	for _, m := range slices.Concat(p.members, p.previous) {
-		if seen[m.Shard] {
-			continue
-		}
-		seen[m.Shard] = true
+	for i, shard := range shards {
 		wg.Go(func() {
-			if err := contain.Run(func() error { return f(m.Shard) }); err != nil {
-				mu.Lock()
-				defer mu.Unlock()
-				errs = append(errs, fmt.Errorf("shard %s: %w", m.Name, err))
+			if err := contain.Run(func() error { return f(shard) }); err != nil {
+				errs[i] = fmt.Errorf("shard %s: %w", p.shardName(shard), err)
 			}
 		})
 	}
@@ -462,7 +488,7 @@ func framesOf(reply string) (all []frame, err error) {
 
 // runOverride runs the script of overrides in a shard.
 func (p *Operator) runOverride(ctx context.Context, shard *Shard, op string, args ...any) (reply string, err error) {
-	cmd, err := p.askOwner(ctx, shard, p.asker.Keys.Overrides(), op != opChange && op != opLog, func(isReplica bool) *wire.Command {
+	cmd, err := p.ask(ctx, shard, p.asker.Keys.Overrides(), op == opPage || op == opChanges, func(isReplica bool) *wire.Command {
 		// Some proxies hide EVALSHA_RO, which replicas alone need.
 		keys := []any{p.asker.Keys.Overrides(), p.asker.Keys.OverrideLog()}
 		return wire.NewEval(scriptOverride, isReplica, keys, append([]any{op}, args...)...)

@@ -21,7 +21,7 @@ const presenceLasts = 10 * time.Minute
 func (p *Operator) Announce(ctx context.Context, mine store.Presence, gone []store.Met) (all []store.Met, err error) {
 	mine.Secret = p.asker.Keys.SecretID()
 	var mu sync.Mutex
-	err = p.atAllShards(func(shard *Shard) error {
+	err = p.atShards(p.shards(), func(shard *Shard) error {
 		here := mine
 		here.Shard = p.shardName(shard)
 		members, err := p.presentAt(ctx, shard)

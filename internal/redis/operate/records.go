@@ -2,6 +2,8 @@ package operate
 
 import (
 	"context"
+	"crypto/sha1"
+	"encoding/hex"
 	"fmt"
 	"strconv"
 	"strings"
@@ -62,7 +64,7 @@ func recordOf(found []store.Record, id string) store.Record {
 // of its own.
 func (p *Operator) DueRecords(ctx context.Context, most int) (due []store.Record, err error) {
 	var mu sync.Mutex
-	err = p.atAllShards(func(shard *Shard) error {
+	err = p.atShards(p.shards(), func(shard *Shard) error {
 		first := wire.NewRead("zrange", p.asker.Keys.RecordsDue(), 0, 0)
 		if err := p.atKeeper(ctx, shard, first); err != nil {
 			return err
@@ -144,6 +146,12 @@ func (p *Operator) recordsIn(reply, shard string) (word string, found []store.Re
 		})
 	}
 	return word, found, err
+}
+
+// versionOf returns the digest of a value, which the script knows too.
+func versionOf(value string) string {
+	sum := sha1.Sum([]byte(value)) //nolint:gosec // no secret: Redis has no other one
+	return hex.EncodeToString(sum[:])
 }
 
 // cutNumber returns the number at the beginning of a text, and what follows the space behind it.

@@ -39,6 +39,8 @@ const (
 	Met
 	// ClockJumped: a primary's clock was set, as Err says.
 	ClockJumped
+	// WrittenBack: the shard lacked overrides, as Err says, and has them again.
+	WrittenBack
 	// Panicked: this program, or a library, has panicked at what a server said, as Err says.
 	Panicked
 )

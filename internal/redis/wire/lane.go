@@ -210,12 +210,12 @@ func (l *Lane) ping(ctx context.Context) {
 	reported(err)
 }
 
-// Restarted forgets what calls have shown of the server: another start of it may be another version, and
-// have other rights.
+// Restarted forgets which commands the server has run and refused: another start of it may be another
+// version, and have other rights. That it spreads keys stays, because no reply would show it.
 func (l *Lane) Restarted() {
-	for _, learned := range []*atomic.Bool{&l.splits, &l.unloaded, &l.Scripted, &l.expires, &l.unopening} {
-		learned.Store(false)
-	}
+	l.Scripted.Store(false)
+	l.expires.Store(false)
+	l.unopening.Store(false)
 }
 
 // Opens reports whether windows are opened without scripts.

@@ -206,6 +206,9 @@ func (s *Shard) Unowned() (n int) {
 	return n
 }
 
+// IsClosed reports whether the connections are closed.
+func (s *Shard) IsClosed() bool { return s.life.Err() != nil }
+
 // Finds reports whether the shard finds its servers, which else are given.
 func (s *Shard) Finds() bool { return s.finder != nil }
 
