@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -630,6 +631,21 @@ func TestDiagnosisThroughSentinels(t *testing.T) {
 	finds(t, "a sentinel that is down", diagnosed(t, opts, nil), "error unreachable "+node.Addr())
 }
 
+// TestDiagnosisOfAnAddressOfSeveralServers names the remedy whichever it reaches first.
+func TestDiagnosisOfAnAddressOfSeveralServers(t *testing.T) {
+	t.Parallel()
+	servers, dialled := []*redistest.Server{redistest.Start(t, lasting), redistest.Start(t, lasting)}, new(atomic.Int64)
+	const addr = "127.0.0.1:1"
+	for range 2 {
+		d := diagnosed(t, wire.Options{Primary: addr, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, servers[dialled.Add(1)%2].Addr())
+		}}, nil)
+		finds(t, "an address of several servers", d, "error round_robin "+addr, "warning no_replica "+addr)
+		mentions(t, d, codeTurns, "leads to the primary alone")
+		dialled.Add(1)
+	}
+}
+
 // TestDiagnosisOfSentinelsThatDisagree: two watch different servers under one name.
 func TestDiagnosisOfSentinelsThatDisagree(t *testing.T) {
 	t.Parallel()
@@ -640,8 +656,8 @@ func TestDiagnosisOfSentinelsThatDisagree(t *testing.T) {
 		addrs, primaries = append(addrs, sentinels.Addrs()...), append(primaries, server.Addr())
 	}
 	d := diagnosed(t, wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: addrs}}, nil)
-	finds(t, "sentinels that disagree", d, "warning sentinels_differ "+addrs[1], "warning no_replica "+primaries[0])
-	mentions(t, d, codeSentinels, "it takes "+primaries[1], "another sentinel takes "+primaries[0])
+	finds(t, "sentinels that disagree", d, "warning foreign_server "+addrs[1], "warning no_replica "+primaries[0])
+	mentions(t, d, codeElsewhere, "it leads to "+primaries[1], "remove its address")
 }
 
 // TestDiagnosisOfAReplicaThatSentinelsTakeForDead, which the store leaves out.
@@ -655,8 +671,8 @@ func TestDiagnosisOfAReplicaThatSentinelsTakeForDead(t *testing.T) {
 	t.Cleanup(finder.Close)
 	eventually(t, "the sentinel takes the replica for dead", func() error {
 		found, err := finder.Find(t.Context())
-		if err == nil && len(found[0].Down) == 0 {
-			err = fmt.Errorf("it takes it for %+v", found[0])
+		if err == nil && len(found.Roles[0].Down) == 0 {
+			err = fmt.Errorf("it takes it for %+v", found.Roles[0])
 		}
 		return err
 	})

@@ -59,13 +59,28 @@ func clientOptions(addr string, opts *Options) *goredis.Options {
 // NewClient returns a client of one server, for charges if persistent is set. It connects
 // at its first use.
 func NewClient(addr string, opts *Options, persistent bool) *goredis.Client {
+	return newClient(addr, opts, persistent, nil)
+}
+
+// newClient also has a shard, if it is not nil, know the server of each connection.
+func newClient(addr string, opts *Options, persistent bool, shard *Shard) *goredis.Client {
 	o := clientOptions(addr, opts)
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {
+		pipe := cn.Pipeline()
+		ping := pipe.Ping(ctx)
+		var who *goredis.StringCmd
+		if shard != nil && shard.asksWho(addr) {
+			who = pipe.Info(ctx)
+		}
+		_, _ = pipe.Exec(ctx)
 		// A server that requires a password closes a connection on which a bundle
 		// arrives without it, and then the outcome is unknown. Other refusals of this
 		// ping do not matter.
-		if err := cn.Ping(ctx).Err(); err != nil && (!IsReply(err) || Says(err, Shut)) {
+		if err := ping.Err(); err != nil && (!IsReply(err) || Says(err, Shut)) {
 			return fmt.Errorf("ping at connecting: %w", err)
+		}
+		if who != nil && who.Err() == nil {
+			shard.meet(addr, who.Val())
 		}
 		if len(opts.Cluster) > 0 && !persistent {
 			// A replica in a Redis Cluster answers only after READONLY.
@@ -146,9 +161,15 @@ func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, 
 	case o.Dial != nil:
 		dial = o.Dial
 	case o.TLS != nil:
-		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: o.TLS}).DialContext
+		config := o.TLS
+		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
+			// The address of a record stands for the name.
+			config = config.Clone()
+			config.ServerName = host
+		}
+		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: config}).DialContext
 	}
-	conn, err := dial(ctx, network, addr)
+	conn, err := o.names.dial(ctx, network, addr, dial)
 	if err != nil {
 		return nil, err
 	}

@@ -22,6 +22,10 @@ type Cluster struct {
 	// timeout bounds the wait for a reply, so that one search can ask several nodes.
 	timeout time.Duration
 	history history
+	belief  belief
+	// census is when all given nodes were asked last, and foreign are those that led elsewhere.
+	census  time.Time
+	foreign []Foreign
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -36,55 +40,119 @@ func NewCluster(opts *Options, timeout time.Duration) *Cluster {
 }
 
 // Find returns the primaries that a node of the cluster names, with their replicas and slots.
-func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
+func (c *Cluster) Find(ctx context.Context) (Found, error) {
 	found, err := c.FindAll(ctx)
-	return slices.DeleteFunc(found, func(r Roles) bool { return r.Primary == "" }), err
+	found.Roles = slices.DeleteFunc(found.Roles, func(r Roles) bool { return r.Primary == "" })
+	return found, err
 }
 
-// together is how many nodes are asked at the same time.
-const together = 16
+const (
+	// together is how many nodes are asked at the same time.
+	together = 16
+	// censusPeriod is the time between two searches that ask all given nodes, while all agree.
+	censusPeriod = 5 * time.Second
+)
 
-// FindAll also returns the roles of nodes that have no primary. It asks the node that answered
-// last, and then the others, because each that does not answer takes a timeout.
-func (c *Cluster) FindAll(ctx context.Context) ([]Roles, error) {
+var errElsewhere = fmt.Errorf("all that answer lead to other servers than those that are known, which stay in use; they are followed once most of the given sources name them for %v", FollowAfter)
+
+// FindAll also returns the roles of nodes that have no primary. Mostly it asks the node that answered last. It asks all
+// given nodes regularly, and where they disagree, and then the others, because each that does not answer takes a timeout.
+func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
+	now := time.Now()
+	var views, failed []clusterView
+	if len(c.nodes) > 0 && len(c.foreign) == 0 && now.Sub(c.census) < censusPeriod {
+		if v := &c.askAll(ctx, c.nodes[:1])[0]; v.err == nil && c.belief.relation(&v.answer) == sameServers && v.isCurrent(c.history.epoch) {
+			return c.accept(v, &decision{}, now)
+		}
+	}
 	addrs := appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
+	rest := appendNew(slices.Clone(c.opts.Cluster), c.nodes...)
+	var d decision
 	var best clusterView
-	var failures []error
-	var silent []string
-	for first, n := 0, 1; first < len(addrs) && ctx.Err() == nil; first, n = first+n, together {
-		asked := addrs[first:min(first+n, len(addrs))]
-		for i, v := range c.askAll(ctx, asked) {
-			switch {
-			case v.err != nil:
-				failures = append(failures, fmt.Errorf("%s: %w", asked[i], v.err))
-				silent = append(silent, asked[i])
-			case best.isBelow(&v, c.history.epoch):
-				best = v
+	c.census = now
+	for n := max(len(c.opts.Cluster), together); len(rest) > 0 && ctx.Err() == nil; n = together {
+		n = min(n, len(rest))
+		for _, v := range c.askAll(ctx, rest[:n]) {
+			if v.err != nil {
+				failed = append(failed, v)
+			} else {
+				views = append(views, v)
 			}
 		}
-		if best.isCurrent(c.history.epoch) {
+		rest = rest[n:]
+		if best, d = c.believe(views, now); best.isCurrent(c.history.epoch) {
 			break
 		}
 	}
+	var failures []error
+	var silent []string
+	for _, v := range failed {
+		failures = append(failures, fmt.Errorf("%s: %w", v.from, v.err))
+		silent = append(silent, v.from)
+	}
 	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
-	var err error
-	if best.covers == 0 {
-		// ctx may have ended before a node was asked.
-		err = errors.Join(append(failures, ctx.Err())...)
-	} else {
-		err = c.history.follow(best.epoch, best.isWhole, time.Now())
+	c.foreign = nil
+	for _, place := range d.foreign {
+		if v := &views[place]; v.source >= 0 {
+			c.foreign = append(c.foreign, Foreign{Source: v.from, Leads: firstPrimary(v.roles)})
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("ask the cluster for its slots: %w", err)
+	if best.covers > 0 {
+		return c.accept(&best, &d, now)
 	}
-	if best.isWhole {
-		c.remember(best.roles, best.from)
+	if len(d.foreign) > 0 {
+		failures = append(failures, errElsewhere)
 	}
-	return best.roles, nil
+	// ctx may have ended before a node was asked.
+	return Found{Foreign: c.foreign}, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(append(failures, ctx.Err())...))
+}
+
+// believe returns the best view of the nodes that are believed.
+func (c *Cluster) believe(views []clusterView, now time.Time) (best clusterView, d decision) {
+	answers := make([]answer, len(views))
+	for i := range views {
+		answers[i] = views[i].answer
+	}
+	d = c.belief.judge(answers, len(c.opts.Cluster), now)
+	epoch := c.history.epoch
+	if d.replaces {
+		epoch = 0
+	}
+	for _, place := range d.group {
+		if v := &views[place]; best.isBelow(v, epoch) {
+			best = *v
+		}
+	}
+	return best, d
+}
+
+// accept returns what a view says, unless it is too old.
+func (c *Cluster) accept(v *clusterView, d *decision, now time.Time) (Found, error) {
+	if d.replaces {
+		c.history = history{}
+	}
+	if err := c.history.follow(v.epoch, v.isWhole, now); err != nil {
+		return Found{Foreign: c.foreign}, fmt.Errorf("ask the cluster for its slots: %w", err)
+	}
+	c.belief.follow(&v.answer, d)
+	if v.isWhole {
+		c.remember(v.roles, v.from)
+	}
+	return Found{Roles: v.roles, Foreign: c.foreign, Replaced: d.replaces}, nil
+}
+
+func firstPrimary(found []Roles) string {
+	for _, r := range found {
+		if r.Primary != "" {
+			return r.Primary
+		}
+	}
+	return ""
 }
 
 // clusterView is what one node, from, knows of the cluster, or the error of asking it.
 type clusterView struct {
+	answer
 	from  string
 	err   error
 	roles []Roles
@@ -137,6 +205,7 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
 	}
 	all.Wait()
 	for i, addr := range addrs {
+		views[i].source = slices.Index(c.opts.Cluster, addr)
 		if errors.Is(views[i].err, contain.ErrPanic) {
 			// Its connection may be within a reply.
 			c.disconnect(addr)
@@ -162,7 +231,8 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string) 
 		v.err = err
 		return v
 	}
-	v.roles = rolesIn(slotsIn(slots, addr), c.shardsIn(listed.Val(), addr))
+	inSlots, inShards := slotsIn(slots, addr), c.shardsIn(listed.Val(), addr)
+	v.roles, v.marks = rolesIn(inSlots, inShards), idsIn(inSlots, inShards)
 	if !slices.ContainsFunc(v.roles, func(r Roles) bool { return r.Primary != "" && len(r.Slots) > 0 }) {
 		v.err = errors.New("it knows no slots")
 		return v
@@ -328,6 +398,21 @@ func rolesIn(slots []ownedSlots, shards [][]clusterNode) []Roles {
 		}
 	}
 	return found
+}
+
+// idsIn returns the IDs of all nodes.
+func idsIn(slots []ownedSlots, shards [][]clusterNode) (ids []string) {
+	nodes := slices.Concat(shards...)
+	for _, owned := range slots {
+		nodes = append(nodes, owned.nodes...)
+	}
+	for _, n := range nodes {
+		if n.id != "" {
+			ids = append(ids, n.id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 func (r *Roles) add(n clusterNode) {

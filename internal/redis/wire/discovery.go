@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -30,8 +31,17 @@ const (
 
 // finder finds the servers of a shard that are not given by their addresses.
 type finder interface {
-	Find(ctx context.Context) ([]Roles, error)
+	Find(ctx context.Context) (Found, error)
 	Close()
+}
+
+// Found is the result of a search.
+type Found struct {
+	Roles []Roles
+	// Foreign are the given sources that lead elsewhere, also where the search has failed.
+	Foreign []Foreign
+	// Replaced is set if the servers share nothing with those that were followed before.
+	Replaced bool
 }
 
 func (s *Shard) discover() {
@@ -69,11 +79,15 @@ func (s *Shard) find() error {
 	ctx, cancel := context.WithTimeout(s.life, findTimeout)
 	defer cancel()
 	found, err := s.finder.Find(ctx)
-	if err == nil && len(found) == 0 {
+	if err == nil && len(found.Roles) == 0 {
 		return ErrNoServers
 	}
-	if err == nil && s.life.Err() == nil {
-		s.adopt(found)
+	if s.life.Err() != nil {
+		return err
+	}
+	s.stand(&found)
+	if err == nil {
+		s.adopt(found.Roles)
 	}
 	return err
 }
@@ -130,13 +144,23 @@ type Sentinel struct {
 	clients []*goredis.SentinelClient
 	// connect returns a client of one of the sentinels, by its place.
 	connect func(place int) *goredis.SentinelClient
+	opts    *Options
+	addrs   []string
 	history history
+	belief  belief
+	// decided is the last decision about who is followed.
+	decided decision
+
+	mu sync.Mutex
+	// met are the marks of the primary at metAt.
+	metAt string
+	met   []string
 }
 
 // NewSentinel returns a finder that asks the sentinels of the options. It connects at its
 // first use.
 func NewSentinel(opts *Options) *Sentinel {
-	s := &Sentinel{master: opts.Sentinel.Master}
+	s := &Sentinel{master: opts.Sentinel.Master, opts: opts, addrs: opts.Sentinel.Addrs}
 	s.connect = func(place int) *goredis.SentinelClient {
 		o := clientOptions(opts.Sentinel.Addrs[place], opts)
 		o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
@@ -155,7 +179,14 @@ type SentinelReply struct {
 	epoch int64
 	// failsOver is set while the sentinel fails the primary over.
 	failsOver bool
-	Err       error
+	// marks show who the primary is; they are empty if that is not known.
+	marks []string
+	Err   error
+}
+
+// answer returns the reply as the answer of a source.
+func (a *SentinelReply) answer(source int) *answer {
+	return &answer{source: source, marks: a.marks, servers: slices.Concat([]string{a.Primary}, a.Replicas, a.Down)}
 }
 
 // isLater reports whether an answer knows more of failovers than another one.
@@ -169,15 +200,116 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 }
 
 // Find returns the servers after the latest failover.
-func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
-	found, err := s.Latest(s.AskAll(ctx))
+func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
+	now, asking := time.Now(), ctx
+	if end, ok := ctx.Deadline(); ok {
+		// A sentinel that is silent must leave time to ask the primaries.
+		var cancel context.CancelFunc
+		asking, cancel = context.WithDeadline(ctx, now.Add(end.Sub(now)*2/3))
+		defer cancel()
+	}
+	latest, foreign, err := s.Judge(ctx, s.AskAll(asking), now)
+	found.Foreign = foreign
 	if err == nil {
-		err = s.history.follow(found.epoch, true, time.Now())
+		err = s.history.follow(latest.epoch, true, now)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask the sentinels for %s: %w", s.master, err)
+		return found, fmt.Errorf("ask the sentinels for %s: %w", s.master, err)
 	}
-	return []Roles{found.Roles}, nil
+	found.Roles, found.Replaced = []Roles{latest.Roles}, s.decided.replaces
+	s.belief.follow(latest.answer(-1), &s.decided)
+	return found, nil
+}
+
+// Judge returns the answer to follow, and the sentinels that lead elsewhere. Where answers differ, it asks the primaries
+// who they are.
+func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.Time) (latest SentinelReply, foreign []Foreign, err error) {
+	s.identify(ctx, replies)
+	s.mu.Lock()
+	if s.belief.isSet && len(s.belief.followed.servers) > 0 && s.belief.followed.servers[0] == s.metAt {
+		s.belief.followed.marks = appendNew(s.belief.followed.marks, s.met...)
+	}
+	s.mu.Unlock()
+	var answers []answer
+	var places []int
+	for i := range replies {
+		if replies[i].Err == nil {
+			answers, places = append(answers, *replies[i].answer(i)), append(places, i)
+		}
+	}
+	s.decided = s.belief.judge(answers, len(replies), now)
+	if s.decided.replaces {
+		s.history = history{}
+	}
+	var believed []SentinelReply
+	for _, n := range s.decided.group {
+		believed = append(believed, replies[places[n]])
+	}
+	for _, n := range s.decided.foreign {
+		foreign = append(foreign, Foreign{Source: s.addrs[places[n]], Leads: replies[places[n]].Primary})
+	}
+	if len(believed) > 0 {
+		latest, err = s.Latest(believed)
+		return latest, foreign, err
+	}
+	if _, err = s.Latest(replies); err == nil {
+		err = errElsewhere
+	}
+	return SentinelReply{}, foreign, err
+}
+
+// meet notes the marks of the primary at an address, which change when it restarts, and when its replicas take over.
+func (s *Sentinel) meet(addr string, marks []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metAt, s.met = addr, marks
+}
+
+// identify adds to the replies the marks of the primaries that they name, unless all name the one that is followed.
+func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
+	marks := map[string][]string{}
+	for i := range replies {
+		if replies[i].Err == nil {
+			marks[replies[i].Primary] = nil
+		}
+	}
+	if f := &s.belief.followed; len(marks) == 1 && s.belief.isSet {
+		if _, isFollowed := marks[f.servers[0]]; isFollowed {
+			return
+		}
+	}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for _, addr := range slices.Collect(maps.Keys(marks)) {
+		all.Go(func() {
+			_ = contain.Run(func() error {
+				// Few are asked, and rarely, so no connection is kept.
+				o := clientOptions(addr, s.opts)
+				o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
+				client := goredis.NewClient(o)
+				defer func() { _ = client.Close() }()
+				text, err := client.Info(ctx).Result()
+				mu.Lock()
+				defer mu.Unlock()
+				marks[addr] = MarksIn(func(name string) string { return fieldOf(text, name) })
+				return err
+			})
+		})
+	}
+	all.Wait()
+	for i := range replies {
+		replies[i].marks = marks[replies[i].Primary]
+	}
+}
+
+// MarksIn returns the IDs by which a server is known, as INFO has them: of its process, and of its replication history.
+func MarksIn(field func(name string) string) (marks []string) {
+	for _, name := range []string{"run_id", "master_replid", "master_replid2"} {
+		if id := field(name); strings.Trim(id, "0") != "" {
+			marks = append(marks, id)
+		}
+	}
+	return marks
 }
 
 // AskAll asks the sentinels at the same time; the answers are in their order.

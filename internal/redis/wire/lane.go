@@ -121,7 +121,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		batch:      1,
 		persistent: persistent,
 	}
-	l.client.Store(NewClient(addr, opts, persistent))
+	l.client.Store(l.newClient())
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Timeout:       breakerPause,
 		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
@@ -346,7 +346,7 @@ func (l *Lane) reconnect() {
 
 // renew makes calls use new connections.
 func (l *Lane) renew() {
-	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
+	old := l.client.Swap(l.newClient())
 	l.Shard.retired.Go(func() {
 		for Pause(l.life, retirePause) {
 			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
