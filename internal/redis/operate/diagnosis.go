@@ -200,6 +200,17 @@ func timeLeft(ctx context.Context) time.Duration {
 	return time.Hour
 }
 
+// searchTime is how long the servers are searched for: as long as by a running Caddy that has no connections.
+func (d *shardDiagnoser) searchTime(ctx context.Context) time.Duration {
+	return min(d.shard.Options.ConnectTimeout()+d.shard.Options.SearchTimeout(), timeLeft(ctx)/2)
+}
+
+// isTimeout reports whether one of the errors is that something took too long.
+func isTimeout(err error) bool {
+	var timed net.Error
+	return errors.Is(err, context.DeadlineExceeded) || errors.As(err, &timed) && timed.Timeout()
+}
+
 // located are servers that hold the same buckets.
 type located struct {
 	wire.Roles
@@ -229,7 +240,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 			return nil
 		}
 	}
-	within, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.timeout(), timeLeft(ctx)/2))
+	within, cancel := context.WithTimeout(ctx, d.searchTime(ctx))
 	defer cancel()
 	answers := s.AskAll(within)
 	found, err := s.Latest(answers)
@@ -259,14 +270,21 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 // askCluster returns the servers that a node names, and the given nodes that it does not
 // name.
 func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
-	c := wire.NewCluster(&d.shard.Options, d.timeout())
+	c := wire.NewCluster(&d.shard.Options)
 	defer c.Close()
-	// The nodes are asked one after the other.
-	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
+	within, cancel := context.WithTimeout(ctx, d.searchTime(ctx))
 	defer cancel()
 	found, err := c.FindAll(within)
+	for isTimeout(err) && within.Err() == nil {
+		// Connecting goes on after a search.
+		found, err = c.FindAll(within)
+	}
 	if err != nil {
-		d.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), "correct what is wrong with the nodes, or give others in the option cluster"))
+		remedy := "correct what is wrong with the nodes, or give others in the option cluster"
+		if isTimeout(err) {
+			remedy += fmt.Sprintf("; a node has %s to answer, and more with a longer check_timeout", d.shard.Options.NodeTimeout())
+		}
+		d.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), remedy))
 	} else if left := unassigned(found); left > 0 {
 		remedy := "assign them to a node (redis-cli --cluster fix)"
 		if dead := deadIn(found); len(dead) > 0 {
@@ -451,9 +469,13 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 		}
 	}
 	v.report.RoundTrip = fastest.Seconds()
-	if limit := v.operator.asker.CheckTimeout; fastest > limit {
-		v.find(store.SeverityError, codeSlow, fmt.Sprintf("the shortest of %d round trips takes %s, and checks have %s", roundTrips, fastest.Round(100*time.Microsecond), limit),
-			"raise check_timeout, or bring Caddy and the server closer together")
+	if limit := v.operator.asker.CheckTimeout; fastest > limit/2 {
+		severity, problem := store.SeverityWarning, "the shortest of %d round trips takes %s, and checks have %s, of which one that asks a second server has half"
+		if fastest > limit {
+			severity, problem = store.SeverityError, "the shortest of %d round trips takes %s, and checks have %s"
+		}
+		v.find(severity, codeSlow, fmt.Sprintf(problem, roundTrips, fastest.Round(100*time.Microsecond), limit),
+			fmt.Sprintf("raise check_timeout above %s, or bring Caddy and the server closer together", (2*fastest).Round(time.Millisecond)))
 	}
 	if isSkewKnown {
 		v.report.ClockSkew = new(skew.Seconds())

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 )
 
 // The states of a call. A queued one becomes sent or abandoned; a sent one of
@@ -141,10 +143,42 @@ var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 // DoAll runs commands by the deadline of ctx and returns the first error. A
 // missing key is none.
 func (l *Lane) DoAll(ctx context.Context, cmds ...*Command) error {
+	return doAll(ctx, cmds, l.Do)
+}
+
+// DoApart is DoAll on a connection of its own, one call at a time: replies to operators may be larger
+// than any that is believed, which breaks the connection, and says nothing of the server.
+func (l *Lane) DoApart(ctx context.Context, cmds ...*Command) error {
+	return doAll(ctx, cmds, l.apart)
+}
+
+func (l *Lane) apart(ctx context.Context, c *Call) (sent bool, err error) {
+	select {
+	case l.operators <- struct{}{}:
+		defer func() { <-l.operators }()
+	case <-ctx.Done():
+		return false, fmt.Errorf("redis %s: %w", l.Addr, ctx.Err())
+	}
+	if !l.IsUp() {
+		return false, l.Down()
+	}
+	c.state.Store(callSent)
+	fault := l.contain(func(*goredis.Client) error {
+		_ = l.try(ctx, c.Cmds)
+		l.conclude(c)
+		return nil
+	})
+	if errors.Is(fault, contain.ErrPanic) {
+		return true, fault
+	}
+	return c.wait(ctx)
+}
+
+func doAll(ctx context.Context, cmds []*Command, do func(context.Context, *Call) (sent bool, err error)) error {
 	deadline, _ := ctx.Deadline()
 	c := NewCall(deadline, 0)
 	c.Cmds = append(c.Cmds, cmds...)
-	if _, err := l.Do(ctx, c); err != nil {
+	if _, err := do(ctx, c); err != nil {
 		return err
 	}
 	defer c.Release()
