@@ -9,8 +9,6 @@ import (
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
-
-	"github.com/shardlimit/caddy-shardlimit/internal/contain"
 )
 
 // The states of a call. A queued one becomes sent or abandoned; a sent one of
@@ -155,22 +153,18 @@ func (l *Lane) DoApart(ctx context.Context, cmds ...*Command) error {
 func (l *Lane) apart(ctx context.Context, c *Call) (sent bool, err error) {
 	select {
 	case l.operators <- struct{}{}:
-		defer func() { <-l.operators }()
 	case <-ctx.Done():
 		return false, fmt.Errorf("redis %s: %w", l.Addr, ctx.Err())
 	}
-	if !l.IsUp() {
-		return false, l.Down()
-	}
 	c.state.Store(callSent)
-	fault := l.contain(func(*goredis.Client) error {
-		_ = l.try(ctx, c.Cmds)
-		l.conclude(c)
-		return nil
-	})
-	if errors.Is(fault, contain.ErrPanic) {
-		return true, fault
-	}
+	go func() {
+		defer func() { <-l.operators }()
+		l.send(ctx, c.Cmds, true)
+		_ = l.Shard.Contain(l.Addr, func() error {
+			l.conclude(c)
+			return nil
+		})
+	}()
 	return c.wait(ctx)
 }
 
