@@ -75,7 +75,7 @@ func TestChargeAfterAPauseIsNotLost(t *testing.T) {
 	}), nil)
 	waitUntilUp(t, s)
 	used(t, "the first charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 1)
-	time.Sleep(1100 * time.Millisecond)
+	time.Sleep(1100 * time.Millisecond) // a connection counts as quiet after a second
 	present.Swap(new(atomic.Bool)).Store(true)
 	used(t, "the charge after a pause", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 2)
 }
