@@ -119,6 +119,24 @@ func TestOverrideIsReadBack(t *testing.T) {
 	}
 }
 
+// TestOverrideThatIsOvertaken by another change is no failure of the store.
+func TestOverrideThatIsOvertaken(t *testing.T) {
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Since: 2, Until: time.Now().Add(time.Hour).UnixMicro()}
+	earlier, kept := o, map[store.OverrideID]*store.Override{}
+	earlier.Since = 1
+	s, h := openLooked(t, nil)
+	s.shows = func() (*store.OverrideSet, error) { return store.NewOverrideSet(kept, nil), nil }
+	for _, there := range []*store.Override{nil, &earlier} {
+		if there != nil {
+			kept[o.ID()] = there
+		}
+		outcomes, err := h.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Expected: store.AnyVersion}})
+		if err != nil || !errors.Is(outcomes[0].Err, store.ErrChanged) || outcomes[0].Before != there {
+			t.Errorf("where there is %v: %+v, %v", there, outcomes, err)
+		}
+	}
+}
+
 // TestFirstRequestsWaitForOverrides, but not for a store that does not answer.
 func TestFirstRequestsWaitForOverrides(t *testing.T) {
 	var ended atomic.Bool

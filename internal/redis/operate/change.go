@@ -335,7 +335,7 @@ func (c *changing) settle(ctx context.Context) {
 	}
 }
 
-// replicaPatience is how long replicas are awaited that do not have a change yet.
+// replicaPatience is the least time for which replicas are awaited that do not have a change yet.
 const replicaPatience = 300 * time.Millisecond
 
 // replicated returns how many of a shard's replicas have all that its primary has now.
@@ -344,7 +344,7 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 	if at == nil || len(at.Replicas) == 0 {
 		return 0, 0
 	}
-	ctx, cancel := context.WithTimeout(ctx, replicaPatience)
+	ctx, cancel := context.WithTimeout(ctx, shard.Options.ReplyWithin(replicaPatience))
 	defer cancel()
 	primary, err := infoOf(ctx, at.Checks)
 	var n atomic.Int64

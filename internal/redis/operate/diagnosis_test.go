@@ -257,8 +257,12 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"TLS that is not configured": {lone(secure), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error unreachable " + secure}, codeUnreachable, []string{"option tls"}},
 		"no client certificate":      {withTLS(mutual, &tls.Config{RootCAs: ca.Pool()}), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error tls " + mutual}, codeTLS, []string{"client certificate"}},
 		"a slow server": {
-			wire.Options{Primary: slow.Addr(), Replicas: []string{replica}}, func(o *Operator) { o.asker.CheckTimeout = 10 * time.Millisecond },
+			lone(slow.Addr()), func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 10*time.Millisecond, true },
 			[]string{"error slow " + slow.Addr()}, codeSlow, []string{"checks have 10ms", "check_timeout"},
+		},
+		"a server that is too slow for a second call": {
+			lone(slow.Addr()), func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 58*time.Millisecond, true },
+			[]string{"warning slow " + slow.Addr()}, codeSlow, []string{"has half", "check_timeout above"},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

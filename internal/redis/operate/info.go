@@ -28,7 +28,7 @@ func parseInfo(text string) info {
 
 // infoOf asks the server of a lane for INFO.
 func infoOf(ctx context.Context, l *wire.Lane) (info, error) {
-	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, l.Shard.Options.ReplyWithin(infoTimeout))
 	defer cancel()
 	text, err := l.Info(ctx)
 	if err != nil {

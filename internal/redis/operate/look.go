@@ -15,6 +15,7 @@ import (
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // The operations of the script.
@@ -37,6 +38,8 @@ const (
 	mendPeriod = time.Minute
 	// mendBytes bounds the bytes that a mending writes: a server may evict them at once.
 	mendBytes = 4 << 20
+	// mostSize is the mean size of overrides beyond which a shard is not read.
+	mostSize = 1 << 10
 	// nearEnd is the difference between horizons that a mending ignores: clocks differ.
 	nearEnd = time.Minute
 )
@@ -54,6 +57,8 @@ type look struct {
 type reading struct {
 	learned learned
 	number  int64
+	// size is that of the replies.
+	size int
 	// unsound are the names with a value that is none of ours; nil if not all was read.
 	unsound map[string]bool
 }
@@ -102,6 +107,10 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 	known := map[*Shard]int64{}
 	for _, shard := range p.shards() {
 		p.remember(shard, func(s *shardOverrides) {
+			if _, isThere := l.heads[shard]; isThere && p.now().Before(s.until) {
+				delete(l.heads, shard)
+				l.failed[shard], err = s.excess, errors.Join(err, s.excess)
+			}
 			s.seen, known[shard], at = max(s.seen, l.heads[shard].seen), s.number, p.overrides.at
 			l.seen, isRead = max(l.seen, s.seen), isRead || s.number > 0
 		})
@@ -121,6 +130,9 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 				r, err := p.read(ctx, shard, known[shard])
 				if err != nil {
 					l.failed[shard] = err
+					if errors.Is(err, store.ErrFinal) || errors.Is(err, wire.ErrFraming) {
+						p.remember(shard, func(s *shardOverrides) { s.excess, s.until = err, p.now().Add(p.mendPeriod) })
+					}
 					return err
 				}
 				found[shard], isRead, l.state = r, true, p.learn(&r.learned)
@@ -238,6 +250,9 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 		} else if r.unsound != nil {
 			r.unsound[name] = true
 		}
+	}
+	if r.size += len(reply); len(r.learned.all) > p.mostKept() || r.size > max(p.mostKept()*mostSize, mendBytes) {
+		return "", fmt.Errorf("%w: it has more overrides than the %d, with those that have ended, that stores keep: find out what else writes to %s, and remove that", store.ErrFinal, p.mostKept(), p.asker.Keys.Overrides())
 	}
 	return frames[0].word, nil
 }

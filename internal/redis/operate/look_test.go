@@ -2,8 +2,10 @@ package operate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -63,6 +65,35 @@ func TestNewServerGetsNothing(t *testing.T) {
 	looks(t, p)
 	if server.Client().Exists(t.Context(), key).Val() == 0 {
 		t.Error("overrides are never written to it")
+	}
+}
+
+// TestMoreOverridesThanStoresKeep are not read, and not tried again for a while.
+func TestMoreOverridesThanStoresKeep(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	writer, changes := newOperator(t, wire.Options{Primary: server.Addr()}, nil), limitsOf("x", 7)
+	mustChange(t, writer, changes)
+	var passed atomic.Int64
+	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) {
+		p.most, p.now = 3, func() time.Time { return time.Now().Add(time.Duration(passed.Load())) }
+	})
+	scripts := 0
+	watch(p, func(name string, _ bool) {
+		if name == "a script" {
+			scripts++
+		}
+	}, nil)
+	for range 3 {
+		if set, err := p.Overrides(t.Context()); !errors.Is(err, store.ErrFinal) || set.Len() > 0 || scripts != 1 {
+			t.Fatalf("%d are read with %d scripts, %v", set.Len(), scripts, err)
+		}
+	}
+	must(t, server.Client().Del(t.Context(), p.asker.Keys.Overrides(), p.asker.Keys.OverrideLog()).Err())
+	mustChange(t, newOperator(t, wire.Options{Primary: server.Addr()}, nil), changes[:2])
+	passed.Store(int64(p.mendPeriod))
+	if set := looks(t, p); set.Len() != 2 {
+		t.Errorf("%d are read once there are 2", set.Len())
 	}
 }
 

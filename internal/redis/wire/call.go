@@ -141,10 +141,38 @@ var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 // DoAll runs commands by the deadline of ctx and returns the first error. A
 // missing key is none.
 func (l *Lane) DoAll(ctx context.Context, cmds ...*Command) error {
+	return doAll(ctx, cmds, l.Do)
+}
+
+// DoApart is DoAll on a connection of its own, one call at a time: replies to operators may be larger
+// than any that is believed, which breaks the connection, and says nothing of the server.
+func (l *Lane) DoApart(ctx context.Context, cmds ...*Command) error {
+	return doAll(ctx, cmds, l.apart)
+}
+
+func (l *Lane) apart(ctx context.Context, c *Call) (sent bool, err error) {
+	select {
+	case l.operators <- struct{}{}:
+	case <-ctx.Done():
+		return false, fmt.Errorf("redis %s: %w", l.Addr, ctx.Err())
+	}
+	c.state.Store(callSent)
+	go func() {
+		defer func() { <-l.operators }()
+		l.send(ctx, c.Cmds, true)
+		_ = l.Shard.Contain(l.Addr, func() error {
+			l.conclude(c)
+			return nil
+		})
+	}()
+	return c.wait(ctx)
+}
+
+func doAll(ctx context.Context, cmds []*Command, do func(context.Context, *Call) (sent bool, err error)) error {
 	deadline, _ := ctx.Deadline()
 	c := NewCall(deadline, 0)
 	c.Cmds = append(c.Cmds, cmds...)
-	if _, err := l.Do(ctx, c); err != nil {
+	if _, err := do(ctx, c); err != nil {
 		return err
 	}
 	defer c.Release()

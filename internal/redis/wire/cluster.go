@@ -18,9 +18,7 @@ import (
 
 // Cluster finds the nodes of a Redis Cluster.
 type Cluster struct {
-	opts *Options
-	// timeout bounds the wait for a reply, so that one search can ask several nodes.
-	timeout time.Duration
+	opts    *Options
 	history history
 	belief  belief
 	// census is when all given nodes were asked last, and foreign are those that led elsewhere.
@@ -33,10 +31,10 @@ type Cluster struct {
 	clients map[string]*goredis.Client
 }
 
-// NewCluster returns a finder that asks the nodes of the options, and those that they name,
-// and waits that long for a reply. It connects at its first use.
-func NewCluster(opts *Options, timeout time.Duration) *Cluster {
-	return &Cluster{opts: opts, timeout: timeout, clients: map[string]*goredis.Client{}}
+// NewCluster returns a finder that asks the nodes of the options, and those that they name. It connects
+// at its first use.
+func NewCluster(opts *Options) *Cluster {
+	return &Cluster{opts: opts, clients: map[string]*goredis.Client{}}
 }
 
 // Find returns the primaries that a node of the cluster names, with their replicas and slots.
@@ -218,9 +216,10 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
 func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string) clusterView {
 	v := clusterView{from: addr}
 	// Connecting may take longer than a search, and goes on when this ends.
-	ctx, cancel := context.WithTimeout(ctx, 2*c.timeout)
+	timeout := c.opts.NodeTimeout()
+	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
-	pipe := client.Pipeline()
+	pipe := client.WithTimeout(timeout).Pipeline()
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
 	if _, v.err = pipe.Exec(ctx); v.err != nil {
 		c.opts.noteLogin(v.err)
@@ -284,7 +283,6 @@ func (c *Cluster) client(addr string) *goredis.Client {
 	o := clientOptions(addr, c.opts)
 	// A node that refuses the database names the others all the same.
 	o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
-	o.ReadTimeout, o.WriteTimeout = c.timeout, c.timeout
 	client := goredis.NewClient(o)
 	c.clients[addr] = client
 	return client

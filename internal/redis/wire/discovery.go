@@ -22,8 +22,10 @@ const (
 	// findPause, the least time before a search that a nudge asks for.
 	findPeriod = time.Second
 	findPause  = 100 * time.Millisecond
-	// findTimeout bounds a search.
-	findTimeout = 500 * time.Millisecond
+	// findTimeout is the least time for a reply in a search, and searchReplies how many a search may
+	// wait for: those of a login and three questions to a sentinel, or of nodes that are silent.
+	findTimeout   = 125 * time.Millisecond
+	searchReplies = 4
 	// obeyAfter is how long all answers have to be older than the one that is followed until they
 	// are obeyed: sentinels and clusters that are set up anew count from 0 again.
 	obeyAfter = time.Minute
@@ -76,7 +78,7 @@ func (s *Shard) discover() {
 }
 
 func (s *Shard) find() error {
-	ctx, cancel := context.WithTimeout(s.life, findTimeout)
+	ctx, cancel := context.WithTimeout(s.life, s.Options.SearchTimeout())
 	defer cancel()
 	found, err := s.finder.Find(ctx)
 	if err == nil && len(found.Roles) == 0 {

@@ -48,8 +48,8 @@ const (
 	// one more than there are connections, because these can all be cut at once
 	// while the server is well.
 	breakerPause = time.Second
-	// poolTimeout is never reached: there are as many connections as workers, and
-	// one for health.
+	// poolTimeout is never reached: there are as many connections as workers, one for
+	// health, and one for operators.
 	poolTimeout = 5 * time.Second
 )
 
@@ -105,6 +105,8 @@ type Lane struct {
 	// pace is the recent average time of a pipeline, and way that of the quickest.
 	pace atomic.Int64
 	way  quickest
+	// operators is full while a call runs apart.
+	operators chan struct{}
 	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc
@@ -118,6 +120,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		queue:      newQueue(queueLimit),
 		flight:     make(chan struct{}, 1),
 		hurried:    make(chan struct{}, 1),
+		operators:  make(chan struct{}, 1),
 		batch:      1,
 		persistent: persistent,
 	}
@@ -174,7 +177,7 @@ const UnknownLag = time.Duration(-1)
 const (
 	// probePeriod is the time between pings of servers that are left out.
 	probePeriod = 250 * time.Millisecond
-	// probeTimeout bounds a ping, apart from connecting.
+	// probeTimeout is the least time for a ping, apart from connecting.
 	probeTimeout = 500 * time.Millisecond
 )
 
@@ -202,7 +205,7 @@ func (l *Lane) ping(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, l.Shard.Options.ReplyWithin(probeTimeout))
 	defer cancel()
 	err = l.contain(func(client *goredis.Client) error { return client.Ping(ctx).Err() })
 	l.fault.note(err)
