@@ -57,6 +57,7 @@ const (
 	codeSlots       = "slots"
 	codeElsewhere   = "foreign_server"
 	codeTurns       = "round_robin"
+	codeVague       = "unidentified"
 )
 
 // Diagnose reports whether the servers are fit for the store, as [store.Operable] says. It uses

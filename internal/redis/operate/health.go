@@ -60,7 +60,7 @@ func (s *Shard) examine(ctx context.Context) {
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
 	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
 	if err == nil {
-		looking, cancel := context.WithTimeout(ctx, infoTimeout)
+		looking, cancel := context.WithTimeout(ctx, s.Options.ConnectTimeout()+s.Options.ReplyWithin(infoTimeout))
 		at.Checks.Revisit(looking)
 		cancel()
 	}
@@ -157,6 +157,7 @@ const (
 	faultMode
 	faultCommands
 	faultClock
+	faultIdentity
 	faultKinds
 )
 
@@ -204,6 +205,9 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 		server := wire.ServerIn(func(name string) string { return i[name] })
 		s.Hear(l.Addr, &server)
 		now = sight{id: i["run_id"], faults: faultsOf(i, l != at.Checks, s.Shard)}
+		if l == at.Checks {
+			now.faults[faultIdentity] = s.IdentityFault(l.Addr, i["run_id"])
+		}
 		if s.Finds() && l == at.Checks && i.isReplica() {
 			now = now.demotedAfter(was, i)
 		}

@@ -30,8 +30,16 @@ func (v *serverDiagnoser) lookForTurns(ctx context.Context) {
 		})
 		return id
 	}
-	// Behind some proxies the ID differs on one connection, and says nothing.
-	for n, own := 0, idBy(v.client); n < turnTries && own != "" && own == v.report.ID; n++ {
+	// Behind some proxies the ID is missing, or differs on one connection, and says nothing.
+	own := idBy(v.client)
+	switch {
+	case v.report.ID == "", own != "" && own != v.report.ID:
+		v.findFault(store.SeverityNote, codeVague, wire.ErrVague)
+		return
+	case own == "":
+		return
+	}
+	for range turnTries {
 		client := wire.NewClient(v.report.Address, &v.shard.Options, true)
 		id := idBy(client)
 		_ = client.Close()

@@ -140,6 +140,13 @@ func (o *Options) SearchTimeout() time.Duration { return searchReplies * o.NodeT
 // NodeTimeout is how long a search waits for a reply at present.
 func (o *Options) NodeTimeout() time.Duration { return o.ReplyWithin(findTimeout) }
 
+// hasMoved reports whether the name in an address leads elsewhere than the connections to it, within the time for a reply.
+func (o *Options) hasMoved(ctx context.Context, addr string) bool {
+	ctx, cancel := context.WithTimeout(ctx, o.NodeTimeout())
+	defer cancel()
+	return o.names.hasMoved(ctx, addr)
+}
+
 // patience holds the check timeouts of the stores that use a shard.
 type patience struct {
 	mu    sync.Mutex

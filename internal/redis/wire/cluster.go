@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -21,8 +22,13 @@ type Cluster struct {
 	opts    *Options
 	history history
 	belief  belief
-	// census is when all given nodes were asked last, and foreign are those that led elsewhere.
+	// isVague is set if nothing shows which cluster a node is of: IDs are missing, or differ between two answers of one
+	// node. Then all are of one group.
+	isVague atomic.Bool
+	// census is when all given nodes were asked last, and differ is set if some led elsewhere then. foreign are these, as
+	// far as those that are silent last said.
 	census  time.Time
+	differ  bool
 	foreign []Foreign
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
@@ -39,6 +45,8 @@ func NewCluster(opts *Options) *Cluster {
 
 // Find returns the primaries that a node of the cluster names, with their replicas and slots.
 func (c *Cluster) Find(ctx context.Context) (Found, error) {
+	ctx, cancel := context.WithTimeout(ctx, c.opts.SearchTimeout())
+	defer cancel()
 	found, err := c.FindAll(ctx)
 	found.Roles = slices.DeleteFunc(found.Roles, func(r Roles) bool { return r.Primary == "" })
 	return found, err
@@ -58,7 +66,7 @@ var errElsewhere = fmt.Errorf("all that answer lead to other servers than those 
 func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
 	now := time.Now()
 	var views, failed []clusterView
-	if len(c.nodes) > 0 && len(c.foreign) == 0 && now.Sub(c.census) < censusPeriod {
+	if len(c.nodes) > 0 && !c.differ && now.Sub(c.census) < censusPeriod {
 		if v := &c.askAll(ctx, c.nodes[:1])[0]; v.err == nil && c.belief.relation(&v.answer) == sameServers && v.isCurrent(c.history.epoch) {
 			return c.accept(v, &decision{}, now)
 		}
@@ -67,6 +75,7 @@ func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
 	rest := appendNew(slices.Clone(c.opts.Cluster), c.nodes...)
 	var d decision
 	var best clusterView
+	judged := c.belief
 	c.census = now
 	for n := max(len(c.opts.Cluster), together); len(rest) > 0 && ctx.Err() == nil; n = together {
 		n = min(n, len(rest))
@@ -78,7 +87,9 @@ func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
 			}
 		}
 		rest = rest[n:]
-		if best, d = c.believe(views, now); best.isCurrent(c.history.epoch) {
+		// Only the decision about all views counts.
+		judged = c.belief
+		if best, d = c.believe(&judged, views, now); best.isCurrent(c.history.epoch) {
 			break
 		}
 	}
@@ -89,10 +100,15 @@ func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
 		silent = append(silent, v.from)
 	}
 	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
+	c.belief, c.differ = judged, len(d.foreign) > 0
+	was := c.foreign
 	c.foreign = nil
-	for _, place := range d.foreign {
-		if v := &views[place]; v.source >= 0 {
-			c.foreign = append(c.foreign, Foreign{Source: v.from, Leads: firstPrimary(v.roles)})
+	for _, addr := range c.opts.Cluster {
+		place := slices.IndexFunc(views, func(v clusterView) bool { return v.from == addr })
+		if place < 0 {
+			c.foreign = append(c.foreign, foreignAt(was, addr)...)
+		} else if slices.Contains(d.foreign, place) {
+			c.foreign = append(c.foreign, Foreign{Source: addr, Leads: firstPrimary(views[place].roles)})
 		}
 	}
 	if best.covers > 0 {
@@ -106,12 +122,12 @@ func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
 }
 
 // believe returns the best view of the nodes that are believed.
-func (c *Cluster) believe(views []clusterView, now time.Time) (best clusterView, d decision) {
+func (c *Cluster) believe(b *belief, views []clusterView, now time.Time) (best clusterView, d decision) {
 	answers := make([]answer, len(views))
 	for i := range views {
 		answers[i] = views[i].answer
 	}
-	d = c.belief.judge(answers, len(c.opts.Cluster), now)
+	d = b.judge(answers, len(c.opts.Cluster), now)
 	epoch := c.history.epoch
 	if d.replaces {
 		epoch = 0
@@ -187,7 +203,7 @@ func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
 
 // askAll asks nodes at the same time; the views are in their order.
 func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
-	views := make([]clusterView, len(addrs))
+	views, moved := make([]clusterView, len(addrs)), make([]bool, len(addrs))
 	var all sync.WaitGroup
 	for i, addr := range addrs {
 		client := c.client(addr)
@@ -199,17 +215,45 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
 			if err != nil {
 				views[i] = clusterView{from: addr, err: err}
 			}
+			moved[i] = c.opts.hasMoved(ctx, addr)
 		})
 	}
 	all.Wait()
+	c.noteVague(ctx, views)
 	for i, addr := range addrs {
 		views[i].source = slices.Index(c.opts.Cluster, addr)
-		if errors.Is(views[i].err, contain.ErrPanic) {
-			// Its connection may be within a reply.
+		if moved[i] || errors.Is(views[i].err, contain.ErrPanic) {
+			// Its connection may be within a reply, or lead to a server that its name has left.
 			c.disconnect(addr)
 		}
 	}
 	return views
+}
+
+// vague are the marks of all nodes whose IDs say nothing.
+var vague = []string{"unidentified"}
+
+// noteVague asks nodes again whose IDs have nothing in common with those of the nodes followed, because some proxies make
+// up IDs, or have none: nothing would ever be followed for long.
+func (c *Cluster) noteVague(ctx context.Context, views []clusterView) {
+	for i := 0; i < len(views) && !c.isVague.Load(); i++ {
+		v := &views[i]
+		if v.err != nil || len(v.marks) > 0 && (!c.belief.isSet || foreignAt(c.foreign, v.from) != nil || c.belief.relation(&v.answer) == sameServers) {
+			continue
+		}
+		if len(v.marks) > 0 {
+			if again := c.ask(ctx, c.client(v.from), v.from); again.err != nil || meet(v.marks, again.marks) {
+				continue
+			}
+		}
+		c.isVague.Store(true)
+		c.belief = belief{}
+	}
+	if c.isVague.Load() {
+		for i := range views {
+			views[i].marks = vague
+		}
+	}
 }
 
 // ask asks one node, in one round trip.

@@ -78,9 +78,7 @@ func (s *Shard) discover() {
 }
 
 func (s *Shard) find() error {
-	ctx, cancel := context.WithTimeout(s.life, s.Options.SearchTimeout())
-	defer cancel()
-	found, err := s.finder.Find(ctx)
+	found, err := s.finder.Find(s.life)
 	if err == nil && len(found.Roles) == 0 {
 		return ErrNoServers
 	}
@@ -150,8 +148,12 @@ type Sentinel struct {
 	addrs   []string
 	history history
 	belief  belief
-	// decided is the last decision about who is followed.
+	// decided is the last decision about who is followed, and foreign are the sentinels that lead elsewhere, as far as
+	// those that are silent last said.
 	decided decision
+	foreign []Foreign
+	// asked are the servers that were asked who they are, by address.
+	asked map[string]asked
 
 	mu sync.Mutex
 	// met are the marks of the primary at metAt.
@@ -159,10 +161,16 @@ type Sentinel struct {
 	met   []string
 }
 
+// asked is what a server has said that it is, and when.
+type asked struct {
+	marks []string
+	at    time.Time
+}
+
 // NewSentinel returns a finder that asks the sentinels of the options. It connects at its
 // first use.
 func NewSentinel(opts *Options) *Sentinel {
-	s := &Sentinel{master: opts.Sentinel.Master, opts: opts, addrs: opts.Sentinel.Addrs}
+	s := &Sentinel{master: opts.Sentinel.Master, opts: opts, addrs: opts.Sentinel.Addrs, asked: map[string]asked{}}
 	s.connect = func(place int) *goredis.SentinelClient {
 		o := clientOptions(opts.Sentinel.Addrs[place], opts)
 		o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
@@ -203,14 +211,14 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 
 // Find returns the servers after the latest failover.
 func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
-	now, asking := time.Now(), ctx
-	if end, ok := ctx.Deadline(); ok {
-		// A sentinel that is silent must leave time to ask the primaries.
-		var cancel context.CancelFunc
-		asking, cancel = context.WithDeadline(ctx, now.Add(end.Sub(now)*2/3))
-		defer cancel()
-	}
-	latest, foreign, err := s.Judge(ctx, s.AskAll(asking), now)
+	now := time.Now()
+	asking, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
+	defer cancel()
+	replies := s.AskAll(asking)
+	// A sentinel that is silent must leave time to ask the primaries.
+	identifying, cancel := context.WithTimeout(ctx, s.opts.ConnectTimeout()+s.opts.NodeTimeout())
+	defer cancel()
+	latest, foreign, err := s.Judge(identifying, replies, now)
 	found.Foreign = foreign
 	if err == nil {
 		err = s.history.follow(latest.epoch, true, now)
@@ -247,9 +255,14 @@ func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.
 	for _, n := range s.decided.group {
 		believed = append(believed, replies[places[n]])
 	}
-	for _, n := range s.decided.foreign {
-		foreign = append(foreign, Foreign{Source: s.addrs[places[n]], Leads: replies[places[n]].Primary})
+	for i, addr := range s.addrs {
+		if replies[i].Err != nil {
+			foreign = append(foreign, foreignAt(s.foreign, addr)...)
+		} else if slices.Contains(s.decided.foreign, slices.Index(places, i)) {
+			foreign = append(foreign, Foreign{Source: addr, Leads: replies[i].Primary})
+		}
 	}
+	s.foreign = foreign
 	if len(believed) > 0 {
 		latest, err = s.Latest(believed)
 		return latest, foreign, err
@@ -267,7 +280,9 @@ func (s *Sentinel) meet(addr string, marks []string) {
 	s.metAt, s.met = addr, marks
 }
 
-// identify adds to the replies the marks of the primaries that they name, unless all name the one that is followed.
+// identify adds to the replies the marks of the primaries that they name, if these differ, or if all name another one than
+// the one that is followed. One that answers is asked again after FollowAfter only, because it may be the server of others
+// and is told the password.
 func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 	marks := map[string][]string{}
 	for i := range replies {
@@ -275,17 +290,28 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 			marks[replies[i].Primary] = nil
 		}
 	}
-	if f := &s.belief.followed; len(marks) == 1 && s.belief.isSet {
-		if _, isFollowed := marks[f.servers[0]]; isFollowed {
+	if len(marks) == 1 {
+		if !s.belief.isSet {
 			return
+		}
+		if _, isFollowed := marks[s.belief.followed.servers[0]]; isFollowed {
+			return
+		}
+	}
+	maps.DeleteFunc(s.asked, func(_ string, a asked) bool { return time.Since(a.at) >= FollowAfter })
+	var due []string
+	for addr := range marks {
+		if was, isKnown := s.asked[addr]; isKnown {
+			marks[addr] = was.marks
+		} else {
+			due = append(due, addr)
 		}
 	}
 	var all sync.WaitGroup
 	var mu sync.Mutex
-	for _, addr := range slices.Collect(maps.Keys(marks)) {
+	for _, addr := range due {
 		all.Go(func() {
 			_ = contain.Run(func() error {
-				// Few are asked, and rarely, so no connection is kept.
 				o := clientOptions(addr, s.opts)
 				o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
 				client := goredis.NewClient(o)
@@ -294,6 +320,9 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 				mu.Lock()
 				defer mu.Unlock()
 				marks[addr] = MarksIn(func(name string) string { return fieldOf(text, name) })
+				if err == nil || IsReply(err) {
+					s.asked[addr] = asked{marks[addr], time.Now()}
+				}
 				return err
 			})
 		})
@@ -325,8 +354,10 @@ func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 				return nil
 			})
 			if err != nil {
-				// Its connection may be within a reply.
 				answers[i] = SentinelReply{Err: err}
+			}
+			if err != nil || s.opts.hasMoved(ctx, s.addrs[i]) {
+				// Its connection may be within a reply, or lead to a server that its name has left.
 				_ = client.Close()
 				s.clients[i] = s.connect(i)
 			}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -29,6 +30,9 @@ func requireFound(t *testing.T, what string, f finder, primary string, foreign .
 	t.Helper()
 	redistest.Eventually(t, what, func() error {
 		found := mustFind(t, f)
+		if found.Replaced {
+			t.Fatalf("%s: %+v replaces the servers before", what, found)
+		}
 		var sources []string
 		for _, source := range found.Foreign {
 			sources = append(sources, source.Source)
@@ -51,9 +55,13 @@ func TestForeignNode(t *testing.T) {
 	redistest.Must(t, other.WaitUntilOK(t.Context()))
 	foreign, mine := other.Addrs()[0], ours.Addrs()
 	s := newShard(t, Options{Cluster: append([]string{foreign}, mine...)})
-	f := NewCluster(&s.Options, time.Second/2)
+	f := NewCluster(&s.Options)
 	t.Cleanup(f.Close)
 	requireFound(t, "most are followed", f, mine[0], foreign)
+	redistest.Must(t, other.Nodes[0].Pause())
+	f.census = time.Time{}
+	requireFound(t, "a foreign one that is silent is one still", f, mine[0], foreign)
+	redistest.Must(t, other.Nodes[0].Resume())
 	redistest.Must(t, ours.Nodes[0].Pause())
 	f.census = time.Time{}
 	requireFound(t, "one of two is followed", f, mine[1], foreign)
@@ -75,11 +83,13 @@ func TestForeignNode(t *testing.T) {
 	// With the same list cut down to one, most name the other cluster.
 	s.Options.Cluster = []string{foreign}
 	f.nodes = nil
-	ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
-	defer cancel()
-	if found, err := f.Find(ctx); !errors.Is(err, errElsewhere) {
-		t.Errorf("found %+v, %v before its time", found, err)
-	}
+	f.belief = belief{followed: f.belief.followed, isSet: true}
+	redistest.Eventually(t, "it is refused before its time", func() error {
+		if found, err := f.Find(t.Context()); !errors.Is(err, errElsewhere) {
+			return fmt.Errorf("found %+v, %w", found, err)
+		}
+		return nil
+	})
 	f.belief.since = f.belief.since.Add(-FollowAfter)
 	if found := mustFind(t, f); !found.Replaced || len(found.Roles) != 1 || found.Roles[0].Primary != foreign {
 		t.Errorf("after its time: %+v", found)
@@ -103,12 +113,58 @@ func TestForeignSentinel(t *testing.T) {
 	if found := mustFind(t, f); len(found.Foreign) != 1 || found.Foreign[0].Leads != leads {
 		t.Errorf("the foreign one leads to %+v, want %s", found.Foreign, leads)
 	}
+	told := f.asked[leads].at
+	mustFind(t, f)
+	if now := f.asked[leads].at; told.IsZero() || !now.Equal(told) && now.Sub(told) < FollowAfter {
+		t.Error("the foreign primary is asked at each search")
+	}
+	redistest.Must(t, other.Nodes[0].Pause())
+	requireFound(t, "a foreign one that is silent is one still", f, mine.Primary.Addr(), other.Addrs()...)
+	redistest.Must(t, other.Nodes[0].Resume())
 	redistest.Must(t, ours.WaitForReplicas(t.Context(), 1))
 	redistest.Must(t, ours.Failover(t.Context()))
 	promoted, err := ours.WaitForMaster(t.Context(), mine.Primary.Addr())
 	redistest.Must(t, err)
 	f.belief.since = time.Now()
 	requireFound(t, "a failover is followed at once", f, promoted, other.Addrs()...)
+}
+
+// TestClusterWithoutIdentity is followed at each search, as one whose IDs mean something, and has a fault.
+func TestClusterWithoutIdentity(t *testing.T) {
+	t.Parallel()
+	node := redistest.StartCluster(t, 1, 0).Nodes[0]
+	for name, id := range map[string]func(n int64) string{
+		"no IDs":       func(int64) string { return "" },
+		"changing IDs": func(n int64) string { return fmt.Sprint("id", n) },
+	} {
+		var asked atomic.Int64
+		var port string
+		filter := redistest.StartFilter(t, node.Addr(), func(command []string) string {
+			switch strings.ToLower(strings.Join(command, " ")) {
+			case "cluster shards":
+				return "*0"
+			case "cluster slots":
+				text := id(asked.Add(1))
+				return fmt.Sprintf("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:%s\r\n$%d\r\n%s", port, len(text), text)
+			}
+			return ""
+		})
+		_, port, _ = net.SplitHostPort(filter.Addr())
+		s := newShard(t, Options{Cluster: []string{filter.Addr()}})
+		f := NewCluster(&s.Options)
+		t.Cleanup(f.Close)
+		mustFind(t, f)
+		for range 3 {
+			ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
+			if found, err := f.FindAll(ctx); err != nil || len(found.Foreign) > 0 || found.Replaced {
+				t.Errorf("%s: %+v, %v", name, found, err)
+			}
+			cancel()
+		}
+		if s.finder = f; s.IdentityFault(filter.Addr(), "id") == nil {
+			t.Errorf("%s: no fault", name)
+		}
+	}
 }
 
 // idAt returns the run ID of the server that a lane reaches.
@@ -133,9 +189,9 @@ func TestAddressAtAnotherServer(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 1)
 	for name, c := range map[string]struct {
-		to    *redistest.Server
-		tells bool
-	}{"a replica": {sh.Replicas[0], false}, "a stranger": {redistest.Start(t), true}} {
+		to           *redistest.Server
+		tells, isNew bool
+	}{"a replica": {to: sh.Replicas[0]}, "a stranger": {to: redistest.Start(t), tells: true}, "one that may be its restart": {to: redistest.Start(t), isNew: true}} {
 		proxy := redistest.StartProxy(t, sh.Primary.Addr())
 		s := newShard(t, Options{Primary: proxy.Addr()})
 		var told atomic.Int64
@@ -164,6 +220,9 @@ func TestAddressAtAnotherServer(t *testing.T) {
 			t.Errorf("%s: the connections move by themselves", name)
 		}
 		since := s.Standing().Since
+		if c.isNew {
+			s.peerOf(proxy.Addr()).heard = time.Time{}
+		}
 		at.Checks.Revisit(t.Context())
 		for _, l := range []*Lane{at.Checks, at.Charges} {
 			if id := idAt(t, l); id != info["run_id"] {
@@ -200,28 +259,32 @@ func TestAddressOfSeveralServers(t *testing.T) {
 	s.Await(t.Context())
 	l := s.Owner(0).Checks
 	hear(t, l)
-	redistest.Eventually(t, "it has a fault", func() error {
-		s.peerOf(l.Addr).visited = time.Time{}
+	p := s.peerOf(l.Addr)
+	look := func() {
+		p.mu.Lock()
+		p.visited, p.turned, p.moved = time.Time{}, time.Time{}, time.Time{}
+		p.mu.Unlock()
 		l.Revisit(t.Context())
+	}
+	redistest.Eventually(t, "it has a fault", func() error {
+		look()
 		if s.TurnFault(l.Addr) == nil {
 			return errors.New("it has none")
 		}
 		return nil
 	})
 	one.Store(true)
-	p := s.peerOf(l.Addr)
-	p.mu.Lock()
-	for i := range p.changes {
-		p.changes[i] = p.changes[i].Add(-turnsPeriod)
+	look()
+	if s.TurnFault(l.Addr) == nil {
+		t.Error("one look ends it")
 	}
-	p.mu.Unlock()
-	l.Revisit(t.Context())
-	if err := s.TurnFault(l.Addr); err != nil {
-		t.Errorf("it still has: %v", err)
-	}
+	redistest.Eventually(t, "looks that agree end it", func() error {
+		look()
+		return s.TurnFault(l.Addr)
+	})
 }
 
-// TestAddressWithoutIdentity is told once, and no server there is taken for another one.
+// TestAddressWithoutIdentity has a fault, and no server there is taken for another one.
 func TestAddressWithoutIdentity(t *testing.T) {
 	t.Parallel()
 	var asked atomic.Int64
@@ -233,27 +296,23 @@ func TestAddressWithoutIdentity(t *testing.T) {
 		return fmt.Sprintf("$%d\r\n%s", len(text), text)
 	})
 	s := newShard(t, Options{Primary: filter.Addr()})
-	var told atomic.Int64
-	s.Listen(func(e Event) {
-		if e.Kind == Misconfigured && errors.Is(e.Err, errVague) {
-			told.Add(1)
-		} else {
-			t.Errorf("event %+v", e)
-		}
-	})
+	s.Listen(func(e Event) { t.Errorf("event %+v", e) })
 	s.Await(t.Context())
 	l := s.Owner(0).Checks
+	if err := s.IdentityFault(l.Addr, "id"); err != nil {
+		t.Error(err)
+	}
+	if s.IdentityFault(l.Addr, "") == nil {
+		t.Error("a server without an ID has no fault")
+	}
 	for range turnsMost + 1 {
 		hear(t, l)
 		l.Revisit(t.Context())
 		idAt(t, l)
 	}
-	redistest.Eventually(t, "it is told", func() error {
-		if told.Load() != 1 {
-			return fmt.Errorf("told %d times", told.Load())
-		}
-		return nil
-	})
+	if s.IdentityFault(l.Addr, "id") == nil {
+		t.Error("it has no fault")
+	}
 	if err := s.TurnFault(l.Addr); err != nil || !s.Standing().Replaced.IsZero() {
 		t.Errorf("%v, %+v", err, s.Standing())
 	}

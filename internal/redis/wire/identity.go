@@ -195,6 +195,14 @@ func grouped(answers []answer) (groups []answerGroup) {
 // Foreign is a source of a shard, a sentinel or a node, that leads to a server of others.
 type Foreign struct{ Source, Leads string }
 
+// foreignAt returns what is known of a source.
+func foreignAt(all []Foreign, source string) []Foreign {
+	if i := slices.IndexFunc(all, func(f Foreign) bool { return f.Source == source }); i >= 0 {
+		return all[i : i+1]
+	}
+	return nil
+}
+
 // Fault returns what is wrong with the source.
 func (f *Foreign) Fault() *Fault {
 	return &Fault{

@@ -2,7 +2,6 @@ package wire
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"sync"
 	"time"
@@ -13,9 +12,13 @@ import (
 const (
 	// revisitPeriod is the time between two new connections that look which server an address leads to.
 	revisitPeriod = 10 * time.Second
-	// turnsPeriod is the time in which an address that leads to turnsMost other servers leads to several in turn.
-	turnsPeriod = 30 * time.Second
-	turnsMost   = 5
+	// settlePeriod is the least time between two moves of the connections to an address, and between two changes that
+	// count: the endpoints of a failover may overlap for a moment.
+	settlePeriod = time.Second
+	// turnsMost is after how many changes an address leads to several servers in turn, and turnsEnd how many looks in a
+	// row have to agree until it does not.
+	turnsMost = 5
+	turnsEnd  = 10
 )
 
 // ErrTurns is the fault of an address whose connections reach several servers.
@@ -24,9 +27,9 @@ var ErrTurns = &Fault{
 	Remedy:  "give an address that leads to the primary alone, and write the replicas as such",
 }
 
-// errVague is the fault of an address at which nothing shows another server.
-var errVague = &Fault{
-	Problem: "its run ID differs between replies on one connection, so nothing shows whether it is another server than before",
+// ErrVague is the fault of an address at which nothing shows another server.
+var ErrVague = &Fault{
+	Problem: "its run ID, or the IDs of its cluster's nodes, are missing or differ between two replies, so nothing shows whether it is another server than before",
 	Remedy:  "give the address of a Redis server in place of a proxy's, or accept it",
 }
 
@@ -51,7 +54,8 @@ type meeting int
 const (
 	// metSame: it reaches the server of the other connections.
 	metSame meeting = iota
-	// metRestarted: it reaches a server that has started since the one before was heard from.
+	// metRestarted: it reaches a server that has started since the one before was heard from, or a connection has
+	// reached another one than the others.
 	metRestarted
 	// metSuccessor: it reaches another server, which has the data of the one before.
 	metSuccessor
@@ -66,9 +70,15 @@ type peer struct {
 	now Server
 	// heard is when the server was heard from last.
 	heard time.Time
-	// changes are when new connections reached another server than the one before, last, which had not just started.
-	changes []time.Time
-	last    string
+	// moved is when another server took its place, and hasStray is set if a connection reached another one just then.
+	moved    time.Time
+	hasStray bool
+	// last is the server that the last look reached, at looked; agreed counts the looks in a row that reached it, and
+	// turns the looks before that reached another server than the look before them, which had not just started.
+	last          string
+	looked        time.Time
+	turned        time.Time
+	turns, agreed int
 	// visited is when a new connection looked last.
 	visited time.Time
 	// isVague is set if its ID differs between two replies on one connection: then IDs say nothing.
@@ -78,7 +88,7 @@ type peer struct {
 // hear notes what INFO says on a connection that was in use before.
 func (p *peer) hear(s *Server, now time.Time) {
 	if p.now.ID == "" {
-		p.now, p.last = *s, s.ID
+		p.now = *s
 	}
 	if p.now.ID == s.ID {
 		p.now.Marks = newest(appendNew(p.now.Marks, s.Marks...))
@@ -92,17 +102,21 @@ func (p *peer) meet(s *Server, now time.Time) meeting {
 		p.hear(s, now)
 		return metSame
 	}
-	p.changes = slices.DeleteFunc(p.changes, func(at time.Time) bool { return now.Sub(at) >= turnsPeriod })
-	was, isRestart := p.last, now.Add(-s.Uptime).After(p.heard)
-	if p.last = s.ID; p.last != was && !isRestart {
-		p.changes = append(p.changes, now)
-	}
-	if s.ID == p.now.ID {
+	hasSettled := now.Sub(p.moved) >= settlePeriod
+	switch {
+	case s.ID != p.now.ID && !hasSettled:
+		p.hasStray = true
+		return metSame
+	case s.ID == p.now.ID && p.hasStray && hasSettled:
+		p.hear(s, now)
+		p.moved, p.hasStray = now, false
+		return metRestarted
+	case s.ID == p.now.ID:
 		p.hear(s, now)
 		return metSame
 	}
-	shares, marks := meet(s.Marks, p.now.Marks), p.now.Marks
-	p.now, p.heard = *s, now
+	shares, marks, isRestart := meet(s.Marks, p.now.Marks), p.now.Marks, s.startedAfter(p.heard, now)
+	p.now, p.heard, p.moved, p.hasStray = *s, now, now, false
 	switch {
 	case shares:
 		p.now.Marks = newest(appendNew(marks, s.Marks...))
@@ -114,16 +128,27 @@ func (p *peer) meet(s *Server, now time.Time) meeting {
 	}
 }
 
-// takesTurns reports whether new connections reach several servers.
-func (p *peer) takesTurns(now time.Time) bool {
-	n := 0
-	for _, at := range p.changes {
-		if now.Sub(at) < turnsPeriod {
-			n++
+// startedAfter reports whether the server has started after an instant.
+func (s *Server) startedAfter(at, now time.Time) bool { return now.Add(-s.Uptime).After(at) }
+
+// look notes the server that a regular look reached. Other new connections do not count: many are made at once.
+func (p *peer) look(s *Server, now time.Time) {
+	if p.last == "" || p.last == s.ID {
+		if p.agreed++; p.agreed >= turnsEnd {
+			p.turns = 0
+		}
+	} else {
+		p.agreed = 0
+		if !s.startedAfter(p.looked, now) && now.Sub(p.turned) >= settlePeriod {
+			p.turns++
+			p.turned = now
 		}
 	}
-	return n >= turnsMost
+	p.last, p.looked = s.ID, now
 }
+
+// takesTurns reports whether the address leads to several servers.
+func (p *peer) takesTurns() bool { return p.turns >= turnsMost }
 
 // newest returns the last of the marks.
 func newest(marks []string) []string { return marks[max(len(marks)-mostMarks, 0):] }
@@ -154,8 +179,25 @@ func (s *Shard) TurnFault(addr string) error {
 	p := s.peerOf(addr)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.takesTurns(time.Now()) {
+	if p.takesTurns() {
 		return ErrTurns
+	}
+	return nil
+}
+
+// IdentityFault returns the fault of a primary that says it has that run ID, if nothing shows who it is, or nil.
+func (s *Shard) IdentityFault(addr, id string) error {
+	isVague := id == ""
+	if c, ok := s.finder.(*Cluster); ok {
+		isVague = c.isVague.Load()
+	} else {
+		p := s.peerOf(addr)
+		p.mu.Lock()
+		isVague = isVague || p.isVague
+		p.mu.Unlock()
+	}
+	if isVague {
+		return ErrVague
 	}
 	return nil
 }
@@ -182,9 +224,9 @@ func (s *Shard) meet(addr, text string) {
 	p := s.peerOf(addr)
 	p.mu.Lock()
 	met := p.meet(&server, time.Now())
-	takesTurns := p.takesTurns(time.Now())
+	takesTurns := p.takesTurns()
 	p.mu.Unlock()
-	if takesTurns || met != metSuccessor && met != metStranger {
+	if met == metSame {
 		return
 	}
 	s.mu.Lock()
@@ -194,7 +236,10 @@ func (s *Shard) meet(addr, text string) {
 			l.renew()
 		}
 	}
-	if met == metSuccessor {
+	switch {
+	case met == metRestarted, takesTurns:
+		return
+	case met == metSuccessor:
 		s.Emit(Event{Kind: PrimaryChanged, Addr: addr})
 		return
 	}
@@ -210,7 +255,7 @@ func (s *Shard) meet(addr, text string) {
 func (l *Lane) Revisit(ctx context.Context) {
 	p, now := l.Shard.peerOf(l.Addr), time.Now()
 	p.mu.Lock()
-	isDue := p.now.ID != "" && !p.isVague && (now.Sub(p.visited) >= revisitPeriod || p.takesTurns(now))
+	isDue := p.now.ID != "" && !p.isVague && (now.Sub(p.visited) >= revisitPeriod || p.turns > 0 || p.hasStray)
 	if isDue {
 		p.visited = now
 	}
@@ -229,15 +274,17 @@ func (l *Lane) Revisit(ctx context.Context) {
 		if err != nil {
 			return err
 		}
-		if fieldOf(first, "run_id") == fieldOf(second, "run_id") {
-			l.Shard.meet(l.Addr, second)
-			return nil
-		}
+		server := ServerIn(func(name string) string { return fieldOf(second, name) })
+		isSame := fieldOf(first, "run_id") == server.ID
 		p.mu.Lock()
-		defer p.mu.Unlock()
-		if !p.isVague {
+		if isSame {
+			p.look(&server, time.Now())
+		} else {
 			p.isVague = true
-			l.Shard.Emit(Event{Kind: Misconfigured, Addr: l.Addr, Err: errVague})
+		}
+		p.mu.Unlock()
+		if isSame {
+			l.Shard.meet(l.Addr, second)
 		}
 		return nil
 	})

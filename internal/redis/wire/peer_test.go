@@ -31,36 +31,62 @@ func TestPeer(t *testing.T) {
 				t.Errorf("%s, step %d: %v, want %v", name, i, got, s.want)
 			}
 		}
-		if p.takesTurns(now) {
+		if p.takesTurns() {
 			t.Errorf("%s: it takes turns", name)
 		}
 	}
 }
 
-// TestPeersInTurn are found after some connections, and are none any more once new connections reach one server.
+// TestPeersInTurn are found after some looks, and are none any more once looks agree. Other connections do not count, and
+// of the changes within a second one does.
 func TestPeersInTurn(t *testing.T) {
 	var p peer
 	now := time.Unix(1_800_000_000, 0)
-	a, b := Server{ID: "a", Uptime: time.Hour}, Server{ID: "b", Uptime: time.Hour}
-	for n := range 2 * turnsMost {
-		if p.takesTurns(now) != (n > turnsMost) {
-			t.Errorf("after %d connections: %v", n, p.takesTurns(now))
-		}
-		now = now.Add(time.Second)
-		if n%2 == 0 {
-			p.meet(&a, now)
-		} else {
-			p.meet(&b, now)
-		}
+	both := []Server{{ID: "a", Uptime: time.Hour}, {ID: "b", Uptime: time.Hour}}
+	for n := range 4 * turnsMost {
+		now = now.Add(time.Millisecond)
+		p.meet(&both[n%2], now)
+		p.look(&both[n%2], now)
 	}
-	if now = now.Add(turnsPeriod); p.takesTurns(now) {
+	if p.takesTurns() {
+		t.Error("an overlap of two servers counts")
+	}
+	for n := range turnsMost {
+		now = now.Add(settlePeriod)
+		p.look(&both[n%2], now)
+	}
+	if !p.takesTurns() {
+		t.Errorf("after %d changes it does not take turns", p.turns)
+	}
+	for range turnsEnd {
+		if !p.takesTurns() {
+			t.Error("it takes turns no more, too early")
+		}
+		now = now.Add(settlePeriod)
+		p.look(&both[0], now)
+	}
+	if p.takesTurns() {
 		t.Error("turns are not forgotten")
 	}
-	p.isVague = true
-	for range turnsMost {
-		p.meet(&a, now)
-		if p.meet(&b, now) != metSame || p.takesTurns(now) {
-			t.Error("IDs that say nothing count")
+}
+
+// TestStrayConnection has all connections replaced once the address has settled: it reached another server just after
+// these moved.
+func TestStrayConnection(t *testing.T) {
+	var p peer
+	now := time.Unix(1_800_000_000, 0)
+	a, b := Server{ID: "a", Uptime: time.Hour}, Server{ID: "b", Uptime: time.Hour}
+	for i, step := range []struct {
+		after time.Duration
+		of    *Server
+		want  meeting
+	}{
+		{0, &a, metSame}, {time.Minute, &b, metStranger}, {settlePeriod / 2, &a, metSame}, {0, &b, metSame},
+		{settlePeriod, &b, metRestarted}, {settlePeriod, &b, metSame}, {0, &a, metStranger},
+	} {
+		now = now.Add(step.after)
+		if got := p.meet(step.of, now); got != step.want {
+			t.Errorf("step %d: %v, want %v", i, got, step.want)
 		}
 	}
 }
