@@ -276,6 +276,9 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 		result, err = c.FindAll(within)
 	}
 	d.addForeign(result.Foreign)
+	if c.IsVague() {
+		d.add("", finding(store.SeverityNote, codeVague, wire.ErrVague.Problem, wire.ErrVague.Remedy))
+	}
 	found := result.Roles
 	if err != nil {
 		remedy := "correct what is wrong with the nodes, or give others in the option cluster"

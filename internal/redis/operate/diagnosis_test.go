@@ -150,6 +150,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	lacking := redistest.Start(t, lasting, redistest.Args("--rename-command", "HINCRBY", "")).Addr()
 	timeless := redistest.Start(t, lasting, redistest.Args("--rename-command", "TIME", "")).Addr()
 	hidden := redistest.StartFilter(t, primary, redistest.Refusing("-ERR unknown command 'time'", "time")).Addr()
+	nameless, renamed := startRenamed(t, sh.Primary, func(int64) string { return "" }), startRenamed(t, sh.Primary, func(n int64) string { return fmt.Sprintf("run_id:%d\r\n", n) })
 	slow := redistest.StartProxy(t, sh.Primary.Addr())
 	must(t, slow.Delay(30*time.Millisecond))
 	ca, stranger := redistest.StartAuthority(t), redistest.StartAuthority(t)
@@ -197,6 +198,8 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"a command that is renamed": {lone(lacking), nil, []string{"error commands " + lacking, "warning no_replica " + lacking}, codeCommands, []string{"hincrby", "rename-command"}},
 		"TIME that scripts lack":    {lone(timeless), nil, []string{"error commands " + timeless, "warning no_replica " + timeless}, codeCommands, []string{"have the commands time", "rename-command"}},
 		"TIME that a proxy hides":   {lone(hidden), nil, []string{"warning commands " + hidden, "warning no_replica " + hidden}, codeCommands, []string{"hides the commands time"}},
+		"a run ID that is hidden":   {lone(nameless), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"note unidentified " + nameless}, codeVague, []string{"missing or differ"}},
+		"a run ID that changes":     {lone(renamed), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"note unidentified " + renamed}, codeVague, []string{"in place of a proxy's"}},
 		"a sentinel as a primary":   {lone(watcher), nil, []string{"error role " + watcher, "warning no_replica " + watcher}, codeRole, []string{"is a sentinel", "in place of primary and replica"}},
 		"a sentinel as a replica":   {wire.Options{Primary: primary, Replicas: []string{watcher}}, nil, []string{"error role " + watcher}, codeRole, []string{"is a sentinel"}},
 		"a primary as a replica": {
@@ -278,6 +281,22 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			}
 		})
 	}
+}
+
+// startRenamed starts a proxy that has another line in place of the server's run ID, given how often INFO was asked for.
+func startRenamed(t *testing.T, server *redistest.Server, line func(n int64) string) string {
+	t.Helper()
+	text, err := server.Client().Info(t.Context(), "everything").Result()
+	must(t, err)
+	text = regexp.MustCompile("server_time_usec:.*\r\n").ReplaceAllString(text, "")
+	var asked atomic.Int64
+	return redistest.StartFilter(t, server.Addr(), func(command []string) string {
+		if !strings.EqualFold(command[0], "info") {
+			return ""
+		}
+		text := regexp.MustCompile("run_id:.*\r\n").ReplaceAllString(text, line(asked.Add(1)))
+		return fmt.Sprintf("$%d\r\n%s", len(text), text)
+	}).Addr()
 }
 
 // startRefusal starts what answers each command with the same error, as proxies may.

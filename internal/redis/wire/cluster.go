@@ -233,27 +233,35 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
 // vague are the marks of all nodes whose IDs say nothing.
 var vague = []string{"unidentified"}
 
-// noteVague asks nodes again whose IDs have nothing in common with those of the nodes followed, because some proxies make
-// up IDs, or have none: nothing would ever be followed for long.
+// IsVague reports whether nothing shows which cluster a node is of. Then all are believed.
+func (c *Cluster) IsVague() bool { return c.isVague.Load() }
+
+// noteVague notes nodes whose IDs say nothing, of which none would be followed for long.
 func (c *Cluster) noteVague(ctx context.Context, views []clusterView) {
-	for i := 0; i < len(views) && !c.isVague.Load(); i++ {
-		v := &views[i]
-		if v.err != nil || len(v.marks) > 0 && (!c.belief.isSet || foreignAt(c.foreign, v.from) != nil || c.belief.relation(&v.answer) == sameServers) {
-			continue
+	for i := range views {
+		if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i]) {
+			c.isVague.Store(true)
+			c.belief = belief{}
 		}
-		if len(v.marks) > 0 {
-			if again := c.ask(ctx, c.client(v.from), v.from); again.err != nil || meet(v.marks, again.marks) {
-				continue
-			}
-		}
-		c.isVague.Store(true)
-		c.belief = belief{}
 	}
-	if c.isVague.Load() {
+	if c.IsVague() {
 		for i := range views {
 			views[i].marks = vague
 		}
 	}
+}
+
+// hasVagueIDs asks a node again if its IDs have nothing in common with those of the nodes followed: some proxies make up
+// IDs.
+func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView) bool {
+	switch {
+	case len(v.marks) == 0:
+		return true
+	case !c.belief.isSet, foreignAt(c.foreign, v.from) != nil, c.belief.relation(&v.answer) == sameServers:
+		return false
+	}
+	again := c.ask(ctx, c.client(v.from), v.from)
+	return again.err == nil && !meet(v.marks, again.marks)
 }
 
 // ask asks one node, in one round trip.

@@ -189,7 +189,7 @@ func (s *Shard) TurnFault(addr string) error {
 func (s *Shard) IdentityFault(addr, id string) error {
 	isVague := id == ""
 	if c, ok := s.finder.(*Cluster); ok {
-		isVague = c.isVague.Load()
+		isVague = c.IsVague()
 	} else {
 		p := s.peerOf(addr)
 		p.mu.Lock()
