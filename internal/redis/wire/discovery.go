@@ -216,7 +216,7 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	defer cancel()
 	replies := s.AskAll(asking)
 	// A sentinel that is silent must leave time to ask the primaries.
-	identifying, cancel := context.WithTimeout(ctx, s.opts.ConnectTimeout()+s.opts.NodeTimeout())
+	identifying, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
 	defer cancel()
 	latest, foreign, err := s.Judge(identifying, replies, now)
 	found.Foreign = foreign
@@ -281,8 +281,8 @@ func (s *Sentinel) meet(addr string, marks []string) {
 }
 
 // identify adds to the replies the marks of the primaries that they name, if these differ, or if all name another one than
-// the one that is followed. One that answers is asked again after FollowAfter only, because it may be the server of others
-// and is told the password.
+// the one that is followed, which may be dead and is not asked. One that answers is asked again after FollowAfter only,
+// because it may be the server of others and is told the password; a foreign one that is silent too.
 func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 	marks := map[string][]string{}
 	for i := range replies {
@@ -290,18 +290,18 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 			marks[replies[i].Primary] = nil
 		}
 	}
-	if len(marks) == 1 {
-		if !s.belief.isSet {
-			return
-		}
-		if _, isFollowed := marks[s.belief.followed.servers[0]]; isFollowed {
-			return
-		}
+	var followed string
+	if s.belief.isSet {
+		followed = s.belief.followed.servers[0]
+	} else if len(marks) == 1 {
+		return
 	}
 	maps.DeleteFunc(s.asked, func(_ string, a asked) bool { return time.Since(a.at) >= FollowAfter })
 	var due []string
 	for addr := range marks {
-		if was, isKnown := s.asked[addr]; isKnown {
+		if was, isKnown := s.asked[addr]; addr == followed {
+			marks[addr] = s.belief.followed.marks
+		} else if isKnown {
 			marks[addr] = was.marks
 		} else {
 			due = append(due, addr)
@@ -320,7 +320,7 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 				mu.Lock()
 				defer mu.Unlock()
 				marks[addr] = MarksIn(func(name string) string { return fieldOf(text, name) })
-				if err == nil || IsReply(err) {
+				if err == nil || IsReply(err) || slices.ContainsFunc(s.foreign, func(f Foreign) bool { return f.Leads == addr }) {
 					s.asked[addr] = asked{marks[addr], time.Now()}
 				}
 				return err

@@ -255,7 +255,7 @@ func (s *Shard) meet(addr, text string) {
 func (l *Lane) Revisit(ctx context.Context) {
 	p, now := l.Shard.peerOf(l.Addr), time.Now()
 	p.mu.Lock()
-	isDue := p.now.ID != "" && !p.isVague && (now.Sub(p.visited) >= revisitPeriod || p.turns > 0 || p.hasStray)
+	isDue := p.now.ID != "" && !p.isVague && (now.Sub(p.visited) >= revisitPeriod || now.Sub(p.moved) < revisitPeriod || p.turns > 0 || p.hasStray)
 	if isDue {
 		p.visited = now
 	}
