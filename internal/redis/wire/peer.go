@@ -131,9 +131,10 @@ func (p *peer) meet(s *Server, now time.Time) meeting {
 // startedAfter reports whether the server has started after an instant.
 func (s *Server) startedAfter(at, now time.Time) bool { return now.Add(-s.Uptime).After(at) }
 
-// look notes the server that a regular look reached. Other new connections do not count: many are made at once.
+// look notes the server that a regular look reached, before it meets the other connections. Looks alone count, because many
+// connections are made at once, but also what these reached meanwhile: looks may always come in the same turn.
 func (p *peer) look(s *Server, now time.Time) {
-	if p.last == "" || p.last == s.ID {
+	if isSame := s.ID == p.now.ID && !p.hasStray; p.last == "" || p.last == s.ID && isSame {
 		if p.agreed++; p.agreed >= turnsEnd {
 			p.turns = 0
 		}

@@ -54,6 +54,7 @@ func TestPeersInTurn(t *testing.T) {
 	for n := range turnsMost {
 		now = now.Add(settlePeriod)
 		p.look(&both[n%2], now)
+		p.meet(&both[n%2], now)
 	}
 	if !p.takesTurns() {
 		t.Errorf("after %d changes it does not take turns", p.turns)
@@ -64,6 +65,7 @@ func TestPeersInTurn(t *testing.T) {
 		}
 		now = now.Add(settlePeriod)
 		p.look(&both[0], now)
+		p.meet(&both[0], now)
 	}
 	if p.takesTurns() {
 		t.Error("turns are not forgotten")
