@@ -216,8 +216,8 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		ReadPrimary:   s.ReadFrom == readPrimary,
 		CheckTimeout:  time.Duration(s.CheckTimeout),
 		ChargeTimeout: time.Duration(s.ChargeTimeout),
-		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
-			s.reportUndelivered(name, shard, op, 1, err)
+		OnUndelivered: func(shard string, limit *store.Limit, op algorithm.Operation, err error) {
+			s.reportUndelivered(name, shard, limit, op, 1, err)
 		},
 	})
 	opened.log = startShardLog(s.logger, s.events, name, remote)
@@ -273,8 +273,8 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 		MaxBuckets:  s.MaxBuckets,
 		Timeout:     time.Duration(s.CheckTimeout),
 		ChargeDelay: s.chargeDelay(),
-		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
-			s.reportUndelivered(name, shard, op, requests, err)
+		OnUndelivered: func(shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error) {
+			s.reportUndelivered(name, shard, limit, op, requests, err)
 		},
 	}
 }
@@ -304,12 +304,12 @@ func (s *Store) OnErrorDefault() string {
 	return cmp.Or(s.OnError, stores.OnErrorLocal)
 }
 
-func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {
+func (s *Store) reportUndelivered(name, shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error) {
 	telemetry.Default.Undelivered.WithLabelValues(name, shard, op.String(), telemetry.OutcomeLabel(err)).Add(float64(requests))
-	stores.NoteLost(name, shard, requests, err)
+	stores.NoteLost(name, shard, limit, op, requests, err)
 	if times, log := s.undelivered.Report(time.Now()); log {
 		s.logger.Error("charges or refunds failed",
-			zap.String("store", name), zap.String("shard", shard), zap.String("operation", op.String()),
+			zap.String("store", name), zap.String("shard", shard), zap.String("zone", limit.Zone), zap.String("operation", op.String()),
 			zap.Int64("times", times), zap.Error(err))
 	}
 }

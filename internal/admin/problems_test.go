@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // jumper is a store whose clock was set.
@@ -140,9 +141,9 @@ func TestErrorsOfShards(t *testing.T) {
 	requires(0)
 	handle.ReportError(now, "api", "k", errOverload)
 	requires(0, "too many calls are waiting: add shards; so and so")
-	stores.NoteLost(t.Name(), "", 1, store.ErrUncertain)
+	stores.NoteLost(t.Name(), "", new(store.Limit), algorithm.Charge, 1, store.ErrUncertain)
 	requires(0, "does not answer all checks and takes")
-	stores.NoteLost(t.Name(), "", 1, store.ErrFinal)
+	stores.NoteLost(t.Name(), "", new(store.Limit), algorithm.Charge, 1, store.ErrFinal)
 	requires(0, "does not answer all checks and takes", "are lost")
 	requires(2 * errorListed)
 	base.shards[0].Unowned = 1

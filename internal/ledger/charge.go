@@ -93,7 +93,7 @@ func (l *Ledger) takeEnded(req []*store.Request, err error) {
 		e.release(&m)
 		w.send(&out)
 	case w.opts.OnUndelivered != nil:
-		w.opts.OnUndelivered(w.shardOf(req[0]), algorithm.Take, 1, err)
+		w.opts.OnUndelivered(w.shardOf(req[0]), req[0].Limit, algorithm.Take, 1, err)
 	}
 }
 
@@ -137,7 +137,7 @@ func (out *outgoing) of(place int) *entry {
 
 func (l *Ledger) lose(n *core.Next) {
 	if l.opts.OnUndelivered != nil {
-		l.opts.OnUndelivered(cmp.Or(n.Shard, l.Owner(n.ClientKey)), algorithm.Charge, n.Lost, n.Err)
+		l.opts.OnUndelivered(cmp.Or(n.Shard, l.Owner(n.ClientKey)), n.Limit, algorithm.Charge, n.Lost, n.Err)
 	}
 }
 

@@ -56,10 +56,10 @@ type Options struct {
 	// ChargeDelay is how long the charges of a client far from its limit wait for
 	// others; 0 means that they are sent at once.
 	ChargeDelay time.Duration
-	// OnUndelivered, if set, is called when charges or refunds are given up: for
-	// how many requests, on which shard, and why. The error wraps
+	// OnUndelivered, if set, is called when charges or refunds are given up: on which
+	// shard, under which limit, for how many requests, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.
-	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
+	OnUndelivered func(shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error)
 }
 
 // Ledger is a view of a registry on a store. The registry is shared; the store and the
@@ -167,7 +167,7 @@ func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store
 	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
 		if st.Err != nil && !errors.Is(st.Err, store.ErrGone) && w.opts.OnUndelivered != nil {
-			w.opts.OnUndelivered(w.shardOf(reqs[i]), algorithm.Refund, 1, st.Err)
+			w.opts.OnUndelivered(w.shardOf(reqs[i]), reqs[i].Limit, algorithm.Refund, 1, st.Err)
 		}
 		w.endRefund(sent[i], reqs[i], &st)
 		if report != nil {

@@ -651,7 +651,7 @@ func (s *goneShard) ChargeReported(reqs []*store.Request, report func(i int, st 
 func TestChargeThatOthersHaveIsNotLost(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		shard := &goneShard{simulation: s}
-		gone := New(l.registry, shard, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+		gone := New(l.registry, shard, Options{OnUndelivered: func(_ string, _ *store.Limit, op algorithm.Operation, n int64, err error) {
 			t.Errorf("%d undelivered: %s, %v", n, op, err)
 		}})
 		gone.Run()

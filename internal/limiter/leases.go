@@ -13,6 +13,58 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// leases are those of the requests that run.
+type leases struct {
+	// life ends with the process, and renewals with it.
+	life context.Context
+	end  context.CancelFunc
+
+	mu sync.Mutex
+	// all is nil once the process ends.
+	all map[*lease]bool
+}
+
+// running are the leases of all requests of the process.
+var running = newLeases()
+
+func newLeases() *leases {
+	l := &leases{all: map[*lease]bool{}}
+	l.life, l.end = context.WithCancel(context.Background())
+	return l
+}
+
+// add adds a lease, and reports whether the process goes on.
+func (r *leases) add(l *lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all != nil {
+		r.all[l] = true
+	}
+	return r.all != nil
+}
+
+func (r *leases) remove(l *lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.all, l)
+}
+
+// EndLeases gives back the slots of all requests that still run, at the end of the process. Upgraded
+// connections are such requests, which no server waits for.
+func EndLeases() { running.endAll() }
+
+func (r *leases) endAll() {
+	r.mu.Lock()
+	all := r.all
+	r.all = nil
+	r.mu.Unlock()
+	// A renewal holds its lease's lock.
+	r.end()
+	for l := range all {
+		l.end()
+	}
+}
+
 // lease keeps the slots that an evaluation has taken while its request runs.
 type lease struct {
 	of *evaluation
@@ -56,6 +108,9 @@ func (e *evaluation) holdLeases() {
 	defer lease.mu.Unlock()
 	lease.timer = e.limiter.afterFunc(period, lease.renew)
 	e.ensureRare().lease = lease
+	if !running.add(lease) {
+		lease.giveBack()
+	}
 }
 
 // afterFunc calls f when so much of the limiter's time has passed.
@@ -79,7 +134,7 @@ func (l *lease) renew() {
 	if l.timer == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.period)
+	ctx, cancel := context.WithTimeout(running.life, l.period)
 	defer cancel()
 	for _, z := range l.of.zones {
 		if !z.holdsSlot() {
@@ -98,31 +153,43 @@ func (l *lease) renew() {
 	l.timer.Reset(l.period)
 }
 
-// end gives the slots back.
+// end gives the slots back. It waits for a renewal that runs, which could take back a slot that is given
+// back.
 func (l *lease) end() {
-	if l.stop() {
-		l.of.giveBack((*inZone).holdsSlot)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.giveBack()
 	}
 }
 
-// stop ends the renewing, and reports whether there was any. It waits for a
-// renewal that runs, which could take back a slot that is given back. A renewal
-// that timed out may still do so, for another window.
-func (l *lease) stop() bool {
+// giveBack is end. mu is held.
+func (l *lease) giveBack() {
+	l.stopLocked()
+	l.of.giveBack((*inZone).holdsSlot)
+	// Not before: the end of the process waits for mu.
+	running.remove(l)
+}
+
+// stop ends the renewing, if there is any.
+func (l *lease) stop() {
 	if l == nil {
-		return false
+		return
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.timer == nil {
-		return false
+	if l.timer != nil {
+		l.stopLocked()
+		running.remove(l)
 	}
+}
+
+func (l *lease) stopLocked() {
 	l.timer.Stop()
 	l.timer = nil
 	for _, z := range l.handedOver {
 		z.becomeUncertain(true)
 	}
-	return true
 }
 
 // maxAbortedShare bounds, as a multiple of the capacity, a client's requests that run and

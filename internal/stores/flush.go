@@ -3,13 +3,14 @@ package stores
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Pool keeps what outlives configs, and counts references: LoadOrNew and
@@ -42,22 +43,15 @@ type closer interface {
 	Close(ctx context.Context)
 }
 
-// failedAtExit counts the charges that failed while the process ended, and uncertainAtExit those of them that
-// the store may have counted.
-var failedAtExit, uncertainAtExit atomic.Int64
-
-// NoteLost notes that charges or refunds to a shard of a store have failed with err, for [Opened.Lost], and
-// counts them for the log of a process that ends.
-func NoteLost(store, shard string, charges int64, err error) {
+// NoteLost notes that an operation for some requests under a limit, at a shard of a store, has failed with err, for
+// [Opened.Lost] and for the log of a process that ends.
+func NoteLost(name, shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error) {
 	outcome := telemetry.OutcomeLabel(err)
 	if outcome == telemetry.OutcomeLost {
-		failureOf{store, shard, true}.note(time.Now(), err)
+		failureOf{name, shard, true}.note(time.Now(), err)
 	}
 	if caddy.Exiting() {
-		failedAtExit.Add(charges)
-		if outcome == telemetry.OutcomeUncertain {
-			uncertainAtExit.Add(charges)
-		}
+		atExit.note(loss{name, limit.Zone, lossOf(limit, op)}, requests, outcome == telemetry.OutcomeUncertain)
 	}
 }
 
@@ -109,7 +103,7 @@ func bounded(run func(ctx context.Context)) func() {
 
 // End delivers, at the end of the process, what waits in ledgers and flushes
 // what is in the pool, even if it is in use. It waits for that and for earlier
-// flushes, and logs how many charges were lost, and of how many the outcome is uncertain.
+// flushes, and logs what was lost.
 func End(logger *zap.Logger) {
 	flushes.mu.Lock()
 	flushes.ending = true
@@ -118,8 +112,9 @@ func End(logger *zap.Logger) {
 	flushes.ledgers.Wait()
 	// Requests of older configs still use these.
 	for _, pooled := range inPool[pooledLedger]() {
-		pooled.registry.End(flushLife)
+		flushes.ledgers.Go(func() { pooled.registry.End(flushLife) })
 	}
+	flushes.ledgers.Wait()
 	flushes.mu.Lock()
 	for _, c := range inPool[closer]() {
 		flushes.shards.Go(bounded(c.Close))
@@ -136,7 +131,5 @@ func End(logger *zap.Logger) {
 	case <-done:
 	case <-time.After(exitTimeout + time.Second):
 	}
-	if n := failedAtExit.Load(); n > 0 {
-		logger.Error("charges were lost at exit", zap.Int64("charges", n), zap.Int64("uncertain", uncertainAtExit.Load()))
-	}
+	atExit.log(logger)
 }

@@ -64,7 +64,6 @@ type Handle struct {
 	users atomic.Int64
 	open  atomic.Pointer[Opened]
 	mu    sync.Mutex
-	ended bool
 	// wasOpened is set once the store has been opened.
 	wasOpened bool
 	// onClose are called when the store is closed, and onOverrides until then when overrides
@@ -275,15 +274,14 @@ func (h *Handle) Leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.users.Load() == 0 {
-		if open := h.open.Swap(nil); open != nil && !h.ended {
+		if open := h.open.Swap(nil); open != nil {
 			h.close(open)
 		}
 	}
 }
 
-// Unload ends the config's use of the store. At the end of the process it closes
-// the store, even if requests that outlasted the grace period still use it:
-// otherwise their charges would not be delivered.
+// Unload ends the config's use of the store. At the end of the process requests that
+// outlasted the grace period, and upgraded connections, may use it until [End].
 func (h *Handle) Unload() {
 	if open := h.open.Load(); open != nil {
 		if open.presence != nil {
@@ -298,15 +296,6 @@ func (h *Handle) Unload() {
 		}
 	}
 	h.Leave()
-	if !caddy.Exiting() {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if open := h.open.Load(); open != nil && !h.ended {
-		h.ended = true
-		h.close(open)
-	}
 }
 
 // close ends the use of the store. mu is held.

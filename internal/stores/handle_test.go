@@ -18,6 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // countingModule counts how often its store is opened and closed.
@@ -370,11 +371,11 @@ func TestPeekShowsThePresentOwner(t *testing.T) {
 // TestUncertainChargesAreNotLost: operators are told of those that no shard will get.
 func TestUncertainChargesAreNotLost(t *testing.T) {
 	began, o := time.Now(), &Opened{Name: t.Name()}
-	NoteLost(o.Name, "a", 1, store.ErrUncertain)
+	NoteLost(o.Name, "a", new(store.Limit), algorithm.Charge, 1, store.ErrUncertain)
 	if err := o.Lost("a", began); err != nil {
 		t.Errorf("lost: %v", err)
 	}
-	NoteLost(o.Name, "a", 1, store.ErrNotExecuted)
+	NoteLost(o.Name, "a", new(store.Limit), algorithm.Charge, 1, store.ErrNotExecuted)
 	if o.Lost("a", began) == nil {
 		t.Error("a charge that was not executed is not lost")
 	}
