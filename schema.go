@@ -2,8 +2,10 @@ package shardlimit
 
 import (
 	"maps"
+	"math"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
@@ -56,7 +58,6 @@ func (*Limits) ServiceSchema(t reflect.Type, more ...option.Row) option.Schema {
 	l := &Limits{isService: true}
 	schema := moduleSchema(t, slices.Concat(more, l.options(nil)), "handler", l.directive())
 	fields := schema["properties"].(option.Schema)
-	of(fields, "store")["anyOf"] = []option.Schema{{"type": "string"}, reference("store")}
 	zone := of(fields, "zones")["items"].(option.Schema)
 	zone["allOf"] = zoneRules
 	zone["required"] = slices.DeleteFunc(zone["required"].([]string), func(name string) bool { return name == "key" })
@@ -68,14 +69,19 @@ func handlerSchema() option.Schema {
 	h := new(Handler)
 	schema := moduleSchema(reflect.TypeFor[Handler](), slices.Concat(h.options(nil), h.pluginOptions()), "handler", "rate_limit")
 	fields := schema["properties"].(option.Schema)
-	of(fields, "store")["anyOf"] = []option.Schema{{"type": "string"}, reference("store")}
 	named := option.SchemaOf(reflect.TypeFor[NamedZone](), new(Zone).options(httpcaddyfile.Helper{}))
 	// Its key has a default, unlike a zone's.
 	delete(named, "required")
-	named["properties"].(option.Schema)["key"] = Texts{}.JSONSchema()
+	key := of(named["properties"].(option.Schema), "key")
+	delete(key, "minLength")
+	delete(key, "minItems")
+	maps.Copy(key, Texts{}.JSONSchema())
 	named["properties"].(option.Schema)["max_concurrent"] = option.Schema{"enum": []any{0, nil}, "description": option.InsteadInJSON("max_concurrent")}
 	of(fields, "rate_limits")["additionalProperties"] = named
 	of(fields, "rate_limits")["propertyNames"] = option.Schema{"pattern": option.NamePattern()}
+	// It has no effect, whatever it is.
+	interval := of(fields, "sweep_interval")
+	interval["pattern"], interval["minimum"] = strings.Replace(interval["pattern"].(string), `\+?`, `[+-]?`, 1), math.MinInt64
 	fields["distributed"] = option.Schema{"type": "null", "description": adviceDistributedJSON}
 	fields["storage"] = option.Schema{"type": "null", "description": adviceStorageJSON}
 	return schema

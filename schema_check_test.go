@@ -25,7 +25,8 @@ func TestSchema(t *testing.T) {
 	for config, accepts := range map[string]bool{
 		zone(``): true,
 		zone(`"window": 60000000000, "events": "{http.vars.n}", "events_fallback": 5`): true,
-		zone(`"key": ["a", "b"], "count_status": [401, "4xx"], "batch": "auto"`):       true,
+		zone(`"key": ["a", "b"], "count_status": [401, "4xx"], "batch": "auto"`):       false,
+		zone(`"charge": "before", "batch": "auto"`):                                    true,
 		zone(`"@id": "x"`):                     true,
 		zone(`"window": "1d12h30m"`):           true,
 		zone(`"window": "1 minute"`):           false,
@@ -181,8 +182,24 @@ func TestSchemaAgreesWithLoad(t *testing.T) {
 		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 		must(t, "decode", err)
 		invalid, refused := schema.Validate(value), caddytest.Validate(text)
-		if (invalid == nil) != (refused == nil) {
+		if (invalid == nil) != (refused == nil) && (invalid != nil || !m.at.isBeyondSchemas()) {
 			t.Errorf("%v = %s: the schema says %v, and load %v", m.at, m.mutation, invalid, refused)
 		}
 	}
+}
+
+// beyondSchemas has the ends of places whose values a schema cannot judge, and why.
+var beyondSchemas = map[string]string{
+	"module":        "modules may be those of others",
+	"handler":       "handlers may be those of others",
+	"rollout store": "the store has to be configured",
+}
+
+func (p place) isBeyondSchemas() bool {
+	for end := range beyondSchemas {
+		if strings.HasSuffix(" "+p.String(), " "+end) {
+			return true
+		}
+	}
+	return false
 }
