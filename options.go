@@ -37,7 +37,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 		},
 		{
 			Name: "store", Args: "<name>", Field: option.Field{Set: l.parseStore}, Check: l.validateStore,
-			Values:  map[string]option.Schema{"store": {"anyOf": []option.Schema{{"type": []string{"string", "null"}, "pattern": `^$|` + option.NamePattern()}, reference("store")}}},
+			Values:  map[string]option.Schema{"store": {"anyOf": []option.Schema{{"type": []string{"string", "null"}, "pattern": option.NamePattern()}, reference("store")}}},
 			Section: aboutClients, Default: "`default`",
 			Doc: "The store in which the zones of this handler count.",
 			Parts: map[string]string{

@@ -59,7 +59,7 @@ func (*Limits) ServiceSchema(t reflect.Type, more ...option.Row) option.Schema {
 	schema := moduleSchema(t, slices.Concat(more, l.options(nil)), "handler", l.directive())
 	fields := schema["properties"].(option.Schema)
 	zone := of(fields, "zones")["items"].(option.Schema)
-	zone["allOf"] = zoneRules
+	zone.SetRules(zoneRules)
 	zone["required"] = slices.DeleteFunc(zone["required"].([]string), func(name string) bool { return name == "key" })
 	delete(fields, "problem")
 	return schema

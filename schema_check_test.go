@@ -190,9 +190,23 @@ func TestSchemaAgreesWithLoad(t *testing.T) {
 
 // beyondSchemas has the ends of places whose values a schema cannot judge, and why.
 var beyondSchemas = map[string]string{
-	"module":        "modules may be those of others",
-	"handler":       "handlers may be those of others",
-	"rollout store": "the store has to be configured",
+	"module":             "modules may be those of others",
+	"handler":            "handlers may be those of others",
+	"rate_limit stores":  "they have to be those that handlers name",
+	"stores default":     "a handler names it",
+	"stores m":           "a handler names it",
+	"handle 0 store":     "it has to be configured, and not that of the rollout",
+	"rollout store":      "it has to be configured",
+	"charge_delay":       "texts have no ranges",
+	"lifetime":           "texts have no ranges",
+	"default password":   "shards may have their own",
+	"sentinel_password":  "shards may have their own",
+	"shards 1":           "it is the only one for which there are options of sentinels",
+	"previous_weights 0": "it differs from the weight",
+	"batch":              "it is at most the number of events",
+	"cost":               "it is at most the number of events",
+	"burst":              "it comes back within a century",
+	"time_zone":          "it has to exist",
 }
 
 func (p place) isBeyondSchemas() bool {

@@ -134,7 +134,7 @@ func (s *Shard) ownRows() []option.Row {
 			Doc: "Addresses of some nodes of a Redis Cluster, which name the others: `host` or `host:port`.",
 		},
 		{
-			Name: "weight", JSON: []string{"weight", "previous_weights"}, Args: "<now> [was <before>...]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Values: map[string]option.Schema{"weight": {"maximum": maxWeight}, "previous_weights": {"items": option.Schema{"type": "integer", "minimum": 0, "maximum": maxWeight}}}, Section: sectionShards, Default: "1",
+			Name: "weight", JSON: []string{"weight", "previous_weights"}, Args: "<now> [was <before>...]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Values: map[string]option.Schema{"weight": {"maximum": maxWeight}, "previous_weights": {"items": option.Schema{"type": []string{"integer", "null"}, "minimum": 0, "maximum": maxWeight}}}, Section: sectionShards, Default: "1",
 			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before each step, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
 			Parts: map[string]string{
 				"weight":           "The share of the clients, from 0 to 1000. 0 is for a shard that is being removed, whose `previous_weights` say what it was: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: 1.",

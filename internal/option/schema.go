@@ -72,9 +72,14 @@ func SchemaOf(t reflect.Type, rows []Row) Schema {
 		"patternProperties": Schema{"^@": Schema{}},
 	}
 	if ruled, is := reflect.New(t).Interface().(Ruled); is {
-		schema["allOf"] = ruled.JSONRules()
+		schema.SetRules(ruled.JSONRules())
 	}
 	return schema
+}
+
+// SetRules sets the rules of an object, which null does not break.
+func (s Schema) SetRules(rules []Schema) {
+	maps.Copy(s, If(Schema{"type": "object"}, Schema{"allOf": rules}))
 }
 
 // allowNull makes null a value, or not. A [Schemer] says itself whether it may be one.
