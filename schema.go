@@ -126,12 +126,12 @@ const (
 	// dynamic matches amounts that depend on the request.
 	dynamic = `\{[^{}]+\}`
 	// positiveAmount matches amounts from 1 on.
-	positiveAmount = `^\+?0*[1-9]\d{0,15}$|` + dynamic
+	positiveAmount = `^\+?0*[1-9][0-9]{0,15}$|` + dynamic
 )
 
 // JSONSchema implements [option.Schemer].
 func (Amount) JSONSchema() option.Schema {
-	return option.Schema{"type": []string{"integer", "string"}, "minimum": 0, "maximum": store.MaxEvents, "pattern": `^$|^\+?\d{1,16}$|` + dynamic}
+	return option.Schema{"type": []string{"integer", "string"}, "minimum": 0, "maximum": store.MaxEvents, "pattern": `^$|^\+?[0-9]{1,16}$|` + dynamic}
 }
 
 // JSONSchema implements [option.Schemer].
@@ -142,13 +142,13 @@ func (Texts) JSONSchema() option.Schema {
 // JSONSchema implements [option.Schemer].
 func (StatusList) JSONSchema() option.Schema {
 	return option.Schema{"type": []string{"array", "null"}, "minItems": 1, "items": option.Schema{
-		"type": []string{"integer", "string"}, "minimum": 200, "maximum": 599, "pattern": `^([2-5]xx|[2-5]\d\d|grpc:(\d|1[0-6]))$`,
+		"type": []string{"integer", "string"}, "minimum": 200, "maximum": 599, "pattern": `^([2-5]xx|[2-5][0-9][0-9]|grpc:([0-9]|1[0-6]))$`,
 	}}
 }
 
 // JSONSchema implements [option.Schemer].
 func (Batch) JSONSchema() option.Schema {
-	return option.Schema{"type": []string{"integer", "string"}, "minimum": 1, "maximum": store.MaxInteger, "pattern": `^(off|auto||\+?0*[1-9]\d{0,15})$`}
+	return option.Schema{"type": []string{"integer", "string"}, "minimum": 1, "maximum": store.MaxInteger, "pattern": `^(off|auto||\+?0*[1-9][0-9]{0,15})$`}
 }
 
 func calendarUnits() []any {

@@ -166,9 +166,9 @@ func (l *lease) end() {
 // giveBack is end. mu is held.
 func (l *lease) giveBack() {
 	l.stopLocked()
+	// Last, because the end of the process waits for those in the map.
+	defer running.remove(l)
 	l.of.giveBack((*inZone).holdsSlot)
-	// Not before: the end of the process waits for mu.
-	running.remove(l)
 }
 
 // stop ends the renewing, if there is any.

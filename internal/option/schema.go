@@ -205,7 +205,7 @@ func schemaOf(t reflect.Type, row Row, rows []Row) Schema {
 	switch t {
 	case reflect.TypeFor[caddy.Duration]():
 		return Schema{
-			"type": []string{"string", "integer"}, "pattern": `^\+?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d))+)$`,
+			"type": []string{"string", "integer"}, "pattern": `^\+?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d))+)$`,
 			// A number of nanoseconds below a microsecond is meant in another unit.
 			"anyOf": []Schema{{"maximum": 0}, {"minimum": time.Microsecond}}, "minimum": 0, "maximum": math.MaxInt64,
 		}
