@@ -31,7 +31,7 @@ const (
 
 // JSONRules implements [option.Ruled].
 func (s *Store) JSONRules() []option.Schema {
-	return append(s.Connection.jsonRules(),
+	return append(s.jsonRules(),
 		option.Any(option.Given("shards"), option.Given("url")),
 		option.If(option.Given("url"), option.Not(option.Given("shards"))))
 }
@@ -42,7 +42,7 @@ func (s *Shard) JSONRules() []option.Schema {
 	for _, kind := range []string{"primary", "url", "sentinel", "cluster"} {
 		kinds = append(kinds, given(kind))
 	}
-	return append(s.Connection.jsonRules(),
+	return append(s.jsonRules(),
 		option.Schema{"oneOf": kinds},
 		option.If(option.Any(given("sentinel"), given("cluster")), option.Not(given("replicas"))),
 		option.If(given("url"), option.Not(given("username"), given("password"), given("password_command"),
