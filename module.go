@@ -30,7 +30,7 @@ func init() {
 
 	// Caddy unloads modules in random order; only OnExit runs after all of them.
 	caddy.OnExit(func(context.Context) {
-		limiter.EndLeases()
+		limiter.EndLeases(stores.Ending())
 		stores.End(caddy.Log().Named("rate_limit"))
 	})
 }

@@ -59,7 +59,11 @@ func (*Limits) ServiceSchema(t reflect.Type, more ...option.Row) option.Schema {
 	schema := moduleSchema(t, slices.Concat(more, l.options(nil)), "handler", l.directive())
 	fields := schema["properties"].(option.Schema)
 	zone := of(fields, "zones")["items"].(option.Schema)
-	zone.SetRules(zoneRules)
+	given, is := option.Given, option.Is
+	zone.SetRules(append(slices.Clip(zoneRules),
+		option.Not(is("algorithm", store.Concurrency.String()), is("charge", limiter.ChargeAfter), given("count_status"), given("count_status_not"),
+			given("reset_status"), given("obey_upstream")),
+		option.If(option.Any(given("ipv4_prefix"), given("ipv6_prefix")), given("key"))))
 	zone["required"] = slices.DeleteFunc(zone["required"].([]string), func(name string) bool { return name == "key" })
 	delete(fields, "problem")
 	return schema

@@ -16,6 +16,7 @@ import (
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
+	_ "github.com/shardlimit/caddy-shardlimit/service" // what cmd/caddy has
 )
 
 // TestSchema accepts what loads and refuses slips of names, types and forms.
@@ -87,7 +88,10 @@ const mutatedConfig = `{"apps": {
 				"cost": "{http.vars.m}", "cost_fallback": 2}],
 		"headers": "both", "jitter": 0.1, "problem": true, "log_refusals": "all", "log_key": true, "rollout": {"store": "default", "percent": 5}, "store": "m",
 		"rate_limits": {"nm": {"key": "{http.request.remote.host}", "window": "1m", "max_events": 5, "match": [{"path": ["/q"]}]}},
-		"sweep_interval": "1m", "disable_metrics": true}]}]}}}}}`
+		"sweep_interval": "1m", "disable_metrics": true},
+		{"handler": "rate_limit_service", "domains": [{"name": "a", "descriptors": [{"key": "ip", "value": "x", "zone": "s", "always": true}, {"key": "b", "descriptors": [{"key": "c", "denied": true}]}]}],
+			"zones": [{"name": "s", "events": 100, "window": "1h", "algorithm": "sliding_window", "cost": 1, "charge": "before", "batch": "auto", "warn": 80, "max_wait": "1s", "penalty": "1m",
+				"on_error": "local", "enforce": 50}], "store": "m"}]}]}}}}}`
 
 // mutations take the place of a value; "" removes it.
 var mutations = []string{
@@ -154,7 +158,8 @@ func TestSchemaAgreesWithLoad(t *testing.T) {
 	must(t, "decode", json.Unmarshal([]byte(mutatedConfig), &config))
 	must(t, "load", caddytest.Validate([]byte(mutatedConfig)))
 	var places []place
-	for _, root := range []place{{"apps", "rate_limit"}, {"apps", "http", "servers", "s", "routes", 0, "handle", 0}} {
+	handlers := place{"apps", "http", "servers", "s", "routes", 0, "handle"}
+	for _, root := range []place{{"apps", "rate_limit"}, append(slices.Clip(handlers), 0), append(slices.Clip(handlers), 1)} {
 		value := config
 		for _, step := range root {
 			switch v := value.(type) {
@@ -182,6 +187,9 @@ func TestSchemaAgreesWithLoad(t *testing.T) {
 		value, err := jsonschema.UnmarshalJSON(bytes.NewReader(text))
 		must(t, "decode", err)
 		invalid, refused := schema.Validate(value), caddytest.Validate(text)
+		if (invalid == nil) != (refused == nil) {
+			fmt.Printf("PAIR\t%v\t%s\t%v\t%v\t%v\n", m.at, m.mutation, invalid == nil, m.at.isBeyondSchemas(), refused)
+		}
 		if (invalid == nil) != (refused == nil) && (invalid != nil || !m.at.isBeyondSchemas()) {
 			t.Errorf("%v = %s: the schema says %v, and load %v", m.at, m.mutation, invalid, refused)
 		}

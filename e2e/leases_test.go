@@ -323,6 +323,36 @@ func TestEndFreesSlots(t *testing.T) {
 	}
 }
 
+// TestEndFreesSlotsOfAShardThatReturns within the time that the end takes.
+func TestEndFreesSlotsOfAShardThatReturns(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	c := caddytest.Start(t, zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 9", "window 100h"),
+		proxyTo(startBackend(t), "flush_interval -1", "stream_close_delay 5m")))
+	for range 5 {
+		_, _, resp := openWebSocket(t, c, "alice")
+		must(t, "upgrade", want("status", resp.StatusCode, http.StatusSwitchingProtocols))
+	}
+	servers.Kill(t)
+	c.Terminate()
+	time.Sleep(time.Second) // longer than the attempts of a call
+	servers.Restart(t)
+	c.AwaitEnd()
+	must(t, "log", want("number of lost slots", len(lostOf(t, c, "slots")), 0))
+	must(t, "Redis", want("number of leases", servers.Content(t, "slots", "alice").Used, 0))
+}
+
+// TestEndClosesGuestStores although an upgraded connection uses one.
+func TestEndClosesGuestStores(t *testing.T) {
+	t.Parallel()
+	c := caddytest.Start(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("slots", "algorithm concurrency", "events 9", "window 100h"),
+		proxyTo(startBackend(t), "flush_interval -1", "stream_close_delay 5m")))
+	_, _, resp := openWebSocket(t, c, "alice")
+	must(t, "upgrade", want("status", resp.StatusCode, http.StatusSwitchingProtocols))
+	c.Stop()
+	must(t, "log", want("times that the store was closed", strings.Count(c.Logs.String(), "the guest store is closed"), 1))
+}
+
 // TestEndTellsWhatIsLost, by zone and kind, of a shard that is away.
 func TestEndTellsWhatIsLost(t *testing.T) {
 	t.Parallel()
@@ -339,7 +369,11 @@ func TestEndTellsWhatIsLost(t *testing.T) {
 	for range 5 {
 		must(t, "request", want("status", c.Ask("/plain", "X-Key: bob").Status, http.StatusOK))
 	}
-	uncertain := undelivered(c, "a", "uncertain")
+	uncertain := int64(0)
+	eventually(t, "all charges wait or are over", func() error {
+		uncertain = undelivered(c, "a", "uncertain")
+		return want("charges", fmt.Sprint(c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), " wait"), fmt.Sprint(5-uncertain, " wait"))
+	})
 	c.Stop()
 	must(t, "log", errors.Join(
 		want("losses", fmt.Sprint(lostOf(t, c, "slots"), lostOf(t, c, "charges")), fmt.Sprintf("map[slots:3] map[api:%d]", 5-uncertain)),

@@ -130,7 +130,7 @@ func (s *Shard) ownRows() []option.Row {
 			Doc: "The name under which the sentinels watch the primary, and the addresses of all sentinels: `host`, `host:port` or `unix/path`.",
 		},
 		{
-			Name: "cluster", Args: "<addr>...", Field: option.List(&s.Cluster), Repeats: true, Values: map[string]option.Schema{"cluster": {"items": option.Schema{"type": "string", "pattern": addressPattern}}}, Section: sectionShards, Default: "port 6379",
+			Name: "cluster", Args: "<addr>...", Field: option.List(&s.Cluster), Repeats: true, Values: map[string]option.Schema{"cluster": {"items": option.Schema{"type": "string", "pattern": nodePattern}}}, Section: sectionShards, Default: "port 6379",
 			Doc: "Addresses of some nodes of a Redis Cluster, which name the others: `host` or `host:port`.",
 		},
 		{
@@ -235,7 +235,7 @@ func (t *TLS) rows() []option.Row {
 			},
 		},
 		{
-			Name: "server_name", Args: "<name>", Field: option.Filled(&t.ServerName), Values: map[string]option.Schema{"server_name": {"pattern": `^$|` + addressPattern}}, Section: sectionConnections, Default: "the host of the address",
+			Name: "server_name", Args: "<name>", Field: option.Filled(&t.ServerName), Values: map[string]option.Schema{"server_name": {"pattern": hostPattern}}, Section: sectionConnections, Default: "the host of the address",
 			Doc: "The name that the certificates of the servers must have.",
 		},
 		{

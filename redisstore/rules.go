@@ -23,8 +23,14 @@ const (
 )
 
 const (
-	// addressPattern matches what may be the host of an address, with a port or not, and a placeholder.
-	addressPattern = "^([^\\s!-,/;-@\\\\^`{-~]+|unix/.+)$|\\{"
+	// hosts matches what may be a host, with a port or not, such as an IPv6 address with a zone.
+	hosts = "[^\\s!-,/;-@\\\\^`{-~]+|\\[?[0-9A-Fa-f:.]+%\\S+"
+	// addressPattern matches addresses, and placeholders.
+	addressPattern = `^(` + hosts + `|unix/.+)$|\{`
+	// nodePattern is the same without paths.
+	nodePattern = `^(` + hosts + `)$|^[^/]*\{`
+	// hostPattern is the same without ports, which only an IPv6 address looks like.
+	hostPattern = "^$|^([^\\s!-,/:-@\\[-\\^`{-~]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%\\S+)?)$|\\{"
 	// urlPattern matches a URL, and a placeholder.
 	urlPattern = `^$|^rediss?://[^/]|\{`
 )

@@ -117,7 +117,7 @@ func TestLostEndIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, lost := newSimulation(1), int64(0)
 		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, op algorithm.Operation, n int64, err error) {
-			if op == algorithm.Refund && err != nil {
+			if op == algorithm.Refund && errors.Is(err, ErrHeld) {
 				lost += n
 			}
 		}})

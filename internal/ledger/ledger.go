@@ -17,6 +17,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -166,14 +167,29 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
 	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && !errors.Is(st.Err, store.ErrGone) && w.opts.OnUndelivered != nil {
-			w.opts.OnUndelivered(w.shardOf(reqs[i]), reqs[i].Limit, algorithm.Refund, 1, st.Err)
-		}
-		w.endRefund(sent[i], reqs[i], &st)
-		if report != nil {
-			report(st)
-		}
+		l.refundEnded(repeat{sent[i], l, w, reqs[i], st, report})
 	})
+}
+
+// ErrHeld is wrapped by the errors of refunds that give nothing back, and only end what a request held.
+var ErrHeld = errors.New("end what was held")
+
+// refundEnded notes and reports how a refund has ended, unless there is another attempt.
+func (l *Ledger) refundEnded(r repeat) {
+	if l.registry.repeats.add(r) {
+		return
+	}
+	w := r.through
+	if err := r.state.Err; err != nil && !errors.Is(err, store.ErrGone) && w.opts.OnUndelivered != nil {
+		if r.req.Cost == 0 {
+			err = fmt.Errorf("%w: %w", ErrHeld, err)
+		}
+		w.opts.OnUndelivered(w.shardOf(r.req), r.req.Limit, algorithm.Refund, 1, err)
+	}
+	w.endRefund(r.sentRefund, r.req, &r.state)
+	if r.report != nil {
+		r.report(r.state)
+	}
 }
 
 // sentRefund is a refund in flight: its bucket, and when it was sent.

@@ -56,6 +56,8 @@ type Registry struct {
 	retryQueues map[string]*retryQueue
 	// reserved are the entries with tokens in their batch, or of which the store holds one.
 	reserved map[*entry]bool
+
+	repeats repeats
 }
 
 // stripe is a part of the registry with a lock of its own.
@@ -291,6 +293,7 @@ func (b *Registry) End(ctx context.Context) {
 		l.Flush(ctx)
 		l.leave(func(*Ledger) bool { return true })
 	}
+	b.giveUpRefunds()
 }
 
 // leave ends some views, l among them.

@@ -4,13 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // leases are those of the requests that run.
@@ -51,17 +54,43 @@ func (r *leases) remove(l *lease) {
 
 // EndLeases gives back the slots of all requests that still run, at the end of the process. Upgraded
 // connections are such requests, which no server waits for.
-func EndLeases() { running.endAll() }
+// What is not given back when ctx ends, because its store does not return, is lost.
+func EndLeases(ctx context.Context) { running.endAll(ctx) }
 
-func (r *leases) endAll() {
+func (r *leases) endAll(ctx context.Context) {
 	r.mu.Lock()
 	all := r.all
 	r.all = nil
 	r.mu.Unlock()
 	// A renewal holds its lease's lock.
 	r.end()
+	ended := make(chan *lease, len(all))
 	for l := range all {
-		l.end()
+		go func() {
+			l.end()
+			ended <- l
+		}()
+	}
+	for len(all) > 0 {
+		select {
+		case l := <-ended:
+			delete(all, l)
+		case <-ctx.Done():
+			for l := range all {
+				l.noteLost(ctx.Err())
+			}
+			return
+		}
+	}
+}
+
+// noteLost notes slots that were not given back. Their store may hold the lock.
+func (l *lease) noteLost(why error) {
+	open := l.of.open
+	for _, z := range l.of.zones {
+		if req := &z.ask.Request; z.isLease && z.answer != hasNoRoom {
+			stores.NoteLost(open.Name, open.Accounts.Owner(req.ClientKey), req.Limit, algorithm.Refund, 1, fmt.Errorf("%w: %w", store.ErrUncertain, why))
+		}
 	}
 }
 
@@ -163,32 +192,22 @@ func (l *lease) end() {
 	}
 }
 
-// giveBack is end. mu is held.
+// giveBack gives the slots back; mu is held.
 func (l *lease) giveBack() {
-	l.stopLocked()
+	l.giveBackWith((*inZone).holdsSlot)
+}
+
+// giveBackWith gives back what some zones hold, the slots among it; mu is held.
+func (l *lease) giveBackWith(some func(z *inZone) bool) {
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
+	}
 	// Last, because the end of the process waits for those in the map.
 	defer running.remove(l)
-	l.of.giveBack((*inZone).holdsSlot)
-}
-
-// stop ends the renewing, if there is any.
-func (l *lease) stop() {
-	if l == nil {
-		return
-	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer != nil {
-		l.stopLocked()
-		running.remove(l)
-	}
-}
-
-func (l *lease) stopLocked() {
-	l.timer.Stop()
-	l.timer = nil
+	l.of.giveBack(some)
 	for _, z := range l.handedOver {
-		z.becomeUncertain(true)
+		l.of.open.Refund([]*store.Request{new(z.ask.Request)})
 	}
 }
 

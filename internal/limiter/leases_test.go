@@ -60,7 +60,7 @@ func TestEndOfTheProcess(t *testing.T) {
 				ended := make(chan struct{})
 				go func() {
 					defer close(ended)
-					EndLeases()
+					EndLeases(t.Context())
 				}()
 				select {
 				case <-ended:
@@ -78,6 +78,45 @@ func TestEndOfTheProcess(t *testing.T) {
 				t.Errorf("%d leases are left", len(running.all))
 			}
 		})
+	}
+}
+
+// stuckStore answers a charge once it is released, although its caller has left.
+type stuckStore struct {
+	*deafStore
+	charging, released chan struct{}
+}
+
+func (s stuckStore) Charge(ctx context.Context, asks []*store.Ask) {
+	close(s.charging)
+	<-s.released
+	s.deafStore.Charge(ctx, asks)
+}
+
+// TestEndDoesNotWaitForAStore that does not return: the slot is given back later, if at all.
+func TestEndDoesNotWaitForAStore(t *testing.T) {
+	defer func(all *leases) { running = all }(running)
+	running = newLeases()
+	s := stuckStore{&deafStore{}, make(chan struct{}), make(chan struct{})}
+	h := newTestHandler(t, &Zone{Algorithm: store.Concurrency}, s)
+	h.answered(func(_ http.ResponseWriter, r *http.Request) {
+		renewed := make(chan struct{})
+		go func() {
+			defer close(renewed)
+			trackerOf(r).own[0].lease().renew()
+		}()
+		<-s.charging
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		EndLeases(ctx)
+		if len(s.asked) > 0 {
+			t.Errorf("the store is called to %q", s.asked)
+		}
+		close(s.released)
+		<-renewed
+	})
+	if err := s.wasAsked("charge 1", "refund 1"); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -439,11 +439,15 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
 
 // undo refunds what was taken, because the request does not go on.
 func (e *evaluation) undo() {
-	if e.rare != nil {
-		e.rare.lease.stop()
+	all := func(*inZone) bool { return true }
+	if l := e.lease(); l == nil {
+		e.giveBack(all)
+	} else {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		e.rare.lease = nil
+		l.giveBackWith(all)
 	}
-	e.giveBack(func(*inZone) bool { return true })
 	for _, z := range e.zones {
 		spent := z.spend
 		if z.needsID && z.ChargeBefore {

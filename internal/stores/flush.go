@@ -51,7 +51,7 @@ func NoteLost(name, shard string, limit *store.Limit, op algorithm.Operation, re
 		failureOf{name, shard, true}.note(time.Now(), err)
 	}
 	if caddy.Exiting() {
-		atExit.note(loss{name, limit.Zone, lossOf(limit, op)}, requests, outcome == telemetry.OutcomeUncertain)
+		atExit.note(loss{name, limit.Zone, lossOf(limit, op, err)}, requests, outcome == telemetry.OutcomeUncertain)
 	}
 }
 
@@ -101,14 +101,26 @@ func bounded(run func(ctx context.Context)) func() {
 	}
 }
 
-// End delivers, at the end of the process, what waits in ledgers and flushes
-// what is in the pool, even if it is in use. It waits for that and for earlier
-// flushes, and logs what was lost.
-func End(logger *zap.Logger) {
+// Ending begins the end of the process, and returns what bounds it. Refunds that shards do not execute are repeated
+// until then.
+func Ending() context.Context {
 	flushes.mu.Lock()
-	flushes.ending = true
-	flushes.mu.Unlock()
-	time.AfterFunc(exitTimeout, endFlushLife)
+	defer flushes.mu.Unlock()
+	if !flushes.ending {
+		flushes.ending = true
+		time.AfterFunc(exitTimeout, endFlushLife)
+		for _, pooled := range inPool[pooledLedger]() {
+			pooled.registry.RepeatRefunds(flushLife)
+		}
+	}
+	return flushLife
+}
+
+// End delivers, at the end of the process, what waits in ledgers, flushes what is in the
+// pool, and closes the stores of modules, even if they are in use. It waits for that and for
+// earlier flushes, and logs what was lost.
+func End(logger *zap.Logger) {
+	Ending()
 	flushes.ledgers.Wait()
 	// Requests of older configs still use these.
 	for _, pooled := range inPool[pooledLedger]() {
@@ -121,6 +133,10 @@ func End(logger *zap.Logger) {
 	}
 	flushes.ended = true
 	flushes.mu.Unlock()
+	inUse.Range(func(open, _ any) bool {
+		flushes.shards.Go(open.(*Opened).closeModule)
+		return true
+	})
 
 	done := make(chan struct{})
 	go func() {

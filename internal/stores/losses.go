@@ -2,12 +2,14 @@ package stores
 
 import (
 	"cmp"
+	"errors"
 	"maps"
 	"slices"
 	"sync"
 
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -17,12 +19,15 @@ const (
 	lostCharges   = "charges"
 	lostRefunds   = "refunds"
 	lostSlots     = "slots"
+	lostHolds     = "holds"
 	lostPenalties = "penalties"
 )
 
 // lossOf returns what is lost where an operation under a limit fails.
-func lossOf(limit *store.Limit, op algorithm.Operation) string {
+func lossOf(limit *store.Limit, op algorithm.Operation, err error) string {
 	switch {
+	case errors.Is(err, ledger.ErrHeld):
+		return lostHolds
 	case op == algorithm.Penalize:
 		return lostPenalties
 	case op != algorithm.Refund:
@@ -72,8 +77,8 @@ func (l *losses) log(logger *zap.Logger) {
 			zap.Int64(lost.what, l.all[lost].requests), zap.Int64("uncertain", l.all[lost].uncertain),
 			zap.String("store", lost.store), zap.String("zone", lost.zone),
 		}
-		if lost.what == lostSlots {
-			fields = append(fields, zap.String("until", "they end by themselves, within the window of the zone"))
+		if lost.what == lostSlots || lost.what == lostHolds {
+			fields = append(fields, zap.String("remedy", "none is needed: they end by themselves, within the window of the zone"))
 		}
 		logger.Error(lost.what+" were lost at exit", fields...)
 	}

@@ -8,6 +8,7 @@ import (
 	"go.uber.org/zap"
 	"go.uber.org/zap/zaptest/observer"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -22,16 +23,18 @@ func TestLossesAreTold(t *testing.T) {
 		op       algorithm.Operation
 		requests int64
 		isKnown  bool
+		err      error
 	}{
-		{limit, algorithm.Charge, 5, true},
-		{limit, algorithm.Take, 2, false},
-		{limit, algorithm.Refund, 1, true},
-		{limit, algorithm.Penalize, 1, true},
-		{slots, algorithm.Charge, 1, true},
-		{slots, algorithm.Refund, 3, false},
-		{slots, algorithm.Refund, 1, true},
+		{limit, algorithm.Charge, 5, true, nil},
+		{limit, algorithm.Take, 2, false, nil},
+		{limit, algorithm.Refund, 1, true, nil},
+		{limit, algorithm.Refund, 3, true, fmt.Errorf("%w: away", ledger.ErrHeld)},
+		{limit, algorithm.Penalize, 1, true, nil},
+		{slots, algorithm.Charge, 1, true, nil},
+		{slots, algorithm.Refund, 3, false, nil},
+		{slots, algorithm.Refund, 1, true, nil},
 	} {
-		all.note(loss{"default", l.limit.Zone, lossOf(l.limit, l.op)}, l.requests, !l.isKnown)
+		all.note(loss{"default", l.limit.Zone, lossOf(l.limit, l.op, l.err)}, l.requests, !l.isKnown)
 	}
 	all.log(zap.New(core))
 	var told []string
@@ -42,6 +45,7 @@ func TestLossesAreTold(t *testing.T) {
 	}
 	if want := []string{
 		"charges were lost at exit: default api 7, 2",
+		"holds were lost at exit: default api 3, 0",
 		"penalties were lost at exit: default api 1, 0",
 		"refunds were lost at exit: default api 1, 0",
 		"charges were lost at exit: default slots 1, 0",
