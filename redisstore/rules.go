@@ -24,7 +24,7 @@ const (
 
 const (
 	// hosts matches what may be a host, with a port or not, such as an IPv6 address with a zone.
-	hosts = "[^\\s!-,/;-@\\\\^`{-~]+|\\[?[0-9A-Fa-f:.]+%\\S+"
+	hosts = "[^\\s!-,/;-@\\\\^`{-~]+|\\[?[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*%\\S+"
 	// addressPattern matches addresses, and placeholders.
 	addressPattern = `^(` + hosts + `|unix/.+)$|\{`
 	// nodePattern is the same without paths.

@@ -1,5 +1,3 @@
-//go:build check
-
 package caddytest
 
 import (
