@@ -254,11 +254,14 @@ func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideCh
 // lost is the outcome of setting an override that the last look, which ended with err, does not show:
 // where it can have seen all, somebody has changed it since.
 func (o *overrides) lost(set *store.Override, err error) store.OverrideOutcome {
-	current := o.current.Load()
-	if err = cmp.Or(err, current.Damaged()); err != nil {
+	current, id := o.current.Load(), o.keptID(set.ID())
+	if err == nil && current.IsDamaged(id) {
+		err = current.Damaged()
+	}
+	if err != nil {
 		return store.OverrideOutcome{Err: fmt.Errorf("it was written, and does not hold: %w", err)}
 	}
-	return store.OverrideOutcome{Before: current.Of(o.keptID(set.ID()), set.Since), Err: store.ErrChanged}
+	return store.OverrideOutcome{Before: current.Of(id, set.Since), Err: store.ErrChanged}
 }
 
 var errStillThere = errors.New("the store still shows it")

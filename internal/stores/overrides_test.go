@@ -125,7 +125,8 @@ func TestOverrideThatIsOvertaken(t *testing.T) {
 	earlier, kept := o, map[store.OverrideID]*store.Override{}
 	earlier.Since = 1
 	s, h := openLooked(t, nil)
-	s.shows = func() (*store.OverrideSet, error) { return store.NewOverrideSet(kept, nil), nil }
+	damaged := map[store.OverrideID]error{{Kind: store.OverrideBlock, Zone: "other"}: store.ErrDamaged}
+	s.shows = func() (*store.OverrideSet, error) { return store.NewOverrideSet(kept, damaged), nil }
 	for _, there := range []*store.Override{nil, &earlier} {
 		if there != nil {
 			kept[o.ID()] = there

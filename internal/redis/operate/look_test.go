@@ -76,6 +76,26 @@ func TestMoreOverridesThanStoresKeep(t *testing.T) {
 	}
 }
 
+// TestRightThatIsGiven counts at the next look: nothing but a content beyond the bounds is left alone for a while.
+func TestRightThatIsGiven(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	mustChange(t, newOperator(t, wire.Options{Primary: server.Addr()}, nil), limitsOf("x", 1))
+	permit := func(rules ...any) {
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	permit("reset", "on", ">secret", "~*", "+@all", "-eval", "-evalsha", "-evalsha_ro", "-eval_ro")
+	t.Cleanup(func() { must(t, server.Client().Do(context.Background(), "ACL", "DELUSER", "limiter").Err()) })
+	p := newOperator(t, wire.Options{Primary: server.Addr(), Credentials: login("limiter", "secret")}, nil)
+	if set, err := p.Overrides(t.Context()); store.KindOf(err) != store.KindAuth {
+		t.Fatalf("%d are read without the right, %v", set.Len(), err)
+	}
+	permit("+@all")
+	if set := looks(t, p); set.Len() != 1 {
+		t.Errorf("%d are read with the right", set.Len())
+	}
+}
+
 // TestMendingHoldsUpNobody, and asks no replica.
 func TestMendingHoldsUpNobody(t *testing.T) {
 	t.Parallel()
