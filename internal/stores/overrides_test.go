@@ -84,7 +84,7 @@ func TestOverrideIsReadBack(t *testing.T) {
 	kept := map[store.OverrideID]*store.Override{}
 	s, h := openLooked(t, nil)
 	s.shows = func() (*store.OverrideSet, error) {
-		return store.NewOverrideSet(kept, map[store.OverrideID]error{{}: store.ErrDamaged}), nil
+		return store.NewOverrideSet(kept, map[store.OverrideID]error{o.ID(): store.ErrDamaged}), nil
 	}
 	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
 		t.Errorf("the first one: %v", err)

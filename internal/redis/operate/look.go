@@ -254,7 +254,7 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 			r.unsound[name] = true
 		}
 	}
-	if r.size += len(reply); len(r.learned.all)+len(r.unsound) > p.mostKept() || r.size > max(p.mostKept()*mostSize, mendBytes) {
+	if r.size += len(reply); len(r.learned.all)+len(r.unsound) > p.mostKept()+ownFields || r.size > max(p.mostKept()*mostSize, mendBytes) {
 		return "", fmt.Errorf("%w than the %d, with those that have ended, that stores keep: find out what else writes to %s, and remove that", errExcess, p.mostKept(), p.asker.Keys.Overrides())
 	}
 	return frames[0].word, nil

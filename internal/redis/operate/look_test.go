@@ -51,7 +51,7 @@ func newKeeper(t *testing.T) (*Operator, *redistest.Server) {
 func TestMoreOverridesThanStoresKeep(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
-	writer, changes := newOperator(t, wire.Options{Primary: server.Addr()}, nil), limitsOf("x", 7)
+	writer, changes := newOperator(t, wire.Options{Primary: server.Addr()}, nil), limitsOf("x", 2*3+ownFields+1)
 	mustChange(t, writer, changes)
 	var passed atomic.Int64
 	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) {
