@@ -397,6 +397,58 @@ func TestUnknownServers(t *testing.T) {
 	}
 }
 
+// TestServersAreFoundOverASlowLink, if a store has the patience.
+func TestServersAreFoundOverASlowLink(t *testing.T) {
+	t.Parallel()
+	sentinels := redistest.StartSentinels(t, masterName, redistest.Start(t), 1, redistest.SentinelOptions{})
+	cluster := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(waitTimeout))
+	link := newDetour(t, sentinels.Nodes[0], cluster.Nodes[0])
+	for _, proxy := range link.proxies {
+		must(t, proxy.Delay(300*time.Millisecond))
+	}
+	for kind, opts := range map[string]ShardOptions{"sentinel": sentinelOptions(sentinels), "cluster": {Cluster: cluster.Addrs()}} {
+		t.Run(kind, func(t *testing.T) {
+			t.Parallel()
+			opts.Dial = link.dial
+			shard := newShard(t, opts)
+			t.Cleanup(shard.Use(5 * time.Second))
+			ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+			defer cancel()
+			if shard.Await(ctx); !shard.IsFound() {
+				t.Errorf("the servers are not found: %v", shard.SearchFault())
+			}
+		})
+	}
+}
+
+// TestFailoverIsFollowedWhileASentinelIsSilent, however patient a store is.
+func TestFailoverIsFollowedWhileASentinelIsSilent(t *testing.T) {
+	t.Parallel()
+	sh, sentinels := sentinelShard(t, 1)
+	link := newDetour(t, sentinels.Nodes[0])
+	opts := sentinelOptions(sentinels)
+	opts.Dial = link.dial
+	shard := newShard(t, opts)
+	t.Cleanup(shard.Use(time.Hour))
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	shard.Await(ctx)
+	must(t, link.proxies[sentinels.Nodes[0].Addr()].SwallowReplies())
+	must(t, sh.Primary.Kill())
+	addr, err := sentinels.WaitForMaster(t.Context(), sh.Primary.Addr())
+	must(t, err)
+	began := time.Now()
+	eventually(t, "the new primary is followed", func() error {
+		if servers := shard.Servers(); len(servers) == 0 || servers[0].Primary != addr {
+			return fmt.Errorf("it is %s, and the servers are %+v", addr, servers)
+		}
+		return nil
+	})
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it is followed after %v", took)
+	}
+}
+
 // TestSilentNodesDoNotHideTheOthers: nodes that do not answer are asked at the same time, and last the
 // next time.
 func TestSilentNodesDoNotHideTheOthers(t *testing.T) {
@@ -411,7 +463,9 @@ func TestSilentNodesDoNotHideTheOthers(t *testing.T) {
 		addrs = append(addrs, ln.Addr().String())
 	}
 	cluster := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(waitTimeout))
-	finder := wire.NewCluster(&newShard(t, ShardOptions{Cluster: append(addrs, cluster.Addrs()[0])}).Options, timeout)
+	shard := newShard(t, ShardOptions{Cluster: append(addrs, cluster.Addrs()[0])})
+	t.Cleanup(shard.Use(timeout))
+	finder := wire.NewCluster(&shard.Options)
 	t.Cleanup(finder.Close)
 	find := func() ([]wire.Roles, error) {
 		ctx, cancel := context.WithTimeout(t.Context(), silent*timeout)

@@ -6,8 +6,10 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -17,9 +19,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// TestConnectionsThatAreAllCutLeaveNoServerOut: the pool has one connection more than
-// workers. With TLS, go-redis notices a cut connection only when it is used.
-func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
+// TestConnectionsThatAreAllCutAreNotUsedAgain, with TLS too: nothing fails, and no outcome is unknown.
+func TestConnectionsThatAreAllCutAreNotUsedAgain(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	certificate, err := ca.IssueServer(time.Now().Add(time.Hour))
 	must(t, err)
@@ -33,22 +34,114 @@ func TestConnectionsThatAreAllCutLeaveNoServerOut(t *testing.T) {
 	must(t, taken.Ping(t.Context()).Err())
 	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 	must(t, taken.Close())
-	must(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
-	failures := 0
-	eventually(t, "checks work", func() error {
-		err := store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err
-		if err != nil {
-			failures++
+	for what, op := range map[string]func(context.Context, []*store.Ask){"check": s.Check, "take": s.Take, "charge": s.Charge} {
+		killed := connections(t, server, "")
+		must(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
+		eventually(t, "the connections are cut", func() error {
+			if left := connections(t, server, ""); slices.ContainsFunc(killed, func(id string) bool { return slices.Contains(left, id) }) {
+				return fmt.Errorf("of %v there are %v", killed, left)
+			}
+			return nil
+		})
+		if err := store.Answers(t.Context(), op, oneOf("k"))[0].Err; err != nil {
+			t.Errorf("%s: %v", what, err)
 		}
-		return err
-	})
-	// Health checks may use up some of the connections that were cut.
-	if failures > 2 {
-		t.Errorf("%d checks failed, want at most one for each connection", failures)
+	}
+	if n := stored(t, server, "k"); n != 2 {
+		t.Errorf("%d are counted, want the take and the charge", n)
 	}
 	if down := j.all(wire.ServerDown, server.Addr()); len(down) > 0 {
 		t.Errorf("the server was left out: %+v", down)
 	}
+}
+
+// connections returns the IDs of other connections to a server than its client's, of which that was the last command,
+// unless it is empty.
+func connections(t *testing.T, server *redistest.Server, last string) (ids []string) {
+	t.Helper()
+	list, err := server.Client().ClientList(t.Context()).Result()
+	must(t, err)
+	for line := range strings.Lines(list) {
+		if fields := strings.Fields(line); !slices.Contains(fields, "cmd=client|list") && (last == "" || slices.Contains(fields, "cmd="+last)) {
+			ids = append(ids, fields[0])
+		}
+	}
+	return ids
+}
+
+// TestInfoGoesRoundTheConnections for checks, so that none is closed for idleness.
+func TestInfoGoesRoundTheConnections(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	s := newStore(t, shard, nil)
+	waitUntilUp(t, s)
+	one, other := clientOf(shard.Owner(0).Checks).Conn(), clientOf(shard.Owner(0).Checks).Conn()
+	must(t, errors.Join(one.Ping(t.Context()).Err(), other.Ping(t.Context()).Err(), one.Close(), other.Close()))
+	eventually(t, "INFO was the last on two connections", func() error {
+		if n := len(connections(t, server, "info")); n < 2 {
+			return fmt.Errorf("it was on %d", n)
+		}
+		return nil
+	})
+}
+
+// TestChargesWithoutAPauseNeedNoPing.
+func TestChargesWithoutAPauseNeedNoPing(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	waitUntilUp(t, s)
+	charge := func() { must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err) }
+	pings := func() string {
+		stats, err := server.Info("commandstats")
+		must(t, err)
+		return stats["cmdstat_ping"]
+	}
+	eventually(t, "charges follow each other without a PING", func() error {
+		charge()
+		before := pings()
+		for range 3 {
+			charge()
+		}
+		if after := pings(); after != before {
+			return fmt.Errorf("there were %s, and are %s", before, after)
+		}
+		return nil
+	})
+}
+
+// forgotten is a connection that leads nowhere once it is cut, of which neither side has a sign.
+type forgotten struct {
+	net.Conn
+	isCut *atomic.Bool
+}
+
+func (c forgotten) Write(b []byte) (int, error) {
+	if c.isCut.Load() {
+		return len(b), nil
+	}
+	return c.Conn.Write(b)
+}
+
+// TestChargeAfterAPauseIsNotLost, although a firewall has forgotten the connection.
+func TestChargeAfterAPauseIsNotLost(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	var present atomic.Pointer[atomic.Bool]
+	present.Store(new(atomic.Bool))
+	s := newStore(t, newShard(t, ShardOptions{
+		Primary: server.Addr(), DialTimeout: time.Second,
+		Dial: func(ctx context.Context, network, addr string) (net.Conn, error) {
+			conn, err := new(net.Dialer).DialContext(ctx, network, addr)
+			return forgotten{conn, present.Load()}, err
+		},
+	}), nil)
+	waitUntilUp(t, s)
+	used(t, "the first charge", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 1)
+	time.Sleep(1100 * time.Millisecond) // a connection counts as quiet after a second
+	present.Swap(new(atomic.Bool)).Store(true)
+	used(t, "the charge after a pause", store.Answers(t.Context(), s.Charge, oneOf("k"))[0], 2)
 }
 
 // TestServerThatIsLeftOutIsNotCalled: calls fail with the cause.

@@ -242,7 +242,7 @@ func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideCh
 	err = all.refresh(ctx)
 	for i := range changes {
 		if outcomes[i].Err == nil && !changes[i].Removes && !all.holds(&changes[i].Override) {
-			outcomes[i].Err = fmt.Errorf("it was written, and does not hold: %w", cmp.Or(err, all.current.Load().Damaged(), errNotThere))
+			outcomes[i] = all.lost(&changes[i].Override, err)
 		}
 		if before := outcomes[i].Before; changes[i].Removes && outcomes[i].Err == nil && before != nil && all.shows(before) {
 			outcomes[i].Err = fmt.Errorf("it was ended, and still holds: %w", cmp.Or(err, errStillThere))
@@ -251,10 +251,20 @@ func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideCh
 	return outcomes, nil
 }
 
-var (
-	errNotThere   = errors.New("the store does not show it")
-	errStillThere = errors.New("the store still shows it")
-)
+// lost is the outcome of setting an override that the last look, which ended with err, does not show:
+// where it can have seen all, somebody has changed it since.
+func (o *overrides) lost(set *store.Override, err error) store.OverrideOutcome {
+	current, id := o.current.Load(), o.keptID(set.ID())
+	if err == nil && current.IsDamaged(id) {
+		err = current.Damaged()
+	}
+	if err != nil {
+		return store.OverrideOutcome{Err: fmt.Errorf("it was written, and does not hold: %w", err)}
+	}
+	return store.OverrideOutcome{Before: current.Of(id, set.Since), Err: store.ErrChanged}
+}
+
+var errStillThere = errors.New("the store still shows it")
 
 // SetOverride sets one, whatever there is.
 func (h *Handle) SetOverride(ctx context.Context, o store.Override) error {

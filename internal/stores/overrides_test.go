@@ -84,7 +84,7 @@ func TestOverrideIsReadBack(t *testing.T) {
 	kept := map[store.OverrideID]*store.Override{}
 	s, h := openLooked(t, nil)
 	s.shows = func() (*store.OverrideSet, error) {
-		return store.NewOverrideSet(kept, map[store.OverrideID]error{{}: store.ErrDamaged}), nil
+		return store.NewOverrideSet(kept, map[store.OverrideID]error{o.ID(): store.ErrDamaged}), nil
 	}
 	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
 		t.Errorf("the first one: %v", err)
@@ -116,6 +116,25 @@ func TestOverrideIsReadBack(t *testing.T) {
 	shown.Since = o.Since
 	if err := ended(); !errors.Is(err, errStillThere) {
 		t.Errorf("the end of one that still holds: %v", err)
+	}
+}
+
+// TestOverrideThatIsOvertaken by another change is no failure of the store.
+func TestOverrideThatIsOvertaken(t *testing.T) {
+	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Since: 2, Until: time.Now().Add(time.Hour).UnixMicro()}
+	earlier, kept := o, map[store.OverrideID]*store.Override{}
+	earlier.Since = 1
+	s, h := openLooked(t, nil)
+	damaged := map[store.OverrideID]error{{Kind: store.OverrideBlock, Zone: "other"}: store.ErrDamaged}
+	s.shows = func() (*store.OverrideSet, error) { return store.NewOverrideSet(kept, damaged), nil }
+	for _, there := range []*store.Override{nil, &earlier} {
+		if there != nil {
+			kept[o.ID()] = there
+		}
+		outcomes, err := h.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Expected: store.AnyVersion}})
+		if err != nil || !errors.Is(outcomes[0].Err, store.ErrChanged) || outcomes[0].Before != there {
+			t.Errorf("where there is %v: %+v, %v", there, outcomes, err)
+		}
 	}
 }
 

@@ -335,7 +335,7 @@ func (c *changing) settle(ctx context.Context) {
 	}
 }
 
-// replicaPatience is how long replicas are awaited that do not have a change yet.
+// replicaPatience is the least time for which replicas are awaited that do not have a change yet.
 const replicaPatience = 300 * time.Millisecond
 
 // replicated returns how many of a shard's replicas have all that its primary has now.
@@ -344,7 +344,7 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 	if at == nil || len(at.Replicas) == 0 {
 		return 0, 0
 	}
-	ctx, cancel := context.WithTimeout(ctx, replicaPatience)
+	ctx, cancel := context.WithTimeout(ctx, shard.Options.ReplyWithin(replicaPatience))
 	defer cancel()
 	primary, err := infoOf(ctx, at.Checks)
 	var n atomic.Int64
@@ -370,11 +370,14 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 // mostKept is the number of overrides that a shard keeps, ended ones included.
 func (p *Operator) mostKept() int { return 2 * p.most }
 
+// ownFields is how many fields of the hash are none of overrides.
+const ownFields = 5
+
 // send sends items to a shard, by calls with the operation op and a last one that is a change. It returns a reply to
 // each, or to the first ones and an error.
 func (p *Operator) send(ctx context.Context, shard *Shard, op string, items []item) (replies []frame, err error) {
 	for some := range slices.Chunk(items, changesInCall) {
-		args := []any{p.mostKept() + 5} // The hash has five fields of its own.
+		args := []any{p.mostKept() + ownFields}
 		for _, it := range some {
 			args = append(args, it.words(p.now())...)
 		}

@@ -3,13 +3,10 @@ package operate
 import (
 	"cmp"
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"net"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -28,6 +25,8 @@ const (
 	roundTrips = 5
 	// lagPeriod is the time between readings of a replica that has not caught up.
 	lagPeriod = 50 * time.Millisecond
+	// searchPause is the time before a search for nodes is repeated.
+	searchPause = 100 * time.Millisecond
 	// suffixTries bounds the search for a key in the slots of a node.
 	suffixTries = 1 << 20
 )
@@ -107,7 +106,7 @@ func (d *shardDiagnoser) add(addr string, findings ...store.Finding) {
 // timeout bounds the wait for a reply. A server that is slower than CheckTimeout is to be
 // found slow, and not out of reach.
 func (d *shardDiagnoser) timeout() time.Duration {
-	return max(d.operator.asker.CheckTimeout, infoTimeout)
+	return d.shard.Options.ReplyWithin(infoTimeout)
 }
 
 func (d *shardDiagnoser) run(ctx context.Context) {
@@ -229,7 +228,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 			return nil
 		}
 	}
-	within, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.timeout(), timeLeft(ctx)/2))
+	within, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.shard.Options.SearchTimeout(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.AskAll(within)
 	found, err := s.Latest(answers)
@@ -259,14 +258,21 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 // askCluster returns the servers that a node names, and the given nodes that it does not
 // name.
 func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
-	c := wire.NewCluster(&d.shard.Options, d.timeout())
+	c := wire.NewCluster(&d.shard.Options)
 	defer c.Close()
-	// The nodes are asked one after the other.
 	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
-	found, err := c.FindAll(within)
+	found, err := c.FindAll(within, d.shard.Options.NodeTimeout())
+	for isTimeout(err) && wire.Pause(within, searchPause) {
+		// Connecting goes on after a search.
+		found, err = c.FindAll(within, d.shard.Options.NodeTimeout())
+	}
 	if err != nil {
-		d.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), "correct what is wrong with the nodes, or give others in the option cluster"))
+		remedy := "correct what is wrong with the nodes, or give others in the option cluster"
+		if isTimeout(err) {
+			remedy += fmt.Sprintf("; a node has %s to answer, and more with a longer check_timeout", d.shard.Options.NodeTimeout())
+		}
+		d.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), remedy))
 	} else if left := unassigned(found); left > 0 {
 		remedy := "assign them to a node (redis-cli --cluster fix)"
 		if dead := deadIn(found); len(dead) > 0 {
@@ -451,9 +457,13 @@ func (v *serverDiagnoser) measure(ctx context.Context) error {
 		}
 	}
 	v.report.RoundTrip = fastest.Seconds()
-	if limit := v.operator.asker.CheckTimeout; fastest > limit {
-		v.find(store.SeverityError, codeSlow, fmt.Sprintf("the shortest of %d round trips takes %s, and checks have %s", roundTrips, fastest.Round(100*time.Microsecond), limit),
-			"raise check_timeout, or bring Caddy and the server closer together")
+	if limit := v.operator.asker.CheckTimeout; fastest > limit/2 {
+		severity, problem := store.SeverityWarning, "the shortest of %d round trips takes %s, and checks have %s, of which one that asks a second server has half"
+		if fastest > limit {
+			severity, problem = store.SeverityError, "the shortest of %d round trips takes %s, and checks have %s"
+		}
+		v.find(severity, codeSlow, fmt.Sprintf(problem, roundTrips, fastest.Round(100*time.Microsecond), limit),
+			fmt.Sprintf("raise check_timeout above %s, or bring Caddy and the server closer together", (2*fastest).Round(time.Millisecond)))
 	}
 	if isSkewKnown {
 		v.report.ClockSkew = new(skew.Seconds())
@@ -741,66 +751,4 @@ func (v *serverDiagnoser) awaitOffset(ctx context.Context, goal int64, since tim
 			return
 		}
 	}
-}
-
-// outage returns the finding of a call that failed because of err. prefix is that of the
-// options that log in.
-func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
-	login := fmt.Sprintf("check %susername and %spassword, and that the user is on", prefix, prefix)
-	if m, ok := wire.MeaningOf(err); ok {
-		switch {
-		case m.Kind == store.KindAuth && strings.HasPrefix(err.Error(), "DENIED"):
-			return finding(store.SeverityError, codeLogin, "it takes connections from its own machine alone", "set a password there and here, or protected-mode no")
-		case m.Kind == store.KindAuth:
-			return finding(store.SeverityError, codeLogin, loginRefused+": "+err.Error(), login)
-		case m.Kind == store.KindConnection:
-			return finding(store.SeverityError, codeUnreachable, "it takes no more connections: "+err.Error(), "raise maxclients there, or lower pool_size")
-		}
-		return finding(store.SeverityError, codeNotReady, "it refuses calls: "+err.Error(), "correct what the reply says, on the server")
-	}
-	code, remedy := codeTLS, ""
-	var (
-		authority  x509.UnknownAuthorityError
-		hostname   x509.HostnameError
-		invalid    x509.CertificateInvalidError
-		plain      tls.RecordHeaderError
-		unresolved *net.DNSError
-		timed      net.Error
-	)
-	switch {
-	case isGarbled(err):
-		return finding(store.SeverityError, codeUnreachable, "it does not answer as Redis does: "+err.Error(), "give the address of a Redis server")
-	case errors.As(err, &authority):
-		remedy = "name the file with the authority's certificate in tls: ca <file>"
-	case errors.As(err, &hostname):
-		remedy = "give the address by a name that its certificate has, or set server_name in tls"
-	case errors.As(err, &invalid):
-		remedy = "renew the server's certificate"
-	case errors.As(err, &plain):
-		remedy = "it speaks no TLS at this port: remove tls, or give the port with TLS"
-	case errors.As(err, &unresolved):
-		code, remedy = codeUnreachable, "correct the name of the host, or the DNS"
-	case errors.As(err, &timed) && timed.Timeout(), errors.Is(err, context.Canceled):
-		code, remedy = codeUnreachable, fmt.Sprintf("see that it runs and is not overloaded, and that no firewall is between; connecting has %s, and more with a longer check_timeout", d.shard.Options.ConnectTimeout())
-		if d.shard.Options.TLS != nil {
-			// A Redis without TLS takes the handshake for a command, and waits for its end.
-			remedy += "; it may speak no TLS at this port"
-		}
-	case wire.IsDialError(err):
-		code, remedy = codeUnreachable, "see that it runs, and that the address is right"
-	case d.shard.Options.TLS != nil:
-		remedy = "see its log; it may want a client certificate: cert <file> <key> in tls"
-	default:
-		code, remedy = codeUnreachable, "see its log; it may speak TLS alone (option tls), or have no connection left (its maxclients)"
-	}
-	return finding(store.SeverityError, code, "it cannot be reached: "+err.Error(), remedy)
-}
-
-// garbled matches errors about answers that go-redis cannot read.
-var garbled = regexp.MustCompile(`redis: (can't parse|invalid|got) `)
-
-// isGarbled reports whether a call failed because the answer makes no sense.
-func isGarbled(err error) bool {
-	var number *strconv.NumError
-	return errors.Is(err, wire.ErrFraming) || errors.As(err, &number) || err != nil && !wire.IsReply(err) && garbled.MatchString(err.Error())
 }

@@ -256,7 +256,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"TLS that is not configured": {lone(secure), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error unreachable " + secure}, codeUnreachable, []string{"option tls"}},
 		"no client certificate":      {withTLS(mutual, &tls.Config{RootCAs: ca.Pool()}), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error tls " + mutual}, codeTLS, []string{"client certificate"}},
 		"a slow server": {
-			wire.Options{Primary: slow.Addr(), Replicas: []string{replica}}, func(o *Operator) { o.asker.CheckTimeout = 10 * time.Millisecond },
+			lone(slow.Addr()), func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 10*time.Millisecond, true },
 			[]string{"error slow " + slow.Addr()}, codeSlow, []string{"checks have 10ms", "check_timeout"},
 		},
 	} {
@@ -273,6 +273,15 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestDiagnosisOfAServerTooSlowForASecondCall of a check.
+func TestDiagnosisOfAServerTooSlowForASecondCall(t *testing.T) {
+	t.Parallel()
+	slow := redistest.StartProxy(t, redistest.Start(t, lasting).Addr())
+	must(t, slow.Delay(time.Second))
+	d := diagnosedAs(t, wire.Options{Primary: slow.Addr()}, func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 1900*time.Millisecond, true }, "warning slow "+slow.Addr())
+	mentions(t, d, codeSlow, "has half", "check_timeout above")
 }
 
 // startRefusal starts what answers each command with the same error, as proxies may.

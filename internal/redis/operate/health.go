@@ -15,7 +15,7 @@ import (
 const (
 	// examinePeriod is the time between two examinations of a server.
 	examinePeriod = time.Second
-	// infoTimeout bounds one inspection.
+	// infoTimeout is the least time for one inspection.
 	infoTimeout = time.Second
 	// clockTolerance bounds the difference between a server's clock and this
 	// machine's that is not reported.
@@ -65,7 +65,7 @@ func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *o
 		primary.leave()
 	}
 	if err == nil || wire.IsReply(err) {
-		learning, cancel := context.WithTimeout(ctx, infoTimeout)
+		learning, cancel := context.WithTimeout(ctx, s.Options.ReplyWithin(infoTimeout))
 		at.Checks.LearnExpiry(learning)
 		cancel()
 	}
@@ -89,7 +89,7 @@ func (s *Shard) modeOf(ctx context.Context, i info, redirects func(ctx context.C
 	if s.InCluster || i.mode() != "" {
 		return modeFault(i, s.InCluster)
 	}
-	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.Options.ReplyWithin(infoTimeout))
 	defer cancel()
 	if redirects(ctx) {
 		return errNode
@@ -103,7 +103,7 @@ func (s *Shard) unfitness(ctx context.Context, l *wire.Lane, fault error) error 
 	if !errors.Is(fault, errNode) {
 		return fault
 	}
-	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.Options.ReplyWithin(infoTimeout))
 	defer cancel()
 	if n, err := l.ClusterSize(ctx); err == nil && n == 1 {
 		return nil
@@ -112,7 +112,7 @@ func (s *Shard) unfitness(ctx context.Context, l *wire.Lane, fault error) error 
 }
 
 func (s *Shard) lackOfTime(ctx context.Context, l, sample *wire.Lane) error {
-	ctx, cancel := context.WithTimeout(ctx, infoTimeout)
+	ctx, cancel := context.WithTimeout(ctx, s.Options.ReplyWithin(infoTimeout))
 	defer cancel()
 	return l.LackOfTime(ctx, sample)
 }

@@ -2,8 +2,10 @@ package operate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +45,55 @@ func newKeeper(t *testing.T) (*Operator, *redistest.Server) {
 	t.Helper()
 	server := redistest.Start(t)
 	return newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod = 0 }), server
+}
+
+// TestMoreOverridesThanStoresKeep are not read, and not tried again for a while.
+func TestMoreOverridesThanStoresKeep(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	writer, changes := newOperator(t, wire.Options{Primary: server.Addr()}, nil), limitsOf("x", 2*3+ownFields+1)
+	mustChange(t, writer, changes)
+	var passed atomic.Int64
+	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) {
+		p.most, p.now = 3, func() time.Time { return time.Now().Add(time.Duration(passed.Load())) }
+	})
+	scripts := 0
+	watch(p, func(name string, _ bool) {
+		if name == "a script" {
+			scripts++
+		}
+	}, nil)
+	for range 3 {
+		if set, err := p.Overrides(t.Context()); !errors.Is(err, store.ErrFinal) || set.Len() > 0 || scripts != 1 {
+			t.Fatalf("%d are read with %d scripts, %v", set.Len(), scripts, err)
+		}
+	}
+	must(t, server.Client().Del(t.Context(), p.asker.Keys.Overrides(), p.asker.Keys.OverrideLog()).Err())
+	mustChange(t, newOperator(t, wire.Options{Primary: server.Addr()}, nil), changes[:2])
+	passed.Store(int64(p.mendPeriod))
+	if set := looks(t, p); set.Len() != 2 {
+		t.Errorf("%d are read once there are 2", set.Len())
+	}
+}
+
+// TestRightThatIsGiven counts at the next look: nothing but a content beyond the bounds is left alone for a while.
+func TestRightThatIsGiven(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	mustChange(t, newOperator(t, wire.Options{Primary: server.Addr()}, nil), limitsOf("x", 1))
+	permit := func(rules ...any) {
+		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
+	}
+	permit("reset", "on", ">secret", "~*", "+@all", "-eval", "-evalsha", "-evalsha_ro", "-eval_ro")
+	t.Cleanup(func() { must(t, server.Client().Do(context.Background(), "ACL", "DELUSER", "limiter").Err()) })
+	p := newOperator(t, wire.Options{Primary: server.Addr(), Credentials: login("limiter", "secret")}, nil)
+	if set, err := p.Overrides(t.Context()); store.KindOf(err) != store.KindAuth {
+		t.Fatalf("%d are read without the right, %v", set.Len(), err)
+	}
+	permit("+@all")
+	if set := looks(t, p); set.Len() != 1 {
+		t.Errorf("%d are read with the right", set.Len())
+	}
 }
 
 // TestMendingHoldsUpNobody, and asks no replica.

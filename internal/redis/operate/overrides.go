@@ -228,6 +228,9 @@ type shardOverrides struct {
 	seen int64
 	// unsound are the names with a value that is none of ours.
 	unsound map[string]bool
+	// excess is why the content is not read again until a time: reading it costs the server much.
+	excess error
+	until  time.Time
 }
 
 // Overrides are the overrides of a store in this process. They outlive configs and connections: a reload while shards
@@ -536,5 +539,5 @@ func doWithin(ctx context.Context, l *wire.Lane, cmd *wire.Command, parts int) e
 	end, _ := ctx.Deadline()
 	ctx, cancel := context.WithTimeout(ctx, time.Until(end)/time.Duration(parts))
 	defer cancel()
-	return l.DoAll(ctx, cmd)
+	return l.DoApart(ctx, cmd)
 }

@@ -68,7 +68,7 @@ func (p *Operator) tell(ctx context.Context, shard *Shard, b *beat) error {
 	if err != nil {
 		return err
 	}
-	return at.Checks.DoAll(ctx, cmds...)
+	return at.Checks.DoApart(ctx, cmds...)
 }
 
 // beat is how a process tells of itself: with a number that is larger than those of the others.

@@ -1,10 +1,14 @@
 package operate
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
+
+	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
@@ -116,5 +120,23 @@ func TestBeatsAtTheSameTime(t *testing.T) {
 	want(announce("d", 1), "b2", "a3", "d1")
 	if left, err := server.Client().PTTL(ctx, p.asker.Keys.Presence()).Result(); err != nil || left <= 0 || left > presenceLasts {
 		t.Errorf("it is kept for %v, %v", left, err)
+	}
+}
+
+// TestLargeRepliesToOperatorsLeaveNoServerOut: what they read is not bounded, and says nothing of the server.
+func TestLargeRepliesToOperatorsLeaveNoServerOut(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	p := newOperator(t, wire.Options{Primary: server.Addr(), PoolSize: 1}, nil)
+	for i := range 17 {
+		must(t, server.Client().ZAdd(t.Context(), p.asker.Keys.Presence(), goredis.Z{Score: float64(i), Member: fmt.Sprint(i) + strings.Repeat("x", 1<<20)}).Err())
+	}
+	for range 6 {
+		if _, err := p.Announce(t.Context(), store.Presence{ID: "a"}, nil); !errors.Is(err, wire.ErrFraming) {
+			t.Fatalf("the error is %v", err)
+		}
+	}
+	if l := p.members[0].Shard.Owner(0).Checks; !l.IsUp() {
+		t.Errorf("checks are not made: %v", l.Down())
 	}
 }

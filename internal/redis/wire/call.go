@@ -37,6 +37,8 @@ type Call struct {
 	tries int
 	// redirects counts the nodes that redirected it.
 	redirects int
+	// isApart is set if it runs outside the pipelines.
+	isApart bool
 	// Room is for the first command, if it calls a script.
 	Room ScriptCall
 }
@@ -57,7 +59,7 @@ func NewCall(deadline time.Time, fair time.Duration) *Call {
 func (c *Call) Release() {
 	clear(c.Cmds)
 	c.Cmds = c.Cmds[:0]
-	c.Detached, c.tries, c.redirects = nil, 0, 0
+	c.Detached, c.tries, c.redirects, c.isApart = nil, 0, 0, false
 	c.Room = ScriptCall{}
 	c.state.Store(callQueued)
 	callPool.Put(c)
@@ -141,10 +143,50 @@ var timerPool = sync.Pool{New: func() any { return time.NewTimer(time.Hour) }}
 // DoAll runs commands by the deadline of ctx and returns the first error. A
 // missing key is none.
 func (l *Lane) DoAll(ctx context.Context, cmds ...*Command) error {
+	return doAll(ctx, cmds, l.Do)
+}
+
+// DoApart is DoAll outside the pipelines, one call at a time: replies to operators may be larger than any that is
+// believed, which breaks the connection, and says nothing of the server.
+func (l *Lane) DoApart(ctx context.Context, cmds ...*Command) error {
+	return doAll(ctx, cmds, func(ctx context.Context, c *Call) (sent bool, err error) {
+		c.isApart = true
+		go l.runApart(c)
+		if sent, err = c.wait(ctx); err != nil {
+			err = fmt.Errorf("redis %s: %w", l.Addr, err)
+		}
+		return sent, err
+	})
+}
+
+// runApart makes a call once no other one runs apart.
+func (l *Lane) runApart(c *Call) {
+	ctx, cancel := context.WithDeadline(l.life, c.deadline)
+	defer cancel()
+	select {
+	case l.operators <- struct{}{}:
+		defer func() { <-l.operators }()
+	case <-ctx.Done():
+	}
+	if !c.claim() {
+		return
+	}
+	if err := ctx.Err(); err != nil {
+		c.fail(fmt.Errorf("redis %s: %w", l.Addr, err))
+		return
+	}
+	l.send(ctx, c.Cmds, true)
+	_ = l.Shard.Contain(l.Addr, func() error {
+		l.conclude(c)
+		return nil
+	})
+}
+
+func doAll(ctx context.Context, cmds []*Command, do func(context.Context, *Call) (sent bool, err error)) error {
 	deadline, _ := ctx.Deadline()
 	c := NewCall(deadline, 0)
 	c.Cmds = append(c.Cmds, cmds...)
-	if _, err := l.Do(ctx, c); err != nil {
+	if _, err := do(ctx, c); err != nil {
 		return err
 	}
 	defer c.Release()

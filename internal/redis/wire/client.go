@@ -33,6 +33,8 @@ func clientOptions(addr string, opts *Options) *goredis.Options {
 		Dialer:                     opts.connect,
 		DB:                         opts.DB,
 		MaxRetries:                 -1,
+		// In turn, so that the INFO of each second keeps all from being closed for idleness.
+		PoolFIFO: true,
 		// The dialler has a bound of its own, which changes.
 		DialTimeout:   max(opts.DialTimeout, maxDialTimeout),
 		DialerRetries: 1,
@@ -60,6 +62,10 @@ func clientOptions(addr string, opts *Options) *goredis.Options {
 // at its first use.
 func NewClient(addr string, opts *Options, persistent bool) *goredis.Client {
 	o := clientOptions(addr, opts)
+	if persistent {
+		// What is lost on a connection that was cut may have run; what is not sent is sent again.
+		o.PoolFIFO, o.Dialer = false, opts.connectToCharge
+	}
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {
 		// A server that requires a password closes a connection on which a bundle
 		// arrives without it, and then the outcome is unknown. Other refusals of this
@@ -97,17 +103,29 @@ func DialTimeout(checkTimeout time.Duration) time.Duration {
 }
 
 // Use notes that a store with this check timeout uses the shard, until done is called.
-// The most patient store decides how long connecting may take.
+// The most patient store decides how long connecting, and what the shard asks by itself, may take.
 func (s *Shard) Use(checkTimeout time.Duration) (done func()) {
-	return s.Options.patience.add(DialTimeout(checkTimeout))
+	return s.Options.patience.add(checkTimeout)
 }
 
 // ConnectTimeout is how long connecting may take at present.
 func (o *Options) ConnectTimeout() time.Duration {
-	return max(o.DialTimeout, o.patience.longest())
+	return max(o.DialTimeout, DialTimeout(o.patience.longest()))
 }
 
-// patience holds the dial timeouts of the stores that use a shard.
+// ReplyWithin is how long a reply that no request waits for may take at present: that long at least,
+// or a check timeout, up to 5 s.
+func (o *Options) ReplyWithin(least time.Duration) time.Duration {
+	return max(least, min(o.patience.longest(), longDial))
+}
+
+// SearchTimeout is how long a search for servers may take at present.
+func (o *Options) SearchTimeout() time.Duration { return searchReplies * o.NodeTimeout() }
+
+// NodeTimeout is how long a search waits for a reply at present.
+func (o *Options) NodeTimeout() time.Duration { return o.ReplyWithin(findTimeout) }
+
+// patience holds the check timeouts of the stores that use a shard.
 type patience struct {
 	mu    sync.Mutex
 	users map[*time.Duration]bool
@@ -139,6 +157,25 @@ var keepAlive = net.KeepAliveConfig{Enable: true, Idle: 30 * time.Second, Interv
 
 // connect dials an address, and shakes hands if TLS is in use.
 func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := o.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	return guard(conn, nil), nil
+}
+
+// connectToCharge connects as connect does. On the connection a PING is awaited before what follows a
+// pause.
+func (o *Options) connectToCharge(ctx context.Context, network, addr string) (net.Conn, error) {
+	conn, err := o.dial(ctx, network, addr)
+	if err != nil {
+		return nil, err
+	}
+	// The charge behind it must not run later than its time allows.
+	return guard(conn, func() time.Duration { return min(o.ConnectTimeout(), ReplyTimeout/2) }), nil
+}
+
+func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.ConnectTimeout())
 	defer cancel()
 	dial := (&net.Dialer{KeepAliveConfig: keepAlive}).DialContext
@@ -148,9 +185,5 @@ func (o *Options) connect(ctx context.Context, network, addr string) (net.Conn, 
 	case o.TLS != nil:
 		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: o.TLS}).DialContext
 	}
-	conn, err := dial(ctx, network, addr)
-	if err != nil {
-		return nil, err
-	}
-	return guard(conn), nil
+	return dial(ctx, network, addr)
 }

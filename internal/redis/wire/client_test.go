@@ -29,6 +29,24 @@ func TestDialTimeoutFollowsTheCheckTimeout(t *testing.T) {
 	}
 }
 
+// TestRepliesMayTakeACheckTimeout, within bounds, where no request waits for them.
+func TestRepliesMayTakeACheckTimeout(t *testing.T) {
+	for check, want := range map[time.Duration]struct{ node, search, other time.Duration }{
+		0:                      {125 * time.Millisecond, 500 * time.Millisecond, time.Second},
+		50 * time.Millisecond:  {125 * time.Millisecond, 500 * time.Millisecond, time.Second},
+		500 * time.Millisecond: {500 * time.Millisecond, 2 * time.Second, time.Second},
+		2 * time.Second:        {2 * time.Second, 8 * time.Second, 2 * time.Second},
+		time.Hour:              {5 * time.Second, 20 * time.Second, 5 * time.Second},
+	} {
+		s := newShard(t, Options{Primary: "localhost:1"})
+		done := s.Use(check)
+		if o := &s.Options; o.NodeTimeout() != want.node || o.SearchTimeout() != want.search || o.ReplyWithin(time.Second) != want.other {
+			t.Errorf("with a check_timeout of %v: %v for a node, %v for a search, %v for another reply", check, o.NodeTimeout(), o.SearchTimeout(), o.ReplyWithin(time.Second))
+		}
+		done()
+	}
+}
+
 // TestMostPatientStoreDecidesAboutDialling checks that connections may be dialled for as long as the
 // most patient of the stores allows that use the shard at the time, and no longer.
 func TestMostPatientStoreDecidesAboutDialling(t *testing.T) {

@@ -18,10 +18,9 @@ import (
 
 // Cluster finds the nodes of a Redis Cluster.
 type Cluster struct {
-	opts *Options
-	// timeout bounds the wait for a reply, so that one search can ask several nodes.
-	timeout time.Duration
+	opts    *Options
 	history history
+	hope    hope
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -29,15 +28,15 @@ type Cluster struct {
 	clients map[string]*goredis.Client
 }
 
-// NewCluster returns a finder that asks the nodes of the options, and those that they name,
-// and waits that long for a reply. It connects at its first use.
-func NewCluster(opts *Options, timeout time.Duration) *Cluster {
-	return &Cluster{opts: opts, timeout: timeout, clients: map[string]*goredis.Client{}}
+// NewCluster returns a finder that asks the nodes of the options, and those that they name. It connects
+// at its first use.
+func NewCluster(opts *Options) *Cluster {
+	return &Cluster{opts: opts, clients: map[string]*goredis.Client{}}
 }
 
 // Find returns the primaries that a node of the cluster names, with their replicas and slots.
 func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
-	found, err := c.FindAll(ctx)
+	found, err := c.FindAll(ctx, c.hope.within(findTimeout, c.opts.NodeTimeout()))
 	return slices.DeleteFunc(found, func(r Roles) bool { return r.Primary == "" }), err
 }
 
@@ -45,15 +44,15 @@ func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
 const together = 16
 
 // FindAll also returns the roles of nodes that have no primary. It asks the node that answered
-// last, and then the others, because each that does not answer takes a timeout.
-func (c *Cluster) FindAll(ctx context.Context) ([]Roles, error) {
+// last, and then the others, because each that does not answer takes the timeout.
+func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) ([]Roles, error) {
 	addrs := appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
 	var best clusterView
 	var failures []error
 	var silent []string
 	for first, n := 0, 1; first < len(addrs) && ctx.Err() == nil; first, n = first+n, together {
 		asked := addrs[first:min(first+n, len(addrs))]
-		for i, v := range c.askAll(ctx, asked) {
+		for i, v := range c.askAll(ctx, asked, timeout) {
 			switch {
 			case v.err != nil:
 				failures = append(failures, fmt.Errorf("%s: %w", asked[i], v.err))
@@ -66,6 +65,7 @@ func (c *Cluster) FindAll(ctx context.Context) ([]Roles, error) {
 			break
 		}
 	}
+	c.hope = c.hope.after(timeout, best.took, best.isCurrent(c.history.epoch))
 	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
 	var err error
 	if best.covers == 0 {
@@ -95,6 +95,7 @@ type clusterView struct {
 	covers int
 	// epoch grows with each change of an owner.
 	epoch int64
+	took  time.Duration
 }
 
 // isCurrent reports whether the view is whole and of at least that epoch.
@@ -120,14 +121,16 @@ func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
 }
 
 // askAll asks nodes at the same time; the views are in their order.
-func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
+func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Duration) []clusterView {
 	views := make([]clusterView, len(addrs))
 	var all sync.WaitGroup
+	began := time.Now()
 	for i, addr := range addrs {
 		client := c.client(addr)
 		all.Go(func() {
 			err := contain.Run(func() error {
-				views[i] = c.ask(ctx, client, addr)
+				views[i] = c.ask(ctx, client, addr, timeout)
+				views[i].took = time.Since(began)
 				return nil
 			})
 			if err != nil {
@@ -146,12 +149,12 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
 }
 
 // ask asks one node, in one round trip.
-func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string) clusterView {
+func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, timeout time.Duration) clusterView {
 	v := clusterView{from: addr}
 	// Connecting may take longer than a search, and goes on when this ends.
-	ctx, cancel := context.WithTimeout(ctx, 2*c.timeout)
+	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
-	pipe := client.Pipeline()
+	pipe := client.WithTimeout(timeout).Pipeline()
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
 	if _, v.err = pipe.Exec(ctx); v.err != nil {
 		c.opts.noteLogin(v.err)
@@ -214,7 +217,6 @@ func (c *Cluster) client(addr string) *goredis.Client {
 	o := clientOptions(addr, c.opts)
 	// A node that refuses the database names the others all the same.
 	o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
-	o.ReadTimeout, o.WriteTimeout = c.timeout, c.timeout
 	client := goredis.NewClient(o)
 	c.clients[addr] = client
 	return client

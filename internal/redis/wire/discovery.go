@@ -21,12 +21,31 @@ const (
 	// findPause, the least time before a search that a nudge asks for.
 	findPeriod = time.Second
 	findPause  = 100 * time.Millisecond
-	// findTimeout bounds a search.
-	findTimeout = 500 * time.Millisecond
+	// findTimeout is the least time for a reply in a search, and searchReplies how many a search may
+	// wait for: those of a login and three questions to a sentinel, or of nodes that are silent.
+	findTimeout   = 125 * time.Millisecond
+	searchReplies = 4
 	// obeyAfter is how long all answers have to be older than the one that is followed until they
 	// are obeyed: sentinels and clusters that are set up anew count from 0 again.
 	obeyAfter = time.Minute
 )
+
+// hope is how long the next search waits for answers.
+type hope time.Duration
+
+// within returns it within bounds.
+func (h hope) within(least, most time.Duration) time.Duration {
+	return min(max(time.Duration(h), least), most)
+}
+
+// after returns that of a search after one that waited so long: twice the time that an answer took which was enough,
+// so that a silent server holds up none, or else twice that wait, because a link may be slow.
+func (h hope) after(waited, took time.Duration, isEnough bool) hope {
+	if isEnough {
+		return hope(2 * took)
+	}
+	return hope(2 * waited)
+}
 
 // finder finds the servers of a shard that are not given by their addresses.
 type finder interface {
@@ -66,7 +85,7 @@ func (s *Shard) discover() {
 }
 
 func (s *Shard) find() error {
-	ctx, cancel := context.WithTimeout(s.life, findTimeout)
+	ctx, cancel := context.WithTimeout(s.life, s.Options.SearchTimeout())
 	defer cancel()
 	found, err := s.finder.Find(ctx)
 	if err == nil && len(found) == 0 {
@@ -126,17 +145,18 @@ type SentinelOptions struct {
 // Sentinel asks all sentinels and follows the one that knows of the latest
 // failover, and that it is over: one that was cut off may name a previous primary.
 type Sentinel struct {
-	master  string
+	opts    *Options
 	clients []*goredis.SentinelClient
 	// connect returns a client of one of the sentinels, by its place.
 	connect func(place int) *goredis.SentinelClient
 	history history
+	hope    hope
 }
 
 // NewSentinel returns a finder that asks the sentinels of the options. It connects at its
 // first use.
 func NewSentinel(opts *Options) *Sentinel {
-	s := &Sentinel{master: opts.Sentinel.Master}
+	s := &Sentinel{opts: opts}
 	s.connect = func(place int) *goredis.SentinelClient {
 		o := clientOptions(opts.Sentinel.Addrs[place], opts)
 		o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
@@ -156,6 +176,7 @@ type SentinelReply struct {
 	// failsOver is set while the sentinel fails the primary over.
 	failsOver bool
 	Err       error
+	took      time.Duration
 }
 
 // isLater reports whether an answer knows more of failovers than another one.
@@ -170,12 +191,19 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 
 // Find returns the servers after the latest failover.
 func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
-	found, err := s.Latest(s.AskAll(ctx))
+	wait := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
+	ctx, cancel := context.WithTimeout(ctx, wait)
+	defer cancel()
+	answers := s.AskAll(ctx)
+	found, err := s.Latest(answers)
+	n, took := alike(answers, &found)
+	// The others are no majority, without which there is no failover.
+	s.hope = s.hope.after(wait, took, err == nil && 2*n >= len(answers))
 	if err == nil {
 		err = s.history.follow(found.epoch, true, time.Now())
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask the sentinels for %s: %w", s.master, err)
+		return nil, fmt.Errorf("ask the sentinels for %s: %w", s.opts.Sentinel.Master, err)
 	}
 	return []Roles{found.Roles}, nil
 }
@@ -184,10 +212,12 @@ func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
 func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	answers := make([]SentinelReply, len(s.clients))
 	var all sync.WaitGroup
+	began := time.Now()
 	for i, client := range s.clients {
 		all.Go(func() {
 			err := contain.Run(func() error {
 				answers[i] = s.ask(ctx, client)
+				answers[i].took = time.Since(began)
 				return nil
 			})
 			if err != nil {
@@ -210,7 +240,7 @@ func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err er
 		switch {
 		case a.Err != nil:
 			failures = append(failures, a.Err)
-		case a.isLater(&latest), !latest.isLater(&a) && alike(answers, &a) > alike(answers, &latest):
+		case a.isLater(&latest), !latest.isLater(&a) && moreAlike(answers, &a, &latest):
 			latest = a
 		}
 	}
@@ -220,18 +250,24 @@ func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err er
 	return latest, nil
 }
 
-// alike returns how many answers know the same as one, and name its primary.
-func alike(answers []SentinelReply, one *SentinelReply) (n int) {
+// alike returns how many answers know the same as one, and name its primary, and how long the last of them took.
+func alike(answers []SentinelReply, one *SentinelReply) (n int, took time.Duration) {
 	for i := range answers {
 		if a := &answers[i]; a.Err == nil && a.Primary == one.Primary && a.epoch == one.epoch && a.failsOver == one.failsOver {
-			n++
+			n, took = n+1, max(took, a.took)
 		}
 	}
-	return n
+	return n, took
+}
+
+func moreAlike(answers []SentinelReply, one, other *SentinelReply) bool {
+	n, _ := alike(answers, one)
+	m, _ := alike(answers, other)
+	return n > m
 }
 
 func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {
-	master, err := client.Master(ctx, s.master).Result()
+	master, err := client.Master(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}
@@ -240,15 +276,15 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a S
 	}
 	a.failsOver = hasFlag(master["flags"], "failover_in_progress")
 	// Until a failover has ended, MASTER has the new epoch, and the old address.
-	addr, err := client.GetMasterAddrByName(ctx, s.master).Result()
+	addr, err := client.GetMasterAddrByName(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}
 	if len(addr) != 2 || addr[0] == "" || addr[1] == "" {
-		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.master)}
+		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.opts.Sentinel.Master)}
 	}
 	a.Primary = net.JoinHostPort(addr[0], addr[1])
-	replicas, err := client.Replicas(ctx, s.master).Result()
+	replicas, err := client.Replicas(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}

@@ -155,7 +155,7 @@ func TestReplacementOfConnections(t *testing.T) {
 func TestSearchThatHasEnded(t *testing.T) {
 	ended, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, err := NewCluster(&Options{Cluster: []string{"127.0.0.1:1"}}, time.Second).Find(ended)
+	_, err := NewCluster(&newShard(t, Options{Cluster: []string{"127.0.0.1:1"}}).Options).Find(ended)
 	if !errors.Is(err, context.Canceled) || strings.Contains(err.Error(), "%!") {
 		t.Errorf("got %v", err)
 	}

@@ -2,10 +2,13 @@ package wire
 
 import (
 	"bytes"
+	"crypto/tls"
 	"errors"
+	"io"
 	"net"
 	"strconv"
 	"syscall"
+	"time"
 )
 
 // guarded is a connection to a server whose replies are believed within bounds only: go-redis
@@ -21,22 +24,55 @@ type guarded struct {
 	logsIn bool
 	// asks is set once something was written since the last reply.
 	asks bool
+	// pings, if set, is for how long the reply to a PING is awaited, without which nothing is written
+	// after quietLimit. heard is when the last reply came.
+	pings func() time.Duration
+	heard time.Time
 
 	bounds bounds
 }
 
-// peekable is a connection that go-redis can look at before it uses it again.
+// peekable is a connection that go-redis can look at before it uses it again: at the socket, also
+// below TLS, where any byte that was not asked for is an alert.
 type peekable struct {
 	*guarded
 	syscall.Conn
 }
 
-func guard(conn net.Conn) net.Conn {
-	g := &guarded{Conn: conn}
-	if raw, ok := conn.(syscall.Conn); ok {
+func guard(conn net.Conn, pings func() time.Duration) net.Conn {
+	g, socket := &guarded{Conn: conn, pings: pings}, conn
+	if encrypted, ok := conn.(*tls.Conn); ok {
+		socket = encrypted.NetConn()
+	}
+	if raw, ok := socket.(syscall.Conn); ok {
 		return peekable{g, raw}
 	}
 	return g
+}
+
+// quietLimit is the time without a reply after which a connection may be closed or cut without a
+// sign: Redis closes none earlier. The PINGs, one a second at most, cost less than the INFO of each second.
+const quietLimit = time.Second
+
+// ping waits for the reply to a PING, an error too.
+func (c *guarded) ping() error {
+	if err := c.SetReadDeadline(time.Now().Add(c.pings())); err != nil {
+		return err
+	}
+	if _, err := io.WriteString(c.Conn, "*1\r\n$4\r\nping\r\n"); err != nil {
+		return err
+	}
+	var reply [512]byte
+	for n := 0; n < len(reply); {
+		more, err := c.Conn.Read(reply[n:])
+		if n += more; err != nil {
+			return err
+		}
+		if reply[n-1] == '\n' {
+			return nil
+		}
+	}
+	return ErrFraming
 }
 
 func (c *guarded) Write(b []byte) (int, error) {
@@ -47,6 +83,11 @@ func (c *guarded) Write(b []byte) (int, error) {
 		return len(b), nil
 	default:
 		c.isOpen, c.logsIn = true, isCommand(b, "$4\r\nauth\r\n")
+	}
+	if c.pings != nil && !c.asks && !c.heard.IsZero() && time.Since(c.heard) > quietLimit {
+		if err := c.ping(); err != nil {
+			return 0, unwrittenError{err}
+		}
 	}
 	n, err := c.Conn.Write(b)
 	if n == 0 && err != nil && !c.asks {
@@ -89,6 +130,9 @@ func (c *guarded) Read(b []byte) (n int, err error) {
 	}
 	n, err = c.Conn.Read(b)
 	c.asks = c.asks && n == 0
+	if c.pings != nil && n > 0 {
+		c.heard = time.Now()
+	}
 	if c.logsIn && n > 0 {
 		c.logsIn, n = false, answerLogin(b[:n])
 	}
@@ -96,8 +140,16 @@ func (c *guarded) Read(b []byte) (n int, err error) {
 		_ = c.Close()
 		return 0, ErrFraming
 	}
+	if err != nil && c.bounds.isWithin() {
+		err = partError{err}
+	}
 	return n, err
 }
+
+// partError is the error of a read after part of a reply: the server has answered.
+type partError struct{ error }
+
+func (e partError) Unwrap() error { return e.error }
 
 // ErrFraming is the error of a connection whose server does not answer as one of the family does.
 var ErrFraming = errors.New("a reply is no RESP2, larger than any that is expected, or nests deeper")
@@ -125,6 +177,9 @@ type bounds struct {
 	// text and elements are what the reply has announced so far.
 	text, elements int
 }
+
+// isWithin reports whether part of a reply is to come.
+func (x *bounds) isWithin() bool { return x.skip > 0 || x.length > 0 || x.nested > 0 }
 
 // hold takes in what was read, and reports whether it is within the bounds.
 func (x *bounds) hold(b []byte) bool {

@@ -75,7 +75,7 @@ func TestHelloIsNotSent(t *testing.T) {
 		"*1\r\n$4\r\nping\r\n":             "*1\r\n$4\r\nping\r\n",
 	} {
 		client, server := net.Pipe()
-		conn := guard(client)
+		conn := guard(client, nil)
 		go func() {
 			_, _ = io.WriteString(conn, first)
 			if want == "" {
@@ -109,7 +109,7 @@ func TestUnwritten(t *testing.T) {
 		{steps: []string{"one", fails}},
 	} {
 		client, server := net.Pipe()
-		conn := guard(client)
+		conn := guard(client, nil)
 		go func() {
 			for b := make([]byte, 10); ; {
 				n, err := server.Read(b)

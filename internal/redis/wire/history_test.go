@@ -88,7 +88,8 @@ func TestNodeThatWasCutOff(t *testing.T) {
 	}
 	redistest.Must(t, ahead.WaitUntilOK(t.Context()))
 	s := newShard(t, Options{Cluster: []string{ahead.Addrs()[0], behind.Addrs()[0]}})
-	f := NewCluster(&s.Options, time.Second/2)
+	t.Cleanup(s.Use(time.Second / 2))
+	f := NewCluster(&s.Options)
 	t.Cleanup(f.Close)
 	requireOlderRefused(t, f, &f.history, behind.Addrs()[0], ahead.Nodes[0], ahead.Addrs()[0])
 }

@@ -48,8 +48,8 @@ const (
 	// one more than there are connections, because these can all be cut at once
 	// while the server is well.
 	breakerPause = time.Second
-	// poolTimeout is never reached: there are as many connections as workers, and
-	// one for health.
+	// poolTimeout is never reached: there are as many connections as workers, one for
+	// health, and one for operators.
 	poolTimeout = 5 * time.Second
 )
 
@@ -105,6 +105,12 @@ type Lane struct {
 	// pace is the recent average time of a pipeline, and way that of the quickest.
 	pace atomic.Int64
 	way  quickest
+	// operators is full while a call runs apart.
+	operators chan struct{}
+	// pinged is locked while a ping runs.
+	pinged sync.Mutex
+	// mute is how many INFOs in a row had no reply.
+	mute atomic.Int32
 	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc
@@ -118,6 +124,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		queue:      newQueue(queueLimit),
 		flight:     make(chan struct{}, 1),
 		hurried:    make(chan struct{}, 1),
+		operators:  make(chan struct{}, 1),
 		batch:      1,
 		persistent: persistent,
 	}
@@ -174,25 +181,28 @@ const UnknownLag = time.Duration(-1)
 const (
 	// probePeriod is the time between pings of servers that are left out.
 	probePeriod = 250 * time.Millisecond
-	// probeTimeout bounds a ping, apart from connecting.
+	// probeTimeout is the least time for a ping, apart from connecting.
 	probeTimeout = 500 * time.Millisecond
 )
 
 // probe pings the servers that are left out, until the shard is closed, so that no
 // request waits to find out whether a server is back.
 func (s *Shard) probe() {
+	var pings sync.WaitGroup
+	defer pings.Wait()
 	for Pause(s.life, probePeriod) {
-		var pings sync.WaitGroup
 		s.mu.Lock()
 		// Also those of redirections only.
 		lanes := slices.Collect(maps.Values(s.lanes))
 		s.mu.Unlock()
 		for _, l := range lanes {
-			if !l.IsUp() {
-				pings.Go(func() { l.ping(s.life) })
+			if !l.IsUp() && l.pinged.TryLock() {
+				pings.Go(func() {
+					defer l.pinged.Unlock()
+					l.ping(s.life)
+				})
 			}
 		}
-		pings.Wait()
 	}
 }
 
@@ -202,7 +212,7 @@ func (l *Lane) ping(ctx context.Context) {
 	if err != nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(ctx, probeTimeout)
+	ctx, cancel := context.WithTimeout(ctx, l.Shard.Options.ReplyWithin(probeTimeout))
 	defer cancel()
 	err = l.contain(func(client *goredis.Client) error { return client.Ping(ctx).Err() })
 	l.fault.note(err)
@@ -267,8 +277,25 @@ func (l *Lane) LackOfTime(ctx context.Context, sample *Lane) error {
 	return err
 }
 
-// Info asks the server for INFO.
-func (l *Lane) Info(ctx context.Context) (text string, err error) {
+// longInfo is for which one of the INFOs to a server that had no reply to the last one there is the full time.
+const longInfo = 8
+
+// Info asks the server for INFO. It waits for a reply for that long at least, or as [Options.ReplyWithin] says, which is
+// rare after an INFO without a reply, because a silent server would hold up the examination of others.
+func (l *Lane) Info(ctx context.Context, least time.Duration) (text string, err error) {
+	timeout := l.Shard.Options.ReplyWithin(least)
+	if l.mute.Load()%longInfo != 0 {
+		timeout = least
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	defer func() {
+		if err == nil || IsReply(err) {
+			l.mute.Store(0)
+		} else {
+			l.mute.Add(1)
+		}
+	}()
 	err = l.contain(func(client *goredis.Client) (err error) {
 		text, err = client.Info(ctx).Result()
 		return err

@@ -63,7 +63,7 @@ func (l *Lane) run(batch []*Call, cmds []*Command) {
 	}
 	ctx, cancel := context.WithDeadline(l.life, end)
 	defer cancel()
-	l.send(ctx, cmds)
+	l.send(ctx, cmds, false)
 	took := time.Since(now)
 	l.pace.Add((int64(took) - l.pace.Load()) / 8)
 	if slices.ContainsFunc(cmds, (*Command).answered) {
@@ -111,8 +111,9 @@ func (c *Command) answered() bool {
 }
 
 // send tries every command once and sets the outcomes. A server that lacks a
-// script gets it and is asked again, and one that refuses plain writes is sent scripts.
-func (l *Lane) send(ctx context.Context, cmds []*Command) {
+// script gets it and is asked again, and one that refuses plain writes is sent scripts. Of what is sent
+// apart, a reply beyond the bounds, or too long for the time, does not speak against the server.
+func (l *Lane) send(ctx context.Context, cmds []*Command, apart bool) {
 	var reported func(error)
 	err := ErrShardDown
 	if l.IsUp() {
@@ -128,6 +129,9 @@ func (l *Lane) send(ctx context.Context, cmds []*Command) {
 	fault := l.contain(func(*goredis.Client) error { return l.try(ctx, cmds) })
 	if errors.Is(fault, contain.ErrPanic) {
 		giveUp(cmds, fault)
+	}
+	if _, isPart := errors.AsType[partError](fault); apart && (isPart || errors.Is(fault, ErrFraming)) {
+		fault = nil
 	}
 	l.fault.note(fault)
 	reported(fault)

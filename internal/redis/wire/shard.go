@@ -70,8 +70,8 @@ type Options struct {
 	MaxReplicaLag time.Duration
 }
 
-// connections is one for each worker, and one for health.
-func (o *Options) connections() int { return o.PoolSize + 1 }
+// connections is one for each worker, one for health, and one for operators.
+func (o *Options) connections() int { return o.PoolSize + 2 }
 
 // Shard is one independent Redis, a primary and its replicas or a Redis Cluster, and the
 // connections to its servers. It is safe for concurrent use and may serve several stores.
@@ -147,7 +147,7 @@ func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 	case opts.Sentinel != nil:
 		s.finder, s.Kind = NewSentinel(&s.Options), "sentinel"
 	case s.InCluster:
-		s.finder, s.Kind = NewCluster(&s.Options, findTimeout/4), "cluster"
+		s.finder, s.Kind = NewCluster(&s.Options), "cluster"
 	default:
 		s.Kind = "static"
 		s.adopt([]Roles{{Primary: opts.Primary, Replicas: opts.Replicas}})
