@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -37,7 +38,13 @@ type App struct {
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 	watch    *admin.Watch
-	// endHistory ends what Start began; nil before that.
+
+	// ended is closed once the config has ended.
+	ended chan struct{}
+	mu    sync.Mutex
+	// isAccepted is set once Caddy has accepted the config, and hasEnded once it has ended.
+	isAccepted, hasEnded bool
+	// endHistory ends what Accept began; nil before that.
 	endHistory func()
 }
 
@@ -57,6 +64,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
+	a.ended = make(chan struct{})
 	a.zones = claims{}
 	a.handles = map[string]*stores.Handle{}
 	a.watch = admin.NewWatch(a, ctx.Logger(), time.Now)
@@ -85,30 +93,85 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Start implements [caddy.App]. From then on this config delivers charges that
-// wait, and has the limits of requests that wait. Problems are watched, and the
-// history goes on. It connects to the stores in the background, ahead of the first
-// requests.
+// Start implements [caddy.App]. It connects to the stores in the background, ahead of
+// the first requests. Caddy may reject the config even when all apps have started.
 func (a *App) Start() error {
-	for _, handle := range slices.AppendSeq(a.unnamed, maps.Values(a.handles)) {
-		handle.Run()
+	for _, handle := range a.allHandles() {
 		go handle.Warm()
+	}
+	go a.awaitAcceptance()
+	return nil
+}
+
+// acceptancePeriod is how often a config that has started looks whether Caddy has accepted
+// it, which Caddy does not tell.
+const acceptancePeriod = 10 * time.Millisecond
+
+func (a *App) awaitAcceptance() {
+	tick := time.NewTicker(acceptancePeriod)
+	defer tick.Stop()
+	for running() != a {
+		select {
+		case <-tick.C:
+		case <-a.ended:
+			return
+		}
+	}
+	a.Accept()
+}
+
+// running returns the app of the config that Caddy has accepted, or nil.
+func running() *App {
+	module, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+	if err != nil {
+		return nil
+	}
+	return module.(*App)
+}
+
+// Accept lets a config that Caddy has accepted change what others use, unless it has ended.
+// From then on it delivers charges that wait, also those of older configs, and reads the overrides;
+// its limits are those of requests that wait, and its max_buckets bounds shared memory; its metrics
+// are exported, its problems are watched, and the history goes on. Other processes see it.
+func (a *App) Accept() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.isAccepted || a.hasEnded {
+		return
+	}
+	a.isAccepted = true
+	for _, handle := range a.allHandles() {
+		handle.Run()
 	}
 	for _, l := range a.limiters {
 		l.Run()
 	}
 	a.watch.Start()
 	a.endHistory = history.Default.Start(admin.Reading)
-	return nil
 }
 
-// Stop does nothing: Cleanup, which Caddy calls after Stop and also for a config
-// that never started, leaves the stores.
-func (*App) Stop() error { return nil }
+// allHandles returns all stores of the config.
+func (a *App) allHandles() []*stores.Handle {
+	return slices.AppendSeq(slices.Clone(a.unnamed), maps.Values(a.handles))
+}
+
+// Stop implements [caddy.App]. A config that was accepted takes over before this one ends.
+// Cleanup, which Caddy calls after Stop and also for a config that never started, leaves
+// the stores.
+func (*App) Stop() error {
+	if next := running(); next != nil {
+		next.Accept()
+	}
+	return nil
+}
 
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
 // until they have settled.
 func (a *App) Cleanup() error {
+	close(a.ended)
+	a.mu.Lock()
+	a.hasEnded = true
+	a.mu.Unlock()
 	if a.watch != nil {
 		a.watch.Stop()
 	}

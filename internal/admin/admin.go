@@ -112,9 +112,11 @@ type runningConfig interface {
 	Stores() []*stores.Handle
 	// Watch returns what finds the problems of the config.
 	Watch() *Watch
+	// Accept lets the config change what others use, if it does not yet.
+	Accept()
 }
 
-// runningApp returns the app of the running config.
+// runningApp returns the app of the running config, which Caddy has accepted.
 func runningApp() (runningConfig, error) {
 	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 	switch {
@@ -123,7 +125,9 @@ func runningApp() (runningConfig, error) {
 	case err != nil:
 		return nil, apiErrorf(http.StatusInternalServerError, "%w", err)
 	}
-	return app.(runningConfig), nil
+	running := app.(runningConfig)
+	running.Accept()
+	return running, nil
 }
 
 // zoneInStore is a zone of one handler and a store in which it counts.

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,9 +47,23 @@ func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 		}
 		e := l.enter(reqs[i], &m)
 		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
+		if n.Do == core.Send && n.Charge[0] != reqs[i] && w.isTrial() {
+			// Charges of other configs are in it.
+			l.sendMixed(e, &n, &m)
+			continue
+		}
 		l.noted(e, &n, w, &out)
 		e.release(&m)
 	}
+	w.send(&out)
+}
+
+// sendMixed ends an event of an entry, and sends its charge through the view that sends what waits there.
+func (l *Ledger) sendMixed(e *entry, n *core.Next, m *core.Moment) {
+	senders, out := l.registry.senders(), outgoing{most: 1}
+	w := senders.of(e)
+	l.noted(e, n, w, &out)
+	e.release(m)
 	w.send(&out)
 }
 
@@ -156,6 +172,10 @@ func (l *Ledger) send(out *outgoing) {
 // writes now. It reports whether the shard executed the charge.
 func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
 	w := l.writer()
+	if w.isTrial() {
+		senders := l.registry.senders()
+		w = senders.of(e)
+	}
 	var out outgoing
 	m := w.moment()
 	e.acquire(&m)
@@ -202,11 +222,6 @@ func (l *Ledger) awaitTick(e *entry) {
 }
 
 func (b *Registry) sendDelayed() {
-	through := b.current()
-	if through == nil {
-		// The last view gave them up.
-		return
-	}
 	var delayed []*entry
 	for i := range b.stripes {
 		p := &b.stripes[i]
@@ -216,11 +231,13 @@ func (b *Registry) sendDelayed() {
 		p.delayed = p.delayed[:0]
 		p.mu.Unlock()
 	}
-	for len(delayed) > 0 {
-		n := min(len(delayed), tickBatch)
-		out := through.collect(delayed[:n])
-		through.send(&out)
-		delayed = delayed[n:]
+	// The last view has given them up.
+	senders := b.senders()
+	for through, entries := range senders.by(delayed) {
+		for part := range slices.Chunk(entries, tickBatch) {
+			out := through.collect(part)
+			through.send(&out)
+		}
 	}
 }
 
@@ -261,29 +278,35 @@ func (b *Registry) enqueue(owner string, e *entry, why error) bool {
 	return true
 }
 
-// dequeue returns the first entries of a queue and the view that delivers their
+// dequeue returns the first entries of a queue by the view that delivers their
 // charges. Without entries it removes the queue, and its goroutine ends.
-func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
+func (b *Registry) dequeue(owner string) map[*Ledger][]*entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	queue := b.retryQueues[owner]
 	n := min(len(queue.entries), retryBatch)
 	if n == 0 {
 		delete(b.retryQueues, owner)
-		return nil, nil
+		return nil
 	}
-	batch, queue.entries = queue.entries[:n:n], queue.entries[n:]
-	return b.currentLocked(), batch
+	batch := queue.entries[:n:n]
+	queue.entries = queue.entries[n:]
+	senders := b.sendersLocked()
+	return senders.by(batch)
 }
 
 func (b *Registry) work(owner string) {
 	for pause := core.RetryPause(0, false); ; {
 		time.Sleep(pause)
-		through, batch := b.dequeue(owner)
-		if len(batch) == 0 {
+		batches := b.dequeue(owner)
+		if len(batches) == 0 {
 			return
 		}
-		pause = core.RetryPause(pause, through.retry(batch))
+		isAnswered := false
+		for through, batch := range batches {
+			isAnswered = through.retry(batch) || isAnswered
+		}
+		pause = core.RetryPause(pause, isAnswered)
 	}
 }
 
@@ -365,11 +388,40 @@ func (l *Ledger) shardOf(r *store.Request) string {
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
-// back, and this view does that. A later view that runs does it instead.
+// back, and this view does that. A later view that runs does it instead, unless the view's
+// config was rejected, and only that has the shard.
 func (l *Ledger) IsNeeded() bool {
-	l.registry.mu.Lock()
-	defer l.registry.mu.Unlock()
-	return (l.registry.owing.Load() > 0 || len(l.registry.reserved) > 0) && l.registry.currentLocked() == l
+	b := l.registry
+	senders := b.senders()
+	b.mu.Lock()
+	reserved := slices.Collect(maps.Keys(b.reserved))
+	b.mu.Unlock()
+	owes := b.owing.Load() > 0
+	switch {
+	case senders.current == l:
+		return owes || len(reserved) > 0
+	case !l.isTrial():
+		return false
+	case slices.ContainsFunc(reserved, func(e *entry) bool { return senders.of(e) == l }):
+		return true
+	}
+	return owes && b.owesThrough(l, &senders)
+}
+
+// owesThrough reports whether the view sends what is undelivered.
+func (b *Registry) owesThrough(l *Ledger, senders *senders) bool {
+	for i := range b.stripes {
+		p := &b.stripes[i]
+		p.mu.Lock()
+		for e := range p.entries.all {
+			if e.Gauges().Owing > 0 && senders.of(e) == l {
+				p.mu.Unlock()
+				return true
+			}
+		}
+		p.mu.Unlock()
+	}
+	return false
 }
 
 // Flush gives tokens back, and waits until all charges and refunds are
@@ -379,11 +431,17 @@ func (l *Ledger) Flush(ctx context.Context) {
 	if !l.IsNeeded() {
 		return
 	}
-	l.registry.giveBack(0)
+	pause, isDone := flushTick, func() bool { return l.registry.owing.Load() == 0 || l.registry.current() != l }
+	if l.registry.current() == l {
+		l.registry.giveBack(0)
+	} else {
+		// Others go on to use what they have in their batches.
+		pause, isDone = core.RetryPause(0, false), func() bool { return !l.IsNeeded() }
+	}
 	l.registry.sendDelayed()
-	tick := time.NewTicker(flushTick)
+	tick := time.NewTicker(pause)
 	defer tick.Stop()
-	for l.registry.owing.Load() > 0 && l.registry.current() == l {
+	for !isDone() {
 		select {
 		case <-tick.C:
 			l.registry.sendDelayed()

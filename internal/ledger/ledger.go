@@ -73,10 +73,9 @@ type Ledger struct {
 	membership membership
 	// serial numbers the views of the registry, oldest first.
 	serial int64
-	// runs is set while the view's config runs, and stopped once it has ended.
+	// hasRun is set once the view's config runs, and stopped once that has ended.
 	// Both change under the lock of the registry.
-	runs    bool
-	stopped atomic.Bool
+	hasRun, stopped atomic.Bool
 }
 
 // New returns a view of a registry on s.

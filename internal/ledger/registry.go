@@ -248,8 +248,9 @@ func (b *Registry) currentLocked() *Ledger {
 }
 
 // writer returns the view that makes the detached writes of l: the latest whose
-// config runs, unless the config of l comes after it. Requests outlast their
-// config, and the next config may have moved their buckets to other shards.
+// config runs, unless the config of l comes after it and may be rejected, or was.
+// Requests outlast their config, and the next config may have moved their buckets
+// to other shards.
 func (l *Ledger) writer() *Ledger {
 	if latest := l.registry.latest.Load(); latest != nil && (latest.serial > l.serial || l.stopped.Load()) {
 		return latest
@@ -257,23 +258,80 @@ func (l *Ledger) writer() *Ledger {
 	return l
 }
 
-// Run notes that the view's config runs. From now on the view delivers pending
-// charges, although requests of an older config may still be served.
-func (l *Ledger) Run() { l.setRuns(true) }
+// Run notes that the view's config runs, and will not be rejected any more. From
+// now on the view delivers pending charges, although requests of an older config
+// may still be served.
+func (l *Ledger) Run() { l.note(&l.hasRun) }
 
-// Stop notes that the view's config has ended for good, or was rejected after it
-// had begun. Another view delivers pending charges if its config runs; requests
-// of the stopped config may go on.
-func (l *Ledger) Stop() { l.setRuns(false) }
+// Stop notes that the view's config, which has run, has ended. Another view delivers
+// pending charges if its config runs; requests of the stopped config may go on.
+func (l *Ledger) Stop() { l.note(&l.stopped) }
 
-func (l *Ledger) setRuns(runs bool) {
+func (l *Ledger) note(state *atomic.Bool) {
 	l.registry.mu.Lock()
 	defer l.registry.mu.Unlock()
-	l.runs = runs
-	if !runs {
-		l.stopped.Store(true)
-	}
+	state.Store(true)
 	l.registry.noteLatest()
+}
+
+// isTrial reports whether the view's config may yet be rejected, or was.
+func (l *Ledger) isTrial() bool { return !l.hasRun.Load() && !l.stopped.Load() }
+
+// senders are the views that send what waits in buckets, where charges of several configs are added up: the current
+// one and, for shards that this one does not have, those on trial, the latest first.
+type senders struct {
+	current *Ledger
+	trials  []*Ledger
+}
+
+func (b *Registry) senders() senders {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sendersLocked()
+}
+
+func (b *Registry) sendersLocked() senders {
+	s := senders{current: b.currentLocked()}
+	for _, l := range slices.Backward(b.views) {
+		if l != s.current && l.isTrial() {
+			s.trials = append(s.trials, l)
+		}
+	}
+	return s
+}
+
+// of returns the view that sends what waits in an entry. Without a view it is nil.
+func (s *senders) of(e *entry) *Ledger {
+	if len(s.trials) > 0 && !s.current.has(e) {
+		for _, l := range s.trials {
+			if l.has(e) {
+				return l
+			}
+		}
+	}
+	return s.current
+}
+
+// has reports whether the view's store keeps the bucket of an entry at the same shard.
+func (l *Ledger) has(e *entry) bool {
+	return e.id.Shard == 0 || slices.Contains(l.Owners(e.id.Key), l.registry.shards.Place(e.id.Shard).Shard)
+}
+
+// by returns entries by the view that sends what waits in them. Without a view there are none.
+func (s *senders) by(entries []*entry) map[*Ledger][]*entry {
+	all := map[*Ledger][]*entry{}
+	if s.current == nil {
+		return all
+	}
+	if len(s.trials) == 0 {
+		all[s.current] = entries
+		return all
+	}
+	for _, e := range entries {
+		l := s.of(e)
+		all[l] = append(all[l], e)
+	}
+	return all
 }
 
 // Leave ends the view. The other views deliver pending charges; without another
@@ -349,7 +407,7 @@ func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
 func (b *Registry) noteLatest() {
 	var latest *Ledger
 	for _, l := range b.views {
-		if l.runs {
+		if l.hasRun.Load() && !l.stopped.Load() {
 			latest = l
 		}
 	}
@@ -403,7 +461,7 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 	e, p, id := l.lock(r)
 	if e == nil {
 		l.registry.sweep(p, m)
-		if l.registry.count.Load() >= int64(l.opts.MaxBuckets) {
+		if l.registry.count.Load() >= l.mostBuckets() {
 			l.evict(p, m)
 		}
 		e = &entry{id: id, stripe: p, Bucket: core.New(l.registry.start.UnixMicro()-1, m)}
@@ -415,6 +473,14 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 	}
 	e.begin(m)
 	return e
+}
+
+// mostBuckets bounds the buckets: a config that may be rejected evicts none of others.
+func (l *Ledger) mostBuckets() int64 {
+	if latest := l.registry.latest.Load(); latest != nil {
+		l = latest
+	}
+	return int64(l.opts.MaxBuckets)
 }
 
 // findFor and enterFor are find and enter for a request of a client: operators are shown its limit,

@@ -247,6 +247,32 @@ type Overrides struct {
 	shown *overrideState
 	// mending is held while shards are mended.
 	mending sync.Mutex
+	// followers are the operators whose configs run.
+	followers map[*Operator]bool
+}
+
+// Follow notes that the config runs, until stop is called.
+func (p *Operator) Follow() (stop func()) {
+	o := p.overrides
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.followers == nil {
+		o.followers = map[*Operator]bool{}
+	}
+	o.followers[p] = true
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.followers, p)
+	}
+}
+
+// areOthers reports whether the overrides are those of a config that runs, and p is of another one. If that is
+// rejected, nothing of its shards may be in the state, and nothing of the state in its shards.
+func (o *Overrides) areOthers(p *Operator) bool {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.state != nil && len(o.followers) > 0 && !o.followers[p]
 }
 
 // answered records that a shard has answered. After 90 days without an answer the state is dropped: its overrides may
@@ -300,8 +326,11 @@ func (p *Operator) learn(l *learned) *overrideState {
 }
 
 // Overrides implements [store.Operable]. It returns the latest versions of all shards, and starts a mending in the
-// background.
+// background. While another config runs, it returns what that one has read.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
+	if p.overrides.areOthers(p) {
+		return p.shown(), nil
+	}
 	l, err := p.look(ctx)
 	if n := len(l.state.all); n > p.mostKept() {
 		err = errors.Join(err, fmt.Errorf("%w: there are %d overrides, with those that have ended: a shard that loses them has no room for all", store.ErrFinal, n))

@@ -1,0 +1,125 @@
+package ledger
+
+import (
+	"context"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
+)
+
+// walled is a store that may be asked about its own shards only.
+type walled struct {
+	*sharded
+	t *testing.T
+}
+
+func (s walled) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
+	for _, r := range reqs {
+		if !strings.Contains(s.owners, r.Shard()) {
+			s.t.Errorf("a charge at shard %s leaves through a config with %s", r.Shard(), s.owners)
+		}
+	}
+	s.sharded.ChargeReported(reqs, report)
+}
+
+// TestChargesGoToTheShardsOfTheirConfig while one may yet be rejected: at once, with the next tick, after the one in
+// flight, and once a shard is back, also when the config was rejected meanwhile.
+func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
+	for name, c := range map[string]struct {
+		delay time.Duration
+		// owner is the shard of the config on trial, and silent one that does not answer for a while.
+		owner, silent string
+	}{
+		"another shard":              {0, "c", "none"},
+		"another shard, delayed":     {UsualChargeDelay, "c", "none"},
+		"another shard, silent":      {0, "c", "c"},
+		"the running one is silent":  {0, "c", "b"},
+		"the same shard":             {0, "b", "none"},
+		"the same shard, delayed":    {UsualChargeDelay, "b", "none"},
+		"the same shard, not silent": {UsualChargeDelay, "b", "b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const each = 20
+				servers, registry, opts := newServers(1), NewRegistry(nil), Options{ChargeDelay: c.delay}
+				opts.OnUndelivered = func(shard string, _ algorithm.Operation, n int64, err error) {
+					t.Errorf("%d charges at %s are lost: %v", n, shard, err)
+				}
+				open := func(owners string) *Owners {
+					return NewOwners(New(registry, walled{&sharded{servers, owners}, t}, opts))
+				}
+				running, trial := open("b"), open(c.owner)
+				running.Ledger.Run()
+				r := clientOf("zone", 1000)
+				charge := func(o *Owners) {
+					for range each {
+						o.ChargeDetached([]*store.Request{new(r)})
+						pass(time.Millisecond)
+					}
+				}
+				// The clients are known, so that charges may be delayed.
+				charge(running)
+				charge(trial)
+				pass(2 * time.Second)
+				servers.setSilent(c.silent)
+				charge(trial)
+				charge(running)
+				if c.owner == "c" && c.silent == "c" && !trial.IsNeeded() {
+					t.Error("nothing waits for the silent shard")
+				}
+				go func() {
+					ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
+					defer cancel()
+					trial.Flush(ctx)
+					trial.Leave()
+				}()
+				charge(running)
+				pass(5 * time.Second)
+				servers.setSilent("none")
+				pass(10 * time.Second)
+				synctest.Wait()
+				want := map[string]int64{"b": 3 * each}
+				want[c.owner] += 2 * each
+				for shard, n := range want {
+					if used := running.Remote.(walled).at(shard, algorithm.Peek, r).Used; used != n {
+						t.Errorf("shard %s has %d, want %d", shard, used, n)
+					}
+				}
+				if n := registry.inUse.Load(); n != 1 {
+					t.Errorf("%d views are left", n)
+				}
+				running.Leave()
+			})
+		})
+	}
+}
+
+func (s *servers) setSilent(shard string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.silent = shard
+}
+
+// TestConfigOnTrialEvictsNothing: the bound of the config that runs counts.
+func TestConfigOnTrialEvictsNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, registry := newSimulation(1), NewRegistry(nil)
+		running, trial := New(registry, s, Options{MaxBuckets: 1000}), New(registry, s, Options{MaxBuckets: 1})
+		running.Run()
+		for range 2 {
+			for client := range 200 {
+				trial.ChargeDetached([]*store.Request{new(requestOf(string(rune('a'+client)), 10))})
+			}
+			pass(time.Second)
+		}
+		if n := registry.Len(); n != 200 {
+			t.Errorf("%d buckets are left of 200", n)
+		}
+		trial.Leave()
+		running.Leave()
+	})
+}
