@@ -38,6 +38,8 @@ type App struct {
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 	watch    *admin.Watch
+	// lacksRemote is set if a config before had a store default with other writers, and this one has none of that name.
+	lacksRemote bool
 
 	// ended is closed once the config has ended.
 	ended chan struct{}
@@ -98,6 +100,10 @@ func (a *App) Provision(ctx caddy.Context) error {
 func (a *App) Start() error {
 	for _, handle := range a.allHandles() {
 		go handle.Warm()
+	}
+	if before := running(); before != nil && len(a.StoresRaw) == 0 {
+		was := before.handles[defaultStore]
+		a.lacksRemote = before.lacksRemote || was != nil && was.IsRemote()
 	}
 	go a.awaitAcceptance()
 	return nil
@@ -189,6 +195,13 @@ func (a *App) Limiters() []*limiter.Limiter { return a.limiters }
 
 // Watch returns what finds the problems of the config.
 func (a *App) Watch() *admin.Watch { return a.watch }
+
+// CountsInMemoryNow reports whether handlers that counted in a remote store count in memory, because no store is
+// configured any more.
+func (a *App) CountsInMemoryNow() bool {
+	counts := func(l *limiter.Limiter) bool { return slices.Contains(l.Stores(), a.handles[defaultStore]) }
+	return a.lacksRemote && slices.ContainsFunc(a.limiters, counts)
+}
 
 // Stores returns all stores of the config, in alphabetical order of their names.
 // Each comes once, even if several handlers define the same one.

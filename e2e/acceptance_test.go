@@ -256,3 +256,27 @@ func TestRejectedLoadsAmidTraffic(t *testing.T) {
 		})
 	}
 }
+
+// TestLostStoreIsAProblem: zones that counted in Redis count in memory if the store is deleted.
+func TestLostStoreIsAProblem(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	c := caddytest.Start(t, apiSite(servers.Store(), 5, "1h"))
+	const found = "count in its memory, because no store is configured"
+	hasProblem := func(want bool) {
+		t.Helper()
+		eventually(t, "the problem is there or not", func() error {
+			_, text := c.AdminCall(http.MethodGet, "/rate_limit/", "", "")
+			return caddytest.Want("the problem being there", strings.Contains(text, found), want)
+		})
+	}
+	hasProblem(false)
+	for _, path := range []string{"/config/apps/rate_limit/stores/default", "/config/apps/rate_limit"} {
+		status, text := c.AdminCall(http.MethodDelete, path, "", "")
+		must(t, "delete: "+text, want("status", status, http.StatusOK))
+		hasProblem(true)
+	}
+	c.AwaitLog(found)
+	c.MustLoad(apiSite(memoryStore(1000), 5, "1h"))
+	hasProblem(false)
+}

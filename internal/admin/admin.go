@@ -110,6 +110,9 @@ type runningConfig interface {
 	Limiters() []*limiter.Limiter
 	// Stores returns the stores, in alphabetical order of their names, each once.
 	Stores() []*stores.Handle
+	// CountsInMemoryNow reports whether handlers count in memory that counted in a remote store, because no store is
+	// configured any more.
+	CountsInMemoryNow() bool
 	// Watch returns what finds the problems of the config.
 	Watch() *Watch
 	// Accept lets the config change what others use, if it does not yet.
