@@ -16,21 +16,21 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/sweep"
 )
 
-func init() { caddy.RegisterModule(new(gate)) }
+func init() { caddy.RegisterModule(new(closedGate)) }
 
-// gate is a loader of configs. Caddy asks it when all apps of a config have started, and rejects the config
+// closedGate is a loader of configs. Caddy asks it when all apps of a config have started, and rejects the config
 // because it fails, once the server at its URL has answered. The apps are not stopped then.
-type gate struct {
+type closedGate struct {
 	URL string `json:"url"`
 }
 
 // CaddyModule implements [caddy.Module].
-func (*gate) CaddyModule() caddy.ModuleInfo {
-	return caddy.ModuleInfo{ID: "caddy.config_loaders.gate", New: func() caddy.Module { return new(gate) }}
+func (*closedGate) CaddyModule() caddy.ModuleInfo {
+	return caddy.ModuleInfo{ID: "caddy.config_loaders.gate", New: func() caddy.Module { return new(closedGate) }}
 }
 
 // LoadConfig implements [caddy.ConfigLoader].
-func (g *gate) LoadConfig(caddy.Context) ([]byte, error) {
+func (g *closedGate) LoadConfig(caddy.Context) ([]byte, error) {
 	resp, err := http.Get(g.URL)
 	if err == nil {
 		err = resp.Body.Close()
@@ -38,8 +38,8 @@ func (g *gate) LoadConfig(caddy.Context) ([]byte, error) {
 	return nil, errors.Join(errors.New("the gate is closed"), err)
 }
 
-// startGate returns the URL of a gate, which tells when a config has come to it, and rejects that when it is told to.
-func startGate(t *testing.T) (url string, reached <-chan struct{}, reject func()) {
+// startClosedGate returns the URL of a gate, which tells when a config has come to it, and rejects that when it is told to.
+func startClosedGate(t *testing.T) (url string, reached <-chan struct{}, reject func()) {
 	t.Helper()
 	there, ends := make(chan struct{}), make(chan struct{})
 	server := httptest.NewServer(http.HandlerFunc(func(http.ResponseWriter, *http.Request) {
@@ -66,7 +66,7 @@ type trial struct {
 func try(c *caddytest.Caddy, caddyfile string) *trial {
 	t := c.T
 	t.Helper()
-	url, reached, reject := startGate(t)
+	url, reached, reject := startClosedGate(t)
 	tried := &trial{c: c, addr: caddytest.FreeAddr(t), reject: reject, loaded: make(chan error, 1)}
 	_, adapted := c.AdminCall(http.MethodPost, "/adapt", "text/caddyfile", c.Expand(strings.ReplaceAll(caddyfile, "{{site}}", "http://"+tried.addr)))
 	var config struct {
