@@ -60,8 +60,7 @@ func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 
 // sendMixed ends an event of an entry, and sends its charge through the view that sends what waits there.
 func (l *Ledger) sendMixed(e *entry, n *core.Next, m *core.Moment) {
-	senders, out := l.registry.senders(), outgoing{most: 1}
-	w := senders.of(e)
+	w, out := l.sender(e), outgoing{most: 1}
 	l.noted(e, n, w, &out)
 	e.release(m)
 	w.send(&out)
@@ -173,8 +172,7 @@ func (l *Ledger) send(out *outgoing) {
 func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
 	w := l.writer()
 	if w.isTrial() {
-		senders := l.registry.senders()
-		w = senders.of(e)
+		w = w.sender(e)
 	}
 	var out outgoing
 	m := w.moment()

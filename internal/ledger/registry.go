@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
 	"slices"
@@ -310,6 +311,13 @@ func (s *senders) of(e *entry) *Ledger {
 		}
 	}
 	return s.current
+}
+
+// sender returns the view that sends what waits in an entry, which is not l if that is on trial and another one has
+// the shard.
+func (l *Ledger) sender(e *entry) *Ledger {
+	senders := l.registry.senders()
+	return cmp.Or(senders.of(e), l)
 }
 
 // has reports whether the view's store keeps the bucket of an entry at the same shard.
