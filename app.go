@@ -38,8 +38,9 @@ type App struct {
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 	watch    *admin.Watch
-	// lacksRemote is set if a config before had a store default with other writers, and this one has none of that name.
-	lacksRemote bool
+	// hasNoStores is set if none is configured, and lacksRemote if a config before had a store default with other
+	// writers, too.
+	hasNoStores, lacksRemote bool
 
 	// ended is closed once the config has ended.
 	ended chan struct{}
@@ -78,7 +79,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	modules := map[string]any{defaultStore: inMemory}
-	if len(a.StoresRaw) > 0 {
+	if a.hasNoStores = len(a.StoresRaw) == 0; !a.hasNoStores {
 		loaded, err := ctx.LoadModule(a, "StoresRaw")
 		if err != nil {
 			return fmt.Errorf("load stores: %w", err)
@@ -101,7 +102,7 @@ func (a *App) Start() error {
 	for _, handle := range a.allHandles() {
 		go handle.Warm()
 	}
-	if before := running(); before != nil && len(a.StoresRaw) == 0 {
+	if before := running(); before != nil && a.hasNoStores {
 		was := before.handles[defaultStore]
 		a.lacksRemote = before.lacksRemote || was != nil && was.IsRemote()
 	}
