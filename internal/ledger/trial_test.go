@@ -2,7 +2,9 @@ package ledger
 
 import (
 	"context"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,10 +17,13 @@ import (
 type walled struct {
 	*sharded
 	t *testing.T
+	// sent is what charges through it cost.
+	sent *atomic.Int64
 }
 
 func (s walled) ChargeReported(reqs []*store.Request, report func(i int, st store.State)) {
 	for _, r := range reqs {
+		s.sent.Add(r.Cost)
 		if !strings.Contains(s.owners, r.Shard()) {
 			s.t.Errorf("a charge at shard %s leaves through a config with %s", r.Shard(), s.owners)
 		}
@@ -50,7 +55,7 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 					t.Errorf("%d charges at %s are lost: %v", n, shard, err)
 				}
 				open := func(owners string) *Owners {
-					return NewOwners(New(registry, walled{&sharded{servers, owners}, t}, opts))
+					return NewOwners(New(registry, walled{&sharded{servers, owners}, t, new(atomic.Int64)}, opts))
 				}
 				running, trial := open("b"), open(c.owner)
 				running.Ledger.Run()
@@ -102,6 +107,51 @@ func (s *servers) setSilent(shard string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.silent = shard
+}
+
+// TestMixedChargesLeaveThroughTheRunningConfig: what is added up in a bucket, while a charge of the config on trial is
+// in flight, or until one of its charges may not wait any longer.
+func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
+	for name, c := range map[string]struct {
+		delay time.Duration
+		// trialFirst is set if the config on trial charges first, and trial is the cost that may leave through it.
+		trialFirst bool
+		trial      int64
+	}{
+		"in flight": {0, true, 1},
+		"delayed":   {UsualChargeDelay, false, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				servers, registry := newServers(1), NewRegistry(nil)
+				open := func(delay time.Duration) (*Owners, *atomic.Int64) {
+					sent := new(atomic.Int64)
+					return NewOwners(New(registry, walled{&sharded{servers, "b"}, t, sent}, Options{ChargeDelay: delay})), sent
+				}
+				running, byRunning := open(c.delay)
+				trial, byTrial := open(0)
+				running.Ledger.Run()
+				r := clientOf("zone", 1000)
+				running.ChargeDetached([]*store.Request{new(r)})
+				pass(2 * time.Second)
+				byRunning.Store(0)
+				all := []*Owners{running, running, running, trial}
+				if c.trialFirst {
+					slices.Reverse(all)
+				}
+				for _, o := range all {
+					o.ChargeDetached([]*store.Request{new(r)})
+				}
+				pass(2 * time.Second)
+				synctest.Wait()
+				if byTrial.Load() != c.trial || byRunning.Load() != 4-c.trial {
+					t.Errorf("%d of 4 leave through the config on trial, want %d, and %d through the other", byTrial.Load(), c.trial, byRunning.Load())
+				}
+				trial.Leave()
+				running.Leave()
+			})
+		})
+	}
 }
 
 // TestConfigOnTrialEvictsNothing: the bound of the config that runs counts.
