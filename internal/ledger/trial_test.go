@@ -3,6 +3,7 @@ package ledger
 import (
 	"context"
 	"slices"
+	"strconv"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -157,17 +158,19 @@ func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
 // TestConfigOnTrialEvictsNothing: the bound of the config that runs counts.
 func TestConfigOnTrialEvictsNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
+		const clients = 2000
 		s, registry := newSimulation(1), NewRegistry(nil)
-		running, trial := New(registry, s, Options{MaxBuckets: 1000}), New(registry, s, Options{MaxBuckets: 1})
+		running, trial := New(registry, s, Options{MaxBuckets: 2 * clients}), New(registry, s, Options{MaxBuckets: 1})
 		running.Run()
-		for range 2 {
-			for client := range 200 {
-				trial.ChargeDetached([]*store.Request{new(requestOf(string(rune('a'+client)), 10))})
+		for client := range clients {
+			trial.ChargeDetached([]*store.Request{new(requestOf(strconv.Itoa(client), 10))})
+			if client%100 == 0 {
+				pass(100 * time.Millisecond)
 			}
-			pass(time.Second)
 		}
-		if n := registry.Len(); n != 200 {
-			t.Errorf("%d buckets are left of 200", n)
+		pass(time.Second)
+		if n := registry.Len(); n != clients {
+			t.Errorf("%d buckets are left of %d", n, clients)
 		}
 		trial.Leave()
 		running.Leave()
