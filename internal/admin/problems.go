@@ -67,7 +67,7 @@ func withRemedy(err error) string {
 }
 
 // inMemoryNow is the problem of a config that has lost its stores.
-const inMemoryNow = "zones that this Caddy's config before the last reload counted in Redis count in its memory, because no store is configured: configure it again, or write store memory if that is meant"
+const inMemoryNow = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: configure it again, or write store memory if that is meant"
 
 // problem is a [adminapi.Problem] of a subject.
 type problem struct {
