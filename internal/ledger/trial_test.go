@@ -59,7 +59,7 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 					return NewOwners(New(registry, walled{&sharded{servers, owners}, t, new(atomic.Int64)}, opts))
 				}
 				running, trial := open("b"), open(c.owner)
-				running.Ledger.Run()
+				running.Run()
 				r := clientOf("zone", 1000)
 				charge := func(o *Owners) {
 					for range each {
@@ -131,7 +131,7 @@ func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
 				}
 				running, byRunning := open(c.delay)
 				trial, byTrial := open(0)
-				running.Ledger.Run()
+				running.Run()
 				r := clientOf("zone", 1000)
 				running.ChargeDetached([]*store.Request{new(r)})
 				pass(2 * time.Second)
