@@ -38,15 +38,17 @@ type App struct {
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 	watch    *admin.Watch
-	// hasNoStores is set if none is configured, and lacksRemote if a config before had a store default with other
-	// writers, too.
-	hasNoStores, lacksRemote bool
+	// hasNoStores is set if none is configured.
+	hasNoStores bool
+	// lost are the zones that count in memory for that reason, and counted in a remote store in an earlier config.
+	lost map[string]bool
 
-	// ended is closed once the config has ended.
-	ended chan struct{}
-	mu    sync.Mutex
-	// isAccepted is set once Caddy has accepted the config, and hasEnded once it has ended.
-	isAccepted, hasEnded bool
+	mu sync.Mutex
+	// ended is closed, under mu, once the config has ended.
+	ended  chan struct{}
+	ending sync.Once
+	// isAccepted is set once Caddy has accepted the config.
+	isAccepted bool
 	// endHistory ends what Accept began; nil before that.
 	endHistory func()
 }
@@ -103,8 +105,7 @@ func (a *App) Start() error {
 		go handle.Warm()
 	}
 	if before := running(); before != nil && a.hasNoStores {
-		was := before.handles[defaultStore]
-		a.lacksRemote = before.lacksRemote || was != nil && was.IsRemote()
+		a.lost = a.lostSince(before)
 	}
 	go a.awaitAcceptance()
 	return nil
@@ -143,7 +144,7 @@ func running() *App {
 func (a *App) Accept() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.isAccepted || a.hasEnded {
+	if a.isAccepted || a.hasEnded() {
 		return
 	}
 	a.isAccepted = true
@@ -162,10 +163,27 @@ func (a *App) allHandles() []*stores.Handle {
 	return slices.AppendSeq(slices.Clone(a.unnamed), maps.Values(a.handles))
 }
 
+func (a *App) hasEnded() bool {
+	select {
+	case <-a.ended:
+		return true
+	default:
+		return false
+	}
+}
+
+// end ends the config, which is not accepted any more.
+func (a *App) end() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.ending.Do(func() { close(a.ended) })
+}
+
 // Stop implements [caddy.App]. A config that was accepted takes over before this one ends.
 // Cleanup, which Caddy calls after Stop and also for a config that never started, leaves
 // the stores.
-func (*App) Stop() error {
+func (a *App) Stop() error {
+	a.end()
 	if next := running(); next != nil {
 		next.Accept()
 	}
@@ -175,10 +193,7 @@ func (*App) Stop() error {
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
 // until they have settled.
 func (a *App) Cleanup() error {
-	close(a.ended)
-	a.mu.Lock()
-	a.hasEnded = true
-	a.mu.Unlock()
+	a.end()
 	if a.watch != nil {
 		a.watch.Stop()
 	}
@@ -197,11 +212,32 @@ func (a *App) Limiters() []*limiter.Limiter { return a.limiters }
 // Watch returns what finds the problems of the config.
 func (a *App) Watch() *admin.Watch { return a.watch }
 
-// CountsInMemoryNow reports whether handlers that counted in a remote store count in memory, because no store is
+// CountsInMemoryNow reports whether zones that counted in a remote store count in memory, because no store is
 // configured any more.
-func (a *App) CountsInMemoryNow() bool {
-	counts := func(l *limiter.Limiter) bool { return slices.Contains(l.Stores(), a.handles[defaultStore]) }
-	return a.lacksRemote && slices.ContainsFunc(a.limiters, counts)
+func (a *App) CountsInMemoryNow() bool { return len(a.lost) > 0 }
+
+// lostSince returns the zones that count only in the memory store that there is without a configured one, and that
+// before counted in a remote store or had lost one.
+func (a *App) lostSince(before *App) map[string]bool {
+	lost := before.zonesIn((*stores.Handle).IsRemote)
+	maps.Copy(lost, before.lost)
+	remote := a.zonesIn((*stores.Handle).IsRemote)
+	inMemory := a.zonesIn(func(h *stores.Handle) bool { return h == a.handles[defaultStore] })
+	maps.DeleteFunc(lost, func(zone string, _ bool) bool { return remote[zone] || !inMemory[zone] })
+	return lost
+}
+
+// zonesIn returns the names of the zones with a store of some kind.
+func (a *App) zonesIn(is func(*stores.Handle) bool) map[string]bool {
+	names := map[string]bool{}
+	for _, l := range a.limiters {
+		if slices.ContainsFunc(l.Stores(), is) {
+			for _, z := range l.Zones {
+				names[z.Name] = true
+			}
+		}
+	}
+	return names
 }
 
 // Stores returns all stores of the config, in alphabetical order of their names.

@@ -59,6 +59,20 @@ func (awayStore) Warm(context.Context) {}
 
 var _ store.Remote = awayStore{}
 
+// TestEndedConfigIsNotAccepted, although Caddy had accepted it when that was looked up.
+func TestEndedConfigIsNotAccepted(t *testing.T) {
+	app := new(App)
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	defer cancel()
+	redistest.Must(t, app.Provision(ctx))
+	redistest.Must(t, app.Stop())
+	app.Accept()
+	if app.isAccepted || app.handles[defaultStore].EnterRunning() {
+		t.Error("it is accepted")
+	}
+	redistest.Must(t, app.Cleanup())
+}
+
 // TestConfigDeliversOnceItIsAccepted: Caddy ends the previous config right afterwards, and no other
 // config may deliver in between.
 func TestConfigDeliversOnceItIsAccepted(t *testing.T) {

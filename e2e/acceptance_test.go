@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/caddyserver/caddy/v2"
@@ -38,7 +39,8 @@ func (g *closedGate) LoadConfig(caddy.Context) ([]byte, error) {
 	return nil, errors.Join(errors.New("the gate is closed"), err)
 }
 
-// startClosedGate returns the URL of a gate, which tells when a config has come to it, and rejects that when it is told to.
+// startClosedGate returns the URL of a gate. The channel reached gets a value when a config is at the gate, and reject
+// makes the gate reject the config.
 func startClosedGate(t *testing.T) (url string, reached <-chan struct{}, reject func()) {
 	t.Helper()
 	there, ends := make(chan struct{}), make(chan struct{})
@@ -50,7 +52,10 @@ func startClosedGate(t *testing.T) (url string, reached <-chan struct{}, reject 
 		}
 	}))
 	t.Cleanup(server.Close)
-	return server.URL, there, func() { close(ends) }
+	reject = sync.OnceFunc(func() { close(ends) })
+	// The server closes once its requests have ended.
+	t.Cleanup(reject)
+	return server.URL, there, reject
 }
 
 // trial is a config that all apps have started, and Caddy has not accepted.
@@ -77,12 +82,12 @@ func try(c *caddytest.Caddy, caddyfile string) *trial {
 	text, err := json.Marshal(config.Result)
 	must(t, "encode", err)
 	go func() {
-		status, answer := c.AdminCall(http.MethodPost, "/load", "application/json", string(text))
+		status, answer, err := c.TryAdminCall(http.MethodPost, "/load", "application/json", string(text))
 		if status == http.StatusBadRequest && strings.Contains(answer, "the gate is closed") {
 			tried.loaded <- nil
 			return
 		}
-		tried.loaded <- fmt.Errorf("load: status %d: %s", status, answer)
+		tried.loaded <- errors.Join(fmt.Errorf("load: status %d: %s", status, answer), err)
 	}()
 	select {
 	case <-reached:
@@ -118,10 +123,15 @@ func (r *trial) get(key string) int {
 func TestConfigTakesOverOnceItIsAccepted(t *testing.T) {
 	t.Parallel()
 	const each = 20
+	const otherName, otherServer, otherWeights = "another shard", "another server", "other weights"
 	for name, options := range map[string][]string{
-		"charge after":       {"events 1000"},
-		"charge before":      {"events 1000", "charge before"},
-		"free, and refunded": {"events 1000", "charge before", "count_status 500"},
+		"charge after":                   {"events 1000"},
+		"charge before":                  {"events 1000", "charge before"},
+		"free, and refunded":             {"events 1000", "charge before", "count_status 500"},
+		otherServer:                      {"events 1000"},
+		otherServer + ", charge before":  {"events 1000", "charge before"},
+		otherWeights:                     {"events 1000"},
+		otherWeights + ", charge before": {"events 1000", "charge before"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -130,8 +140,14 @@ func TestConfigTakesOverOnceItIsAccepted(t *testing.T) {
 			site := func(store string) string {
 				return caddytest.Site(store, "rate_limit {\n"+zoneWith("api", options...)+"}\nrespond ok")
 			}
-			foreign := strings.Replace(other.Store(), "shard a", "shard other", 1)
-			c := caddytest.Start(t, site(own.Store()))
+			running, foreign := own.Store(), other.Store()
+			switch {
+			case strings.HasPrefix(name, otherWeights):
+				running, foreign = weighted(servers, 1000, 1), weighted(servers, 1, 1000)
+			case !strings.HasPrefix(name, otherServer):
+				foreign = strings.Replace(foreign, "shard a", "shard other", 1)
+			}
+			c := caddytest.Start(t, site(running))
 			used, theirs := int64(0), int64(0)
 			ask := func() {
 				t.Helper()
@@ -147,7 +163,8 @@ func TestConfigTakesOverOnceItIsAccepted(t *testing.T) {
 			must(t, "block: "+text, want("status", status, http.StatusOK))
 			tried := try(c, site(foreign))
 			must(t, "before a request", errors.Join(
-				want("keys in its shard", len(keysOf(t, other)), 0),
+				want("its buckets", len(other.Counts(t, "api")), 0),
+				want("overrides in its shard", strings.Contains(fmt.Sprint(keysOf(t, other)), ":#"), strings.HasPrefix(name, otherWeights)),
 				want("its metric", c.Metric(`caddy_rate_limit_undelivered_total{operation="charge",outcome="lost",shard="other",store="default"}`), "")))
 			for range 2 {
 				ask()
@@ -166,9 +183,42 @@ func TestConfigTakesOverOnceItIsAccepted(t *testing.T) {
 			}
 			own.AwaitCount(t, "api", "alice", used)
 			other.AwaitCount(t, "api", "alice", theirs)
-			must(t, "afterwards", want("other keys in its shard", strings.Contains(fmt.Sprint(keysOf(t, other)), ":#"), false))
+			must(t, "afterwards", want("overrides in its shard", strings.Contains(fmt.Sprint(keysOf(t, other)), ":#"), strings.HasPrefix(name, otherWeights)))
 		})
 	}
+}
+
+// weighted returns the option for a Redis store on shards with these weights.
+func weighted(s caddytest.Shards, weights ...int) string {
+	var lines []string
+	for i, weight := range weights {
+		lines = append(lines, caddytest.ShardOf(caddytest.ShardName(i), s[i], fmt.Sprint("weight ", weight)))
+	}
+	return caddytest.RedisStore(lines...)
+}
+
+// TestPenaltyOfRejectedConfig stays in its shard, and one of the running config comes into no other one.
+func TestPenaltyOfRejectedConfig(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 2, 0)
+	own, other := servers[:1], servers[1:]
+	site := func(store string) string {
+		return zonesSite(store, zoneWith("api", "events 1", "penalty 1h", "charge before"), "respond ok")
+	}
+	c := caddytest.Start(t, site(own.Store()))
+	tried := try(c, site(other.Store()))
+	for _, status := range []int{http.StatusOK, http.StatusTooManyRequests} {
+		must(t, "requests", errors.Join(
+			want("status of the running config", c.Probe("/", "X-Key: alice").Status, status),
+			want("status of the other one", tried.get("bob"), status)))
+	}
+	tried.end()
+	has := func(s caddytest.Shards, client string) error {
+		return errors.Join(
+			want("buckets of clients", len(s.Buckets(t, "api")), 1),
+			want("penalty of "+client, s.Content(t, "api", client).Penalty > 0, true))
+	}
+	eventually(t, "each shard has a penalty", func() error { return errors.Join(has(own, "alice"), has(other, "bob")) })
 }
 
 // keysOf returns the keys in the shards.
@@ -198,20 +248,19 @@ func TestRejectedLimitReachesNoLine(t *testing.T) {
 				must(t, key, want("status", c.Probe("/", "X-Key: "+key).Status, http.StatusOK))
 			}
 			waiting := c.Begin(t.Context(), "/", "X-Key: alice")
-			isHeld := func(after string) {
-				t.Helper()
-				must(t, after, want("requests that wait", heldBy(c), 1))
-			}
-			eventually(t, "it waits", func() error { return want("requests that wait", heldBy(c), 1) })
+			awaitHeld(t, c, 1)
 			tried := try(c, site(stores[1], 50, 1))
 			for n := range 5 {
-				isHeld("while the config is tried")
 				must(t, "a request of that", want("status", tried.get(fmt.Sprint("carol-", n)), http.StatusOK))
 			}
 			tried.end()
-			isHeld("after its rejection")
+			// Bob's bucket is full.
 			alsoWaits := c.Begin(t.Context(), "/", "X-Key: bob")
-			eventually(t, "bob, whose bucket is full, waits", func() error { return want("requests that wait", heldBy(c), 2) })
+			awaitHeld(t, c, 2)
+			// An accepted config wakes both. If the rejected one had, this would come after that.
+			c.MustLoad(site(stores[0], 1, 999))
+			awaitHeld(t, c, 2)
+			must(t, "after an accepted config", want("requests that have ended", len(waiting.Answer)+len(waiting.Err)+len(alsoWaits.Answer)+len(alsoWaits.Err), 0))
 			c.MustLoad(site(stores[0], 50, 1000))
 			for _, r := range []caddytest.Running{waiting, alsoWaits} {
 				must(t, "under the accepted limit", want("status", r.Ends(t).Status, http.StatusOK))
@@ -220,7 +269,7 @@ func TestRejectedLimitReachesNoLine(t *testing.T) {
 	}
 }
 
-// TestRejectedLoadsAmidTraffic: one after the other, whichever of the apps has started first.
+// TestRejectedLoadsAmidTraffic: one after the other, once all apps have started, or whichever of them has.
 func TestRejectedLoadsAmidTraffic(t *testing.T) {
 	t.Parallel()
 	const events, workers = 1_000_000, 2
@@ -239,6 +288,9 @@ func TestRejectedLoadsAmidTraffic(t *testing.T) {
 			})
 			rejected := strings.Replace(site(foreign), "{{site}}", "http://"+caddytest.FreeAddr(t), 1) + cannotListen
 			for range sweep.Size(5, 30) {
+				tried := try(c, site(foreign))
+				admitted.AwaitGrowth(t, 5)
+				tried.end()
 				if status, text := c.Load(rejected); status == http.StatusOK {
 					t.Fatalf("a config that cannot listen was accepted: %s", text)
 				}
@@ -272,5 +324,7 @@ func TestLostStoreIsAProblem(t *testing.T) {
 	}
 	c.AwaitLog(found)
 	c.MustLoad(apiSite(memoryStore(1000), 5, "1h"))
+	hasProblem(false)
+	c.MustLoad(apiSite("", 5, "1h"))
 	hasProblem(false)
 }

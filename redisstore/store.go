@@ -286,10 +286,21 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 		MaxBuckets:  s.MaxBuckets,
 		Timeout:     time.Duration(s.CheckTimeout),
 		ChargeDelay: s.chargeDelay(),
+		Servers:     s.servers(),
 		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
 			s.reportUndelivered(name, shard, op, requests, err)
 		},
 	}
+}
+
+// servers returns what tells the servers of each shard from those of another config: not how they are reached.
+func (s *Store) servers() map[string]string {
+	all := map[string]string{}
+	for _, shard := range s.Shards {
+		r := s.reach(shard)
+		all[shard.Name] = fmt.Sprint(r.Primary, r.Cluster, r.Sentinel, r.database())
+	}
+	return all
 }
 
 // DeliveryTime implements [stores.LedgerConfig].

@@ -47,31 +47,27 @@ func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 		}
 		e := l.enter(reqs[i], &m)
 		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
-		if n.Do == core.Send && n.Charge[0] != reqs[i] && w.isTrial() {
-			// Charges of other configs are in it.
-			l.sendMixed(e, &n, &m)
-			continue
-		}
-		l.noted(e, &n, w, &out)
-		e.release(&m)
+		w.finish(e, &n, reqs[i], &out, &m)
 	}
 	w.send(&out)
 }
 
-// sendMixed ends an event of an entry, and sends its charge through the view that sends what waits there.
-func (l *Ledger) sendMixed(e *entry, n *core.Next, m *core.Moment) {
-	w, out := l.sender(e), outgoing{most: 1}
-	l.noted(e, n, w, &out)
-	e.release(m)
-	w.send(&out)
-}
-
-// noted makes the charge of an entry, which is locked, leave through w.
-func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
+// finish ends an event of an entry. Its charge leaves through the view, with others. If the view is on trial, only a
+// charge of own does, which is a request of its config or nil: charges of other configs may be in any other one, which
+// leaves at once through the view that sends what waits in the entry.
+func (l *Ledger) finish(e *entry, n *core.Next, own *store.Request, out *outgoing, m *core.Moment) {
+	if n.Do == core.Send && n.Charge[0] != own && l.isTrial() {
+		w, mixed := l.sender(e), outgoing{most: 1}
+		w.carry(e, n, &mixed)
+		e.release(m)
+		w.send(&mixed)
+		return
+	}
 	if n.Do == core.Delay {
 		l.awaitTick(e)
 	}
-	w.carry(e, n, out)
+	l.carry(e, n, out)
+	e.release(m)
 }
 
 // SettleUnknown takes requests out of flight whose takes may have spent their cost, which counts here until what
@@ -104,8 +100,7 @@ func (l *Ledger) takeEnded(req []*store.Request, err error) {
 		m, out := l.moment(), outgoing{most: 1}
 		e := l.enter(req[0], &m)
 		n := e.Charge(req, &m)
-		l.noted(e, &n, w, &out)
-		e.release(&m)
+		w.finish(e, &n, req[0], &out, &m)
 		w.send(&out)
 	case w.opts.OnUndelivered != nil:
 		w.opts.OnUndelivered(w.shardOf(req[0]), algorithm.Take, 1, err)
@@ -171,9 +166,6 @@ func (l *Ledger) send(out *outgoing) {
 // writes now. It reports whether the shard executed the charge.
 func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (executed bool) {
 	w := l.writer()
-	if w.isTrial() {
-		w = w.sender(e)
-	}
 	var out outgoing
 	m := w.moment()
 	e.acquire(&m)
@@ -191,17 +183,13 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 		}
 		n.Lost = 0
 	}
-	switch {
-	case n.Do == core.Delay:
-		w.awaitTick(e)
-	case n.Do == core.Retry && !l.registry.enqueue(l.shardOf(r), e, st.Err):
+	if n.Do == core.Retry && !l.registry.enqueue(l.shardOf(r), e, st.Err) {
 		if n = e.GiveUp(errEnded); n.Lost > 0 {
 			l.lose(&n)
 			n.Lost = 0
 		}
 	}
-	w.carry(e, &n, &out)
-	e.release(&m)
+	w.finish(e, &n, nil, &out, &m)
 	w.send(&out)
 	return executed
 }
@@ -390,20 +378,26 @@ func (l *Ledger) shardOf(r *store.Request) string {
 // config was rejected, and only that has the shard.
 func (l *Ledger) IsNeeded() bool {
 	b := l.registry
-	senders := b.senders()
 	b.mu.Lock()
-	reserved := slices.Collect(maps.Keys(b.reserved))
+	isCurrent, reserves := b.currentLocked() == l, len(b.reserved) > 0
 	b.mu.Unlock()
 	owes := b.owing.Load() > 0
 	switch {
-	case senders.current == l:
-		return owes || len(reserved) > 0
+	case isCurrent:
+		return owes || reserves
 	case !l.isTrial():
 		return false
-	case slices.ContainsFunc(reserved, func(e *entry) bool { return senders.of(e) == l }):
-		return true
 	}
-	return owes && b.owesThrough(l, &senders)
+	senders := b.senders()
+	return reserves && b.reservesThrough(l, &senders) || owes && b.owesThrough(l, &senders)
+}
+
+// reservesThrough reports whether the view gives back tokens.
+func (b *Registry) reservesThrough(l *Ledger, senders *senders) bool {
+	b.mu.Lock()
+	reserved := slices.Collect(maps.Keys(b.reserved))
+	b.mu.Unlock()
+	return slices.ContainsFunc(reserved, func(e *entry) bool { return senders.of(e) == l })
 }
 
 // owesThrough reports whether the view sends what is undelivered.

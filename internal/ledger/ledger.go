@@ -56,6 +56,9 @@ type Options struct {
 	// ChargeDelay is how long the charges of a client far from its limit wait for
 	// others; 0 means that they are sent at once.
 	ChargeDelay time.Duration
+	// Servers has, by the names of shards, what tells their servers from others that another
+	// config has under the same name.
+	Servers map[string]string
 	// OnUndelivered, if set, is called when charges or refunds are given up: for
 	// how many requests, on which shard, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.

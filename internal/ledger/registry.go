@@ -233,8 +233,8 @@ func (b *Registry) attach(l *Ledger) {
 }
 
 // current returns the view that delivers charges from the retry queues: the
-// latest whose config runs or, without one, the oldest, because the config of a
-// later view may yet be rejected. Without a view it is nil.
+// latest whose config runs or, without one, the oldest whose config ran or, without
+// that, the oldest: others may yet be rejected. Without a view it is nil.
 func (b *Registry) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -245,7 +245,7 @@ func (b *Registry) currentLocked() *Ledger {
 	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
 		return l
 	}
-	return b.views[0]
+	return b.views[max(slices.IndexFunc(b.views, func(l *Ledger) bool { return !l.isTrial() }), 0)]
 }
 
 // writer returns the view that makes the detached writes of l: the latest whose
@@ -322,7 +322,31 @@ func (l *Ledger) sender(e *entry) *Ledger {
 
 // has reports whether the view's store keeps the bucket of an entry at the same shard.
 func (l *Ledger) has(e *entry) bool {
-	return e.id.Shard == 0 || slices.Contains(l.Owners(e.id.Key), l.registry.shards.Place(e.id.Shard).Shard)
+	return e.id.Shard == 0 || slices.ContainsFunc(l.Owners(e.id.Key), func(owner string) bool { return l.number(owner) == e.id.Shard })
+}
+
+// number returns the number of a shard of the view. If the running config has other servers under its name, that is a
+// number of its own while the view is on trial: what is known and waits there is not mixed.
+func (l *Ledger) number(shard string) uint32 {
+	server := ""
+	if l.isTrial() {
+		if latest := l.registry.latest.Load(); latest != nil && latest.opts.Servers[shard] != l.opts.Servers[shard] {
+			server = l.opts.Servers[shard]
+		}
+	}
+	return l.registry.shards.Number(shard, server)
+}
+
+// numberAt returns the number of the shard at a place, which is that of its first request if the view is not on trial
+// any more.
+func (l *Ledger) numberAt(place *store.Place) uint32 {
+	if place == nil {
+		return 0
+	}
+	if n := l.registry.shards.Of(place); n > 0 {
+		return n
+	}
+	return l.number(place.Shard)
 }
 
 // by returns entries by the view that sends what waits in them. Without a view there are none.
@@ -456,7 +480,7 @@ func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 
 // lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity.
 func (l *Ledger) lock(r *store.Request) (*entry, *stripe, identity.ID) {
-	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.registry.shards.Number(r.Shard()), Key: r.ClientKey}
+	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.numberAt(r.At), Key: r.ClientKey}
 	hash := id.Hash(l.registry.seed)
 	p := &l.registry.stripes[stripeOf(hash)]
 	p.mu.Lock()

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -39,14 +38,19 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 		delay time.Duration
 		// owner is the shard of the config on trial, and silent one that does not answer for a while.
 		owner, silent string
+		// differs is set if the config on trial has another server under that name.
+		differs bool
 	}{
-		"another shard":              {0, "c", "none"},
-		"another shard, delayed":     {UsualChargeDelay, "c", "none"},
-		"another shard, silent":      {0, "c", "c"},
-		"the running one is silent":  {0, "c", "b"},
-		"the same shard":             {0, "b", "none"},
-		"the same shard, delayed":    {UsualChargeDelay, "b", "none"},
-		"the same shard, not silent": {UsualChargeDelay, "b", "b"},
+		"another shard":              {0, "c", "none", false},
+		"another shard, delayed":     {UsualChargeDelay, "c", "none", false},
+		"another shard, silent":      {0, "c", "c", false},
+		"the running one is silent":  {0, "c", "b", false},
+		"the same shard":             {0, "b", "none", false},
+		"the same shard, delayed":    {UsualChargeDelay, "b", "none", false},
+		"the same shard, not silent": {UsualChargeDelay, "b", "b", false},
+		"another server":             {0, "b", "none", true},
+		"another server, delayed":    {UsualChargeDelay, "b", "none", true},
+		"another server, silent":     {0, "b", "b", true},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -58,8 +62,12 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 				open := func(owners string) *Owners {
 					return NewOwners(New(registry, walled{&sharded{servers, owners}, t, new(atomic.Int64)}, opts))
 				}
-				running, trial := open("b"), open(c.owner)
+				running := open("b")
 				running.Run()
+				if c.differs {
+					servers, opts.Servers = newServers(2), map[string]string{"b": "another"}
+				}
+				trial := open(c.owner)
 				r := clientOf("zone", 1000)
 				charge := func(o *Owners) {
 					for range each {
@@ -74,7 +82,7 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 				servers.setSilent(c.silent)
 				charge(trial)
 				charge(running)
-				if c.owner == "c" && c.silent == "c" && !trial.IsNeeded() {
+				if (c.differs || c.owner == "c") && c.silent == c.owner && !trial.IsNeeded() {
 					t.Error("nothing waits for the silent shard")
 				}
 				go func() {
@@ -88,12 +96,13 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 				servers.setSilent("none")
 				pass(10 * time.Second)
 				synctest.Wait()
-				want := map[string]int64{"b": 3 * each}
-				want[c.owner] += 2 * each
-				for shard, n := range want {
-					if used := running.Remote.(walled).at(shard, algorithm.Peek, r).Used; used != n {
-						t.Errorf("shard %s has %d, want %d", shard, used, n)
-					}
+				used := func(o *Owners) int64 { return o.Remote.(walled).at(o.Owner(""), algorithm.Peek, r).Used }
+				ours, itsOwn := int64(3*each), int64(2*each)
+				if c.owner == "b" && !c.differs {
+					ours, itsOwn = ours+itsOwn, ours+itsOwn
+				}
+				if used(running) != ours || used(trial) != itsOwn {
+					t.Errorf("the shards have %d and %d, want %d and %d", used(running), used(trial), ours, itsOwn)
 				}
 				if n := registry.inUse.Load(); n != 1 {
 					t.Errorf("%d views are left", n)
@@ -113,14 +122,27 @@ func (s *servers) setSilent(shard string) {
 // TestMixedChargesLeaveThroughTheRunningConfig: what is added up in a bucket, while a charge of the config on trial is
 // in flight, or until one of its charges may not wait any longer.
 func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
+	charge := func(o *Owners, r store.Request) { o.ChargeDetached([]*store.Request{&r}) }
 	for name, c := range map[string]struct {
 		delay time.Duration
-		// trialFirst is set if the config on trial charges first, and trial is the cost that may leave through it.
+		// trialFirst is set if the config on trial comes first, and trial is the cost that may leave through it.
 		trialFirst bool
 		trial      int64
+		// does is what the config on trial does, at a cost.
+		does func(o *Owners, r store.Request)
+		cost int64
 	}{
-		"in flight": {0, true, 1},
-		"delayed":   {UsualChargeDelay, false, 0},
+		"in flight": {0, true, 1, charge, 1},
+		"delayed":   {UsualChargeDelay, false, 0, charge, 1},
+		"reset": {UsualChargeDelay, false, 0, func(o *Owners, r store.Request) {
+			if err := o.Reset(t.Context(), r); err != nil {
+				t.Error(err)
+			}
+		}, 0},
+		"taken in vain": {UsualChargeDelay, false, 0, func(o *Owners, r store.Request) {
+			r.At = o.placeOf("b")
+			o.Ledger.SettleUnknown([]*store.Request{&r}, []int64{0}, []*store.Late{store.LateOf(store.ErrNotExecuted)})
+		}, 1},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -136,23 +158,55 @@ func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
 				running.ChargeDetached([]*store.Request{new(r)})
 				pass(2 * time.Second)
 				byRunning.Store(0)
-				all := []*Owners{running, running, running, trial}
 				if c.trialFirst {
-					slices.Reverse(all)
+					c.does(trial, r)
 				}
-				for _, o := range all {
-					o.ChargeDetached([]*store.Request{new(r)})
+				for range 3 {
+					charge(running, r)
+				}
+				if !c.trialFirst {
+					c.does(trial, r)
 				}
 				pass(2 * time.Second)
 				synctest.Wait()
-				if byTrial.Load() != c.trial || byRunning.Load() != 4-c.trial {
-					t.Errorf("%d of 4 leave through the config on trial, want %d, and %d through the other", byTrial.Load(), c.trial, byRunning.Load())
+				if byTrial.Load() != c.trial || byRunning.Load() != 3+c.cost-c.trial {
+					t.Errorf("%d of %d leave through the config on trial, want %d, and %d through the other", byTrial.Load(), 3+c.cost, c.trial, byRunning.Load())
 				}
 				trial.Leave()
 				running.Leave()
 			})
 		})
 	}
+}
+
+// TestEndedConfigDeliversWhatWaits, and not a rejected one that came before it, while neither has a successor.
+func TestEndedConfigDeliversWhatWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		servers, registry := newServers(1), NewRegistry(nil)
+		open := func(owners string) *Owners {
+			return NewOwners(New(registry, walled{&sharded{servers, owners}, t, new(atomic.Int64)}, Options{}))
+		}
+		first, rejected, last := open("b"), open("c"), open("b")
+		first.Run()
+		last.Run()
+		first.Stop()
+		first.Leave()
+		servers.setSilent("b")
+		r := clientOf("zone", 1000)
+		last.ChargeDetached([]*store.Request{new(r)})
+		pass(time.Second)
+		last.Stop()
+		if !last.IsNeeded() || rejected.IsNeeded() {
+			t.Errorf("the ended config is needed: %v, the rejected one: %v", last.IsNeeded(), rejected.IsNeeded())
+		}
+		servers.setSilent("none")
+		last.Flush(t.Context())
+		last.Leave()
+		if used := last.Remote.(walled).at("b", algorithm.Peek, r).Used; used != 1 {
+			t.Errorf("the shard has %d, want 1", used)
+		}
+		rejected.Leave()
+	})
 }
 
 // TestConfigOnTrialEvictsNothing: the bound of the config that runs counts.

@@ -40,8 +40,26 @@ func loadIn(t *testing.T, module stores.Module, zones ...*Zone) *stores.Handle {
 	if _, err := handle.Enter(); err != nil {
 		t.Fatal(err)
 	}
+	handle.Run()
 	New(Config{Zones: zones, Store: handle, Logger: zap.NewNop(), Now: time.Now}).Run()
 	return handle
+}
+
+// TestZonesOfEndedConfigDoNotRun, while a request has its store open.
+func TestZonesOfEndedConfigDoNotRun(t *testing.T) {
+	handle := &stores.Handle{Name: t.Name(), Module: memoryModule{memory.NewBuckets()}, Logger: zap.NewNop()}
+	for range 2 {
+		if _, err := handle.Enter(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	handle.Unload()
+	defer handle.Leave()
+	handle.Run()
+	New(Config{Zones: []*Zone{{Name: t.Name(), Events: Quantity{Number: 1}, Window: time.Minute}}, Store: handle, Logger: zap.NewNop(), Now: time.Now}).Run()
+	if _, runs := CountsOfZones()[t.Name()]; runs {
+		t.Error("the zone runs")
+	}
 }
 
 // TestManyZonesTakeLittle: zones without clients have no goroutine, little memory, few series, and leave nothing.

@@ -219,8 +219,8 @@ func acquireState(handle *stores.Handle, zone string) *zoneState {
 
 // run notes that the config of z runs, until its store is closed.
 func (z *boundZone) run() {
-	if z.handle.EnterOpen() == nil {
-		// The config has ended.
+	if !z.handle.EnterRunning() {
+		// The config ended before it ran.
 		return
 	}
 	defer z.handle.Leave()

@@ -41,3 +41,29 @@ func TestRejectedConfigMovesNoOverrides(t *testing.T) {
 	stop()
 	sameKeys(t, "afterwards", overridden(t, rejected), "tag:ours", "tag:theirs")
 }
+
+// TestConfigOnTrialMendsNothing, also where no other one runs, and what it has read is mended once it runs.
+func TestConfigOnTrialMendsNothing(t *testing.T) {
+	t.Parallel()
+	own, empty := redistest.Start(t), redistest.Start(t)
+	var members []Member
+	for name, server := range map[string]*redistest.Server{"a": own, "b": empty} {
+		members = append(members, Member{Name: name, Shard: newShard(t, ShardOptions{Primary: server.Addr()})})
+	}
+	must(t, setOverride(t, newStore(t, newShard(t, ShardOptions{Primary: own.Addr()}), nil), block("api", "tag:x", time.Now().Add(time.Hour))))
+	s := newStore(t, nil, func(o *Options) { o.Members, o.Overrides = members, new(Overrides) })
+	mendsEach(s, 0)
+	isMended := func() bool {
+		for range 3 {
+			sameKeys(t, "the config", overridden(t, s), "tag:x")
+		}
+		return empty.Client().Exists(t.Context(), s.asker.Keys.Overrides()).Val() > 0
+	}
+	if isMended() {
+		t.Error("the empty shard is mended before the config runs")
+	}
+	defer s.Follow()()
+	if !isMended() {
+		t.Error("the empty shard is not mended once the config runs")
+	}
+}

@@ -27,8 +27,8 @@ type Module interface {
 	// OpenStore opens the store that has this name in the config, without I/O. The store
 	// may be a [store.Remote] and [store.Operable] too.
 	// Its counts survive as long as some store of that name is open. A request
-	// that outlives its config may open it again after it was closed. Until the config
-	// runs it may be rejected, and changes nothing for others.
+	// that outlives its config may open it again after it was closed. The config may be
+	// rejected until it runs: until then the store changes nothing for others.
 	OpenStore(name string) (store.Store, error)
 
 	// CloseStore ends the use of what OpenStore returned, once for each call
@@ -72,8 +72,8 @@ type Handle struct {
 	open  atomic.Pointer[Opened]
 	mu    sync.Mutex
 	ended bool
-	// unloaded is set once the config has ended, and hasRun once it has run: what it has opened before it was accepted
-	// counts as well.
+	// unloaded is set once the config has ended, and hasRun once it runs, for good: a request opens the store anew after
+	// the config has ended.
 	unloaded bool
 	hasRun   atomic.Bool
 	// onClose are called when the store is closed, and onOverrides until then when overrides
@@ -205,7 +205,7 @@ func (h *Handle) Run() {
 		m.RunStore(h.Name, open.Base)
 	}
 	if open.overrides != nil {
-		open.overrides.start()
+		open.overrides.run()
 	}
 	if open.presence != nil {
 		open.presence.start()
@@ -259,6 +259,9 @@ func (h *Handle) EnterOpen() *Opened {
 	}
 	return nil
 }
+
+// EnterRunning is EnterOpen if the config runs, or did, and reports whether that is so.
+func (h *Handle) EnterRunning() bool { return h.hasRun.Load() && h.EnterOpen() != nil }
 
 // ReportError counts an error of the store about a client, notes it for [Opened.Unanswered], and logs one of
 // each kind a minute.
