@@ -73,13 +73,9 @@ func try(c *caddytest.Caddy, caddyfile string) *trial {
 	t.Helper()
 	url, reached, reject := startClosedGate(t)
 	tried := &trial{c: c, addr: caddytest.FreeAddr(t), reject: reject, loaded: make(chan error, 1)}
-	_, adapted := c.AdminCall(http.MethodPost, "/adapt", "text/caddyfile", c.Expand(strings.ReplaceAll(caddyfile, "{{site}}", "http://"+tried.addr)))
-	var config struct {
-		Result map[string]any `json:"result"`
-	}
-	must(t, "adapt "+adapted, json.Unmarshal([]byte(adapted), &config))
-	config.Result["admin"].(map[string]any)["config"] = map[string]any{"persist": false, "load": map[string]any{"module": "gate", "url": url}}
-	text, err := json.Marshal(config.Result)
+	config := adapted(c, strings.ReplaceAll(caddyfile, "{{site}}", "http://"+tried.addr))
+	config["admin"].(map[string]any)["config"] = map[string]any{"persist": false, "load": map[string]any{"module": "gate", "url": url}}
+	text, err := json.Marshal(config)
 	must(t, "encode", err)
 	go func() {
 		status, answer, err := c.TryAdminCall(http.MethodPost, "/load", "application/json", string(text))
@@ -95,6 +91,17 @@ func try(c *caddytest.Caddy, caddyfile string) *trial {
 		t.Fatal(err)
 	}
 	return tried
+}
+
+// adapted returns the JSON of a Caddyfile.
+func adapted(c *caddytest.Caddy, caddyfile string) map[string]any {
+	c.T.Helper()
+	var config struct {
+		Result map[string]any `json:"result"`
+	}
+	_, text := c.AdminCall(http.MethodPost, "/adapt", "text/caddyfile", c.Expand(caddyfile))
+	must(c.T, "adapt "+text, json.Unmarshal([]byte(text), &config))
+	return config.Result
 }
 
 // end lets Caddy reject the config.
@@ -327,4 +334,13 @@ func TestLostStoreIsAProblem(t *testing.T) {
 	hasProblem(false)
 	c.MustLoad(apiSite("", 5, "1h"))
 	hasProblem(false)
+	// A store of the handler's own may be lost as well.
+	text, err := json.Marshal(adapted(c, apiSite("", 5, "1h")))
+	must(t, "encode", err)
+	own := fmt.Sprintf(`"handler":"rate_limit","store":{"module":"redis","shards":[{"name":"a","primary":%q}]}`, servers[0].Primary.Addr())
+	status, answer := c.AdminCall(http.MethodPost, "/load", "application/json", strings.Replace(string(text), `"handler":"rate_limit"`, own, 1))
+	must(t, "load: "+answer, want("status", status, http.StatusOK))
+	hasProblem(false)
+	c.MustLoad(apiSite("", 5, "1h"))
+	hasProblem(true)
 }

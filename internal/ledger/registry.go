@@ -325,20 +325,13 @@ func (l *Ledger) has(e *entry) bool {
 	return e.id.Shard == 0 || slices.ContainsFunc(l.Owners(e.id.Key), func(owner string) bool { return l.number(owner) == e.id.Shard })
 }
 
-// number returns the number of a shard of the view. If the running config has other servers under its name, that is a
-// number of its own while the view is on trial: what is known and waits there is not mixed.
+// number returns the number of a shard of the view, which one with other servers does not have: what is known and
+// waits there is not mixed.
 func (l *Ledger) number(shard string) uint32 {
-	server := ""
-	if l.isTrial() {
-		if latest := l.registry.latest.Load(); latest != nil && latest.opts.Servers[shard] != l.opts.Servers[shard] {
-			server = l.opts.Servers[shard]
-		}
-	}
-	return l.registry.shards.Number(shard, server)
+	return l.registry.shards.Number(shard, l.opts.Servers[shard])
 }
 
-// numberAt returns the number of the shard at a place, which is that of its first request if the view is not on trial
-// any more.
+// numberAt returns the number of the shard at a place, or 0 without one.
 func (l *Ledger) numberAt(place *store.Place) uint32 {
 	if place == nil {
 		return 0

@@ -113,6 +113,55 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 	}
 }
 
+// TestAcceptedConfigWithOtherServers: what waits or is held since it was on trial goes to its servers, and so does what
+// an earlier config charges later.
+func TestAcceptedConfigWithOtherServers(t *testing.T) {
+	for name, delay := range map[string]time.Duration{"at once": 0, "delayed": UsualChargeDelay} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				const each = 10
+				registry := NewRegistry(nil)
+				open := func(server string) *Owners {
+					opts := Options{ChargeDelay: delay, Servers: map[string]string{"b": server}}
+					return NewOwners(New(registry, walled{&sharded{newServers(1), "b"}, t, new(atomic.Int64)}, opts))
+				}
+				before, accepted := open("one"), open("another")
+				before.Run()
+				r := clientOf("zone", 1000)
+				charge := func(o *Owners) {
+					for range each {
+						o.ChargeDetached([]*store.Request{new(r)})
+					}
+				}
+				charge(before)
+				held := store.Asks([]store.Request{r})
+				accepted.Admit(t.Context(), held)
+				pass(time.Second)
+				charge(accepted)
+				accepted.Run()
+				before.Stop()
+				accepted.Settle([]*store.Request{&held[0].Request}, nil)
+				charge(accepted)
+				charge(before)
+				pass(time.Second)
+				used := func(o *Owners) int64 { return o.Remote.(walled).at("b", algorithm.Peek, r).Used }
+				if used(before) != each || used(accepted) != 3*each+1 {
+					t.Errorf("the servers have %d and %d, want %d and %d", used(before), used(accepted), each, 3*each+1)
+				}
+				for i := range registry.stripes {
+					for e := range registry.stripes[i].entries.all {
+						if n := e.Gauges().InFlight; n != 0 {
+							t.Errorf("a bucket of shard %d has %d in flight", e.id.Shard, n)
+						}
+					}
+				}
+				before.Leave()
+				accepted.Leave()
+			})
+		})
+	}
+}
+
 func (s *servers) setSilent(shard string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -73,7 +73,8 @@ func TestManyZonesTakeLittle(t *testing.T) {
 			zones[i] = &Zone{Name: "many." + strconv.Itoa(i), Key: []string{"{" + ipVar + "}"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1}, Window: time.Minute, Free: usuallyFree}
 		}
 		handle := loadIn(t, memoryModule{buckets}, zones...)
-		if n := runtime.NumGoroutine() - goroutines; n > 0 {
+		// The store has one.
+		if n := runtime.NumGoroutine() - goroutines; n > 1 {
 			t.Errorf("%d zones have %d goroutines", many, n)
 		}
 		if bytes := (heap() - before) / many; bytes > mostBytes {
