@@ -149,11 +149,14 @@ func TestAcceptedConfigWithOtherServers(t *testing.T) {
 					t.Errorf("the servers have %d and %d, want %d and %d", used(before), used(accepted), each, 3*each+1)
 				}
 				for i := range registry.stripes {
-					for e := range registry.stripes[i].entries.all {
+					p := &registry.stripes[i]
+					p.mu.Lock()
+					for e := range p.entries.all {
 						if n := e.Gauges().InFlight; n != 0 {
 							t.Errorf("a bucket of shard %d has %d in flight", e.id.Shard, n)
 						}
 					}
+					p.mu.Unlock()
 				}
 				before.Leave()
 				accepted.Leave()

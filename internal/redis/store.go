@@ -139,7 +139,7 @@ func New(opts Options) *Store {
 	}
 	s.operator = operate.NewOperator(opts.Members, were, s.asker, opts.Now, cmp.Or(opts.Overrides, &Overrides{}))
 	if opts.Overrides == nil {
-		s.operator.Follow()
+		s.Follow()
 	}
 	s.opts = opts
 	return s
