@@ -126,6 +126,7 @@ func TestErrorsOfShards(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(handle.Unload)
+	handle.ReportError(now, "api", "k", errOverload) // of a config that may be rejected
 	requires := func(after time.Duration, want ...string) {
 		t.Helper()
 		all := problemsOf(open, now.Add(after), func() string { return "so and so" })
@@ -139,6 +140,7 @@ func TestErrorsOfShards(t *testing.T) {
 		}
 	}
 	requires(0)
+	handle.Run()
 	handle.ReportError(now, "api", "k", errOverload)
 	requires(0, "too many calls are waiting: add shards; so and so")
 	stores.NoteLost(t.Name(), "", new(store.Limit), algorithm.Charge, 1, store.ErrUncertain)

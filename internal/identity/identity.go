@@ -29,26 +29,29 @@ func (id ID) Hash(seed maphash.Seed) uint64 {
 	return maphash.String(seed, id.Key) + uint64(id.Limit)*0x9e3779b97f4a7c15
 }
 
-// Shards numbers shards by their names, of which there are few. The empty name is 0.
+// Shards numbers shards, of which there are few, by their names and, where several have one, by their servers.
 type Shards struct {
 	mu     sync.Mutex
-	places atomic.Pointer[[]*store.Place]
+	places atomic.Pointer[[]shard]
 }
 
-// Number returns the number of a shard.
-func (s *Shards) Number(name string) uint32 {
-	if name == "" {
-		return 0
-	}
-	if n := s.find(name); n > 0 {
+type shard struct {
+	*store.Place
+	server string
+}
+
+// Number returns the number of a shard. It is not 0.
+func (s *Shards) Number(name, server string) uint32 {
+	is := func(known shard) bool { return known.Shard == name && known.server == server }
+	if n := s.find(is); n > 0 {
 		return n
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if n := s.find(name); n > 0 {
+	if n := s.find(is); n > 0 {
 		return n
 	}
-	next := []*store.Place{{Shard: name}}
+	next := []shard{{&store.Place{Shard: name}, server}}
 	if known := s.places.Load(); known != nil {
 		next = append(slices.Clone(*known), next...)
 	}
@@ -56,17 +59,22 @@ func (s *Shards) Number(name string) uint32 {
 	return uint32(len(next)) //nolint:gosec // few
 }
 
-// find returns the number of a shard, or 0 if it has none yet.
-func (s *Shards) find(name string) uint32 {
+// Of returns the number of the shard with a place, or 0 if the place is none of [Shards.Place].
+func (s *Shards) Of(place *store.Place) uint32 {
+	return s.find(func(known shard) bool { return known.Place == place })
+}
+
+// find returns the number of a shard, or 0 if it has none.
+func (s *Shards) find(is func(shard) bool) uint32 {
 	known := s.places.Load()
 	if known == nil {
 		return 0
 	}
-	return uint32(slices.IndexFunc(*known, func(p *store.Place) bool { return p.Shard == name }) + 1) //nolint:gosec // few
+	return uint32(slices.IndexFunc(*known, is) + 1) //nolint:gosec // few
 }
 
 // Place returns the shard of that number, which is not 0.
-func (s *Shards) Place(number uint32) *store.Place { return (*s.places.Load())[number-1] }
+func (s *Shards) Place(number uint32) *store.Place { return (*s.places.Load())[number-1].Place }
 
 // Limits numbers limits from 0 on, so that a bucket need not carry its limit. The
 // zero value is empty. Numbers last.

@@ -60,11 +60,11 @@ func (l *Ledger) isShadowed(e *entry, r *store.Request, used int64, m *core.Mome
 	if e.id.Shard == 0 {
 		return false
 	}
-	owners, number := l.Owners(e.id.Key), l.registry.shards.Number
-	own := slices.IndexFunc(owners, func(name string) bool { return number(name) == e.id.Shard })
+	owners := l.Owners(e.id.Key)
+	own := slices.IndexFunc(owners, func(name string) bool { return l.number(name) == e.id.Shard })
 	for n, name := range owners {
 		id := e.id
-		id.Shard = number(name)
+		id.Shard = l.number(name)
 		other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
 		if n == own || other == nil || other.Worth(m) == core.Expired {
 			continue
@@ -140,7 +140,6 @@ func (l *Ledger) sendReset(r *store.Request) {
 	var out outgoing
 	e := l.enter(r, &m)
 	n := e.ResetSent(&m)
-	w.carry(e, &n, &out)
-	e.release(&m)
+	w.finish(e, &n, nil, &out, &m)
 	w.send(&out)
 }

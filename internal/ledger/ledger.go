@@ -57,6 +57,9 @@ type Options struct {
 	// ChargeDelay is how long the charges of a client far from its limit wait for
 	// others; 0 means that they are sent at once.
 	ChargeDelay time.Duration
+	// Servers has, by the names of shards, what tells their servers from others that another
+	// config has under the same name.
+	Servers map[string]string
 	// OnUndelivered, if set, is called when charges or refunds are given up: on which
 	// shard, under which limit, for how many requests, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.
@@ -74,10 +77,9 @@ type Ledger struct {
 	membership membership
 	// serial numbers the views of the registry, oldest first.
 	serial int64
-	// runs is set while the view's config runs, and stopped once it has ended.
+	// hasRun is set once the view's config runs, and stopped once that has ended.
 	// Both change under the lock of the registry.
-	runs    bool
-	stopped atomic.Bool
+	hasRun, stopped atomic.Bool
 }
 
 // New returns a view of a registry on s.

@@ -66,10 +66,10 @@ type sharded struct {
 
 func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 	s.mu.Lock()
-	there, back := s.rng.IntN(10), s.rng.IntN(10)
+	there, back, silent := s.rng.IntN(10), s.rng.IntN(10), s.silent
 	s.mu.Unlock()
 	pass(time.Duration(1+there) * time.Millisecond)
-	if slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Shard() == s.silent }) {
+	if slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Shard() == silent }) {
 		pass(silence)
 	}
 	s.mu.Lock()

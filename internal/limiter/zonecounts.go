@@ -16,12 +16,15 @@ type ZoneCounts struct {
 	Stores []string
 }
 
-// CountsOfZones returns the counts of the zones that are in use, by their names.
+// CountsOfZones returns the counts of the zones of configs that run, by their names.
 func CountsOfZones() map[string]ZoneCounts {
 	all := map[string]ZoneCounts{}
 	zoneStates.Lock()
 	defer zoneStates.Unlock()
 	for id, state := range zoneStates.used {
+		if len(state.accepted) == 0 {
+			continue
+		}
 		c, isKnown := all[id.Zone]
 		if !isKnown {
 			for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {

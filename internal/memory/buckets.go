@@ -52,6 +52,8 @@ type Buckets struct {
 	// count is the number of places in use. A bucket takes its place before it is
 	// inserted, and leaves it after it is removed.
 	count atomic.Int64
+	// most is the bound of the latest view that runs, or 0.
+	most atomic.Int64
 
 	// nearest has each stripe's earliest due, readable without the stripe's lock.
 	// The values lie side by side in a few cache lines.
@@ -122,7 +124,7 @@ func (b *Buckets) stripeOf(id identity.ID) uint64 {
 func (b *Buckets) reserve(now int64, by *Store) {
 	for {
 		n := b.count.Load()
-		if n < by.maxBuckets {
+		if n < by.most() {
 			if b.count.CompareAndSwap(n, n+1) {
 				return
 			}
@@ -135,7 +137,7 @@ func (b *Buckets) reserve(now int64, by *Store) {
 		runtime.Gosched()
 	}
 	for range trimSize {
-		if b.count.Load() <= by.maxBuckets || !b.evict(now, by) {
+		if b.count.Load() <= by.most() || !b.evict(now, by) {
 			return
 		}
 		b.count.Add(-1)

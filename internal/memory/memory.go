@@ -6,6 +6,7 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"time"
 
@@ -19,8 +20,8 @@ const DefaultMaxBuckets = 1_000_000
 
 // Options are the settings of one view of the buckets.
 type Options struct {
-	// MaxBuckets bounds the number of buckets whenever this view inserts one; zero
-	// or less means DefaultMaxBuckets. [Buckets] describes evictions.
+	// MaxBuckets bounds the number of buckets whenever a view inserts one, from
+	// [Store.Run] on; zero or less means DefaultMaxBuckets. [Buckets] describes evictions.
 	MaxBuckets int
 	// Now is the clock that decides; nil means time.Now.
 	Now func() time.Time
@@ -51,6 +52,12 @@ func New(buckets *Buckets, opts Options) *Store {
 	}
 	return &Store{buckets: buckets, maxBuckets: int64(opts.MaxBuckets), now: opts.Now, onEvict: opts.OnEvict, onJump: opts.OnJump}
 }
+
+// Run makes the view's bound that of all views.
+func (s *Store) Run() { s.buckets.most.Store(s.maxBuckets) }
+
+// most is how many buckets there may be. Before any view runs, each has its own bound.
+func (s *Store) most() int64 { return cmp.Or(s.buckets.most.Load(), s.maxBuckets) }
 
 // Check implements [store.Store].
 func (s *Store) Check(_ context.Context, asks []*store.Ask) {

@@ -138,6 +138,9 @@ func New(opts Options) *Store {
 		s.static = s.static && !m.Shard.Finds()
 	}
 	s.operator = operate.NewOperator(opts.Members, were, s.asker, opts.Now, cmp.Or(opts.Overrides, &Overrides{}))
+	if opts.Overrides == nil {
+		s.Follow()
+	}
 	s.opts = opts
 	return s
 }

@@ -167,24 +167,54 @@ func newRemoteHandle(t *testing.T) (*Handle, *remoteStore) {
 	return h, s
 }
 
-// TestRejectedConfigDeliversNothing once it has ended, although it ran for a
-// moment: Caddy starts the apps of a config one by one, and a later one can fail.
+// TestRejectedConfigDeliversNothing of others, though it has started, and what it served itself counts in its own store.
 func TestRejectedConfigDeliversNothing(t *testing.T) {
 	running, good := newRemoteHandle(t)
 	defer running.Unload()
 	running.Run()
 	rejected, bad := newRemoteHandle(t)
-	bad.away.Store(true)
-	rejected.Run()
 	r := store.Request{
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
 	charge := func() { running.open.Load().Charge([]*store.Request{new(r)}) }
 	charge()
+	own, err := rejected.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rejected.Leave()
+	other := r
+	other.ClientKey = "bob"
+	own.Charge([]*store.Request{new(other)})
 	rejected.Unload()
 	charge()
+	own.Charge([]*store.Request{new(other)})
 	good.awaitUsed(t, r, 2)
+	bad.awaitUsed(t, other, 2)
+	bad.awaitUsed(t, r, 0)
+	good.awaitUsed(t, other, 0)
+}
+
+// TestConfigThatHasEndedDoesNotRun: its store may end just before Caddy's acceptance is noticed.
+func TestConfigThatHasEndedDoesNotRun(t *testing.T) {
+	running, good := newRemoteHandle(t)
+	defer running.Unload()
+	running.Run()
+	ended, bad := newRemoteHandle(t)
+	if _, err := ended.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer ended.Leave()
+	ended.Unload()
+	ended.Run()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	running.open.Load().Charge([]*store.Request{new(r)})
+	good.awaitUsed(t, r, 1)
+	bad.awaitUsed(t, r, 0)
 }
 
 // TestOvertakenRequestChargesTheRunningStore: the shards of the running config may own

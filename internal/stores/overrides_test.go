@@ -76,6 +76,22 @@ func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 	}
 }
 
+// TestOverridesAreLookedAtAgainOnceTheConfigRuns, at once: requests that it served before had those of another one.
+func TestOverridesAreLookedAtAgainOnceTheConfigRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := openLooked(t, nil)
+		h.OverridesOf("api", "alice", time.Now)
+		set(t, s, store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()})
+		h.Run()
+		synctest.Wait()
+		if n := s.looks.Load(); n != 2 || h.OverridesOf("api", "alice", time.Now).Block == nil {
+			t.Errorf("after %d looks the override is not known", n)
+		}
+		h.open.Load().overrides.stop()
+		synctest.Wait()
+	})
+}
+
 // TestOverrideIsReadBack: one that cannot be read is an error, also where the look shows what it was to
 // replace.
 func TestOverrideIsReadBack(t *testing.T) {

@@ -52,6 +52,7 @@ func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Opera
 		time.Now,
 		&Overrides{},
 	)
+	p.Follow()
 	if change != nil {
 		change(p)
 	}

@@ -143,6 +143,7 @@ func (m *model) newCaddy(skew time.Duration) *modelCaddy {
 		Operator: NewOperator(nil, nil, &ask.Asker{Keys: keysOfModel}, func() time.Time { return modelTime().Add(skew) }, &Overrides{}),
 		skew:     skew, shards: map[*modelShard]*Shard{}, at: map[*Shard]*modelShard{}, cut: map[*modelShard]bool{},
 	}
+	c.Follow()
 	c.ask = func(_ context.Context, shard *Shard, _ string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
 		s := c.at[shard]
 		if c.cut[s] {
