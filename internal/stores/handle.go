@@ -324,5 +324,5 @@ func (h *Handle) close(open *Opened) {
 	if open.newcomers != nil {
 		_, _ = Pool.Delete(knownClientsKey(h.Name))
 	}
-	h.leaveAccounts(open.Accounts)
+	h.leaveAccounts(open)
 }

@@ -93,8 +93,8 @@ func (h *Handle) newOpened() (*Opened, error) {
 	open := &Opened{at: time.Now(), Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
 	h.keepAccounts(open, remote)
 	open.newcomers = h.newNewcomers(open.Accounts)
-	if operable != nil && isRemote {
-		open.presence = newPresence(operable)
+	if shared, isShared := s.(store.Shared); isShared {
+		open.presence = newPresence(h.Name, shared)
 	}
 	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
 	return open, nil
@@ -305,19 +305,21 @@ func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 // leaveAccounts leaves the accounts, and closes the module's store. While something
 // waits that is delivered through that store, both happen later: once it is delivered, another
 // config delivers it, or there is no more time. Until then a new config finds the registry, and
-// what waits.
-func (h *Handle) leaveAccounts(a Accounts) {
+// what waits. What others know of the config is withdrawn before, too.
+func (h *Handle) leaveAccounts(open *Opened) {
+	a := open.Accounts
 	leave := func() {
 		a.Leave()
 		_, _ = Pool.Delete(h.ledgerKey())
 		h.Module.CloseStore()
 	}
-	if !a.IsNeeded() {
+	if !a.IsNeeded() && !open.presence.isTold() {
 		leave()
 		return
 	}
 	deliver(func(ctx context.Context) {
 		a.Flush(ctx)
+		open.presence.withdraw(ctx)
 		leave()
 	})
 }
