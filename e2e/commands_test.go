@@ -360,6 +360,8 @@ func TestCommandsNeedNoRedis(t *testing.T) {
 		}
 	}
 	must(t, "validate and adapt", want("number of connections to Redis", connections.Load(), 0))
+	// The default address is another Caddy's.
+	prints(t, 1, []string{"has admin off"}, "status", "--config", file)
 }
 
 func TestModulesAreListed(t *testing.T) {

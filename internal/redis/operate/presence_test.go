@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
@@ -40,18 +41,13 @@ func TestTooManyProcesses(t *testing.T) {
 	}
 }
 
-// TestLargePresences: those stay that told of themselves last, within a number of bytes, and a process with
-// too many zones tells the rest.
+// TestLargePresences: those stay that told of themselves last, within a number of bytes.
 func TestLargePresences(t *testing.T) {
-	zones := map[string]string{}
-	for i := range 1000 {
-		zones[fmt.Sprint(i)] = "a digest of this zone"
-	}
 	var members []string
 	var present []member
 	const told = 30
 	for i := range told {
-		b := beatAfter(members, &store.Presence{ID: fmt.Sprint(i), Zones: zones}, nil)
+		b := beatAfter(members, &store.Presence{ID: fmt.Sprint(i), Process: strings.Repeat("x", maxPresenceBytes/20)}, nil)
 		members, present = b.after(members), b.kept
 		bytes := 0
 		for pair := range slices.Chunk(members, 2) {
@@ -61,18 +57,91 @@ func TestLargePresences(t *testing.T) {
 			t.Fatalf("there are %d bytes", bytes)
 		}
 	}
-	if n := len(present); n < 5 || present[n-1].ID != fmt.Sprint(told-1) || len(present[n-1].Zones) != 1000 {
+	if n := len(present); n < 5 || present[n-1].ID != fmt.Sprint(told-1) {
 		t.Errorf("there are %d, the last is %s", n, present[n-1].ID)
 	}
-	for i := range 10000 {
-		zones[fmt.Sprint(i)] = "a digest of this zone"
+	b := beatAfter(members, &store.Presence{ID: "large", Process: strings.Repeat("x", maxPresenceBytes)}, nil)
+	if len(b.kept) != 1 || b.kept[0].ID != "large" {
+		t.Errorf("there are %d beside a large one", len(b.kept)-1)
 	}
-	members = nil
-	for i := range int64(2) {
-		b := beatAfter(members, &store.Presence{ID: "large", Zones: zones, Beat: i}, nil)
-		if members, present = b.after(members), b.kept; len(present) != 1 || present[0].Zones != nil || present[0].ID != "large" {
-			t.Errorf("there are %d", len(present))
+}
+
+// TestPartsOfConfigs are kept once for each content, as long as a process has it, and are none where another program
+// has written there. They may be those of ten thousand zones.
+func TestPartsOfConfigs(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	p := newOperator(t, wire.Options{Primary: server.Addr()}, nil)
+	ctx, client := t.Context(), server.Client()
+	zones := store.Details{}
+	for i := range 10000 {
+		zones[fmt.Sprint("zone-", i)] = "a digest of a zone"
+	}
+	digest, texts := store.DigestOf(zones.Text()), 0
+	text := func(store.Part) []byte { texts++; return zones.Text() }
+	mine := store.Presence{ID: "a", Digests: map[store.Part]string{store.PartZones: digest}}
+	details := func() store.Details {
+		t.Helper()
+		found, err := p.Details(ctx, "a", digest)
+		must(t, err)
+		return found
+	}
+	if details() != nil {
+		t.Error("there are some before any process has told of itself")
+	}
+	announce := func(wantTexts int) {
+		t.Helper()
+		mine.Beat++
+		met, err := p.Announce(ctx, mine, text, nil)
+		must(t, err)
+		if len(met) != 1 || met[0].Digests[store.PartZones] != digest || len(details()) != len(zones) || texts != wantTexts {
+			t.Errorf("there are %d processes, %d zones of %d, after %d texts", len(met), len(details()), len(zones), texts)
 		}
+	}
+	announce(1)
+	announce(1)
+	key := p.asker.Keys.Details(digest)
+	if left, err := client.PTTL(ctx, key).Result(); err != nil || left <= 0 || left > presenceLasts {
+		t.Errorf("it is kept for %v, %v", left, err)
+	}
+	must(t, client.Del(ctx, key).Err())
+	announce(2)
+	must(t, client.Set(ctx, key, `{"zone-1": "other"}`, 0).Err())
+	if details() != nil {
+		t.Error("what another program wrote is believed")
+	}
+}
+
+// TestWithdrawnProcesses are forgotten, unless they have told of themselves since, or have another config.
+func TestWithdrawnProcesses(t *testing.T) {
+	t.Parallel()
+	p := newOperator(t, wire.Options{Primary: redistest.Start(t).Addr()}, nil)
+	ctx := t.Context()
+	noText := func(store.Part) []byte { return nil }
+	announce := func(shards string, beat int64) (own store.Presence, all []string) {
+		t.Helper()
+		met, err := p.Announce(ctx, store.Presence{ID: "a", Digests: map[store.Part]string{store.PartShards: shards}, Beat: beat}, noText, nil)
+		must(t, err)
+		for _, m := range met {
+			all = append(all, fmt.Sprint(m.Digests[store.PartShards], m.Beat))
+		}
+		own = met[len(met)-1].Presence
+		own.At = []string{"a"}
+		return own, all
+	}
+	old, _ := announce("one", 1)
+	_, _ = announce("one", 2)
+	p.Withdraw(ctx, old)
+	another, all := announce("other", 3)
+	if fmt.Sprint(all) != "[one2 other3]" {
+		t.Errorf("after the withdrawal of a beat before there are %v", all)
+	}
+	old.Beat = 2
+	p.Withdraw(ctx, old)
+	another.At = nil
+	p.Withdraw(ctx, another)
+	if _, all := announce("third", 4); fmt.Sprint(all) != "[other3 third4]" {
+		t.Errorf("after the withdrawals there are %v", all)
 	}
 }
 
@@ -85,7 +154,7 @@ func TestBeatsAtTheSameTime(t *testing.T) {
 	shard, ctx := p.members[0].Shard, t.Context()
 	announce := func(id string, n int64, gone ...store.Met) []string {
 		t.Helper()
-		met, err := p.Announce(ctx, store.Presence{ID: id, Beat: n}, gone)
+		met, err := p.Announce(ctx, store.Presence{ID: id, Beat: n}, nil, gone)
 		must(t, err)
 		var names []string
 		for _, m := range met {
