@@ -73,12 +73,12 @@ func (p *presence) readDetails(ctx context.Context) error {
 func (p *presence) judge(now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	found := map[string]bool{}
+	found, shares := map[string]bool{}, map[string]float64{}
 	for _, o := range p.others(now) {
 		for _, text := range slices.Concat(p.ofKeys(o), p.ofZones(o)) {
 			found[text] = true
 		}
-		if text := p.ofShards(o); text != "" {
+		if text := p.ofShards(o, shares); text != "" {
 			found[text] = true
 		}
 	}
@@ -152,20 +152,29 @@ func (p *presence) ofZones(o *another) (texts []string) {
 	return texts
 }
 
-// ofShards returns the disagreement on shards, or "" if each client has a shard that counts it for both. mu is held.
-func (p *presence) ofShards(o *another) string {
+// ofShards returns the disagreement on shards, or "" if each client has a shard that counts it for both. shares has
+// those that are computed already, because many processes may differ alike. mu is held.
+func (p *presence) ofShards(o *another, shares map[string]float64) string {
 	digest := o.Digests[store.PartShards]
 	theirs, isKnown := p.details[digest]
 	if digest == p.digests[store.PartShards] {
-		theirs, isKnown = p.parts[store.PartShards], true
+		if theirs, isKnown = p.parts[store.PartShards], true; o.namesAlike() {
+			return ""
+		}
 	}
 	share := "clients"
 	if isKnown {
-		apart, ok := p.kept.Apart(theirs, o.names)
-		if ok && apart == 0 {
-			return ""
+		key := fmt.Sprint(digest, o.names)
+		apart, isComputed := shares[key]
+		if !isComputed {
+			if apart, isKnown = p.kept.Apart(theirs, o.names); isKnown {
+				shares[key] = apart
+			}
 		}
-		if isKnown = ok; ok {
+		switch {
+		case isKnown && apart == 0:
+			return ""
+		case isKnown:
 			share = percent(apart) + " of the clients"
 		}
 	}
@@ -177,6 +186,16 @@ func (p *presence) ofShards(o *another) string {
 		return ""
 	}
 	return fmt.Sprintf("%s %s, so %s are counted on different servers: give all Caddys the same shards, by the same names and weights", o.who, strings.Join(differences, ", "), share)
+}
+
+// namesAlike reports whether its shards, as far as they were met, have the names that they have here.
+func (o *another) namesAlike() bool {
+	for name, here := range o.names {
+		if name != here {
+			return false
+		}
+	}
+	return true
 }
 
 // percent returns a share that is not 0.
@@ -223,14 +242,14 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []s
 
 // lossSince returns how many clients have lost their counts because the config before counted them on other shards, or
 // "" if none have.
-func (p *presence) lossSince(before store.Shared) string {
-	theirs, names := before.Weights(), renamed(before.Shards(), p.kept.Shards())
-	share, ok := p.kept.Apart(theirs, names)
+func (p *presence) lossSince(before *placed) string {
+	names := renamed(before.shards, p.kept.Shards())
+	share, ok := p.kept.Apart(before.weights, names)
 	if !ok || share == 0 {
 		return ""
 	}
 	return fmt.Sprintf("this Caddy's config before the last reload %s, so %s of the clients begin anew: keep the names of shards, and write what their weights were, as in weight 1 was 0: then former counts are found",
-		strings.Join(differencesOf(p.parts[store.PartShards], theirs, names), ", "), percent(share))
+		strings.Join(differencesOf(p.parts[store.PartShards], before.weights, names), ", "), percent(share))
 }
 
 // renamed returns the names that shards have now, by those before, where they differ: a shard is known by an address

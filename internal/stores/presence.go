@@ -60,6 +60,8 @@ type presence struct {
 	stop    context.CancelFunc
 	// ended is closed when the last beat is over, if there was one.
 	ended chan struct{}
+	// before is the config that ran when this one was made, or nil: it may end before this one runs.
+	before *placed
 
 	mu sync.Mutex
 	// parts are those of this config, and digests theirs; nil until they are needed.
@@ -107,7 +109,7 @@ func (l looks) at(now time.Time) looks {
 
 func newPresence(name string, kept store.Shared) *presence {
 	p := &presence{
-		name: name, kept: kept, ended: make(chan struct{}),
+		name: name, kept: kept, ended: make(chan struct{}), before: placedBefore(name),
 		parts: map[store.Part]store.Details{store.PartZones: {}, store.PartShards: kept.Weights()},
 		seen:  map[string]seenPresence{}, looks: map[string]looks{}, details: map[string]store.Details{}, twins: map[[2]string]bool{},
 	}
@@ -145,20 +147,34 @@ var running struct {
 	all []*presence
 }
 
+// placed are the shards of a config that runs, and their weights.
+type placed struct {
+	weights store.Details
+	shards  []store.ShardFigures
+}
+
+// placedBefore returns those of the config that began to run last with a store of that name, or nil.
+func placedBefore(name string) *placed {
+	running.Lock()
+	defer running.Unlock()
+	for _, p := range slices.Backward(running.all) {
+		if p.name == name {
+			return &placed{p.kept.Weights(), p.kept.Shards()}
+		}
+	}
+	return nil
+}
+
 // start tells others of this process from now on, until stop is called: not before the config runs.
 func (p *presence) start() {
 	p.started.Do(func() {
+		before := cmp.Or(placedBefore(p.name), p.before)
+		p.before = nil
 		running.Lock()
-		var before *presence
-		for _, other := range running.all {
-			if other.name == p.name {
-				before = other
-			}
-		}
 		running.all = append(running.all, p)
 		running.Unlock()
 		if before != nil {
-			loss := p.lossSince(before.kept)
+			loss := p.lossSince(before)
 			p.mu.Lock()
 			p.loss, p.lostAt = loss, time.Now()
 			p.mu.Unlock()
