@@ -123,7 +123,7 @@ func TestDisagreements(t *testing.T) {
 		"many definitions":       {many, shards, same, 0.331, 1, append(slices.Repeat([]string{" is defined otherwise for the Caddy on host, so"}, mostZonesNamed), "3 more zones are defined otherwise for the Caddy on host")},
 		"another secret":         {agreed, shards, func(p *store.Presence) { p.Secret = "s" }, 0.331, 1, []string{"the Caddy on host has another key_secret"}},
 		"another layout":         {agreed, shards, func(p *store.Presence) { p.Layout = "2" }, 0.331, 1, []string{"the Caddy on host is of a version with layout 2 of its buckets, not 3"}},
-		"another name":           {agreed, shards, func(p *store.Presence) { p.Shard = "b" }, 1, 1, []string{"the Caddy on host calls shard a b, so 100 %" + onOthers}},
+		"another name":           {agreed, shards, func(p *store.Presence) { p.Shard = "b" }, 1, 1, []string{"the Caddy on host calls shard a b, lacks shard b, so 100 %" + onOthers}},
 		"a shard less":           {agreed, details{"a": "1"}, same, 0.331, 2, []string{"the Caddy on host lacks shard b, so 33 %" + onOthers}},
 		"other shards":           {agreed, details{"a": "2 was 1", "c": "1"}, same, 0.001, 2, []string{"the Caddy on host has the weight 2 was 1 for shard a, not 1, also has shard c, lacks shard b, so 1 %" + onOthers}},
 		"a step of a resharding": {agreed, details{"a": "1", "b": "1", "c": "1 was 0"}, same, 0, 2, nil},

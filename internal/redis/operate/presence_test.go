@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/ask"
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -180,8 +181,8 @@ func TestBeatsAtTheSameTime(t *testing.T) {
 	read, err = p.presentAt(ctx, shard)
 	must(t, err)
 	want(announce("b", 2), "c1", "a2", "b2")
-	gone := []store.Met{{Presence: store.Presence{ID: "b", Shard: "a", Beat: 1}}, {Presence: store.Presence{ID: "c", Shard: "a", Beat: 1}}}
-	must(t, p.tell(ctx, shard, beatAfter(read, &store.Presence{ID: "a", Shard: "a", Beat: 3}, gone)))
+	gone := []store.Met{{Presence: store.Presence{ID: "b", Shard: "a", Layout: ask.LayoutVersion, Beat: 1}}, {Presence: store.Presence{ID: "c", Shard: "a", Beat: 1}}}
+	must(t, p.tell(ctx, shard, beatAfter(read, &store.Presence{ID: "a", Shard: "a", Layout: ask.LayoutVersion, Beat: 3}, gone)))
 	want(announce("d", 1), "b2", "a3", "d1")
 	if left, err := server.Client().PTTL(ctx, p.asker.Keys.Presence()).Result(); err != nil || left <= 0 || left > presenceLasts {
 		t.Errorf("it is kept for %v, %v", left, err)
