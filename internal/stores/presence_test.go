@@ -321,19 +321,46 @@ func TestConfigThatHasEndedIsWithdrawn(t *testing.T) {
 	})
 }
 
-// sharedModule opens stores that other processes use too.
-type sharedModule struct{ remoteModule }
+// sharedModule opens stores that other processes use too, and tells how many were withdrawn when one is closed.
+type sharedModule struct {
+	remoteModule
+	kept   *sharedStore
+	closed chan int
+}
 
-func (sharedModule) OpenStore(string) (store.Store, error) {
+func newSharedModule() sharedModule {
+	return sharedModule{kept: newSharedStore(), closed: make(chan int, 1)}
+}
+
+func (m sharedModule) OpenStore(string) (store.Store, error) {
 	return struct {
 		*remoteStore
 		*sharedStore
-	}{&remoteStore{Store: memory.New(memory.NewBuckets(), memory.Options{})}, newSharedStore()}, nil
+	}{&remoteStore{Store: memory.New(memory.NewBuckets(), memory.Options{})}, m.kept}, nil
+}
+
+func (m sharedModule) CloseStore() { m.closed <- len(m.kept.left) }
+
+// TestStoreIsClosedOnceItsConfigIsWithdrawn with the last request that uses it.
+func TestStoreIsClosedOnceItsConfigIsWithdrawn(t *testing.T) {
+	m := newSharedModule()
+	h := &Handle{Name: t.Name(), Module: m, Logger: zap.NewNop()}
+	open, err := h.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h.Run()
+	for !open.presence.isTold() {
+		time.Sleep(time.Millisecond) // it is told in the background
+	}
+	if h.Unload(); <-m.closed != 1 {
+		t.Error("others are not told that it has ended")
+	}
 }
 
 // TestConfigThatHasEndedTellsNothing: others do not disagree with a config by which only some requests still go.
 func TestConfigThatHasEndedTellsNothing(t *testing.T) {
-	h := &Handle{Name: t.Name(), Module: sharedModule{}, Logger: zap.NewNop()}
+	h := &Handle{Name: t.Name(), Module: newSharedModule(), Logger: zap.NewNop()}
 	open, err := h.Enter()
 	if err != nil {
 		t.Fatal(err)

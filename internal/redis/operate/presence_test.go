@@ -2,6 +2,7 @@ package operate
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strconv"
 	"strings"
@@ -110,6 +111,34 @@ func TestPartsOfConfigs(t *testing.T) {
 	must(t, client.Set(ctx, key, `{"zone-1": "other"}`, 0).Err())
 	if details() != nil {
 		t.Error("what another program wrote is believed")
+	}
+}
+
+// TestPartsOfConfigsInACluster are at the nodes that have their slots.
+func TestPartsOfConfigsInACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0)
+	p := newOperator(t, wire.Options{Cluster: cluster.Addrs()[:1]}, nil)
+	digests, parts := map[store.Part]string{}, map[store.Part]store.Details{}
+	for i := range 4 {
+		part := store.Part(fmt.Sprint(i))
+		parts[part] = store.Details{"a": fmt.Sprint(i)}
+		digests[part] = store.DigestOf(parts[part].Text())
+	}
+	text := func(part store.Part) []byte { return parts[part].Text() }
+	met, err := p.Announce(t.Context(), store.Presence{ID: "a", Digests: digests, Beat: 1}, text, nil)
+	must(t, err)
+	for part, digest := range met[0].Digests {
+		details, err := p.Details(t.Context(), "a", digest)
+		must(t, err)
+		if !maps.Equal(details, parts[part]) {
+			t.Errorf("part %s is %v", part, details)
+		}
+	}
+	met[0].At = []string{"a"}
+	p.Withdraw(t.Context(), met[0].Presence)
+	if met, err = p.Announce(t.Context(), store.Presence{ID: "b", Beat: 2}, text, nil); err != nil || len(met) != 1 {
+		t.Errorf("there are %d, %v", len(met), err)
 	}
 }
 
