@@ -25,7 +25,7 @@ func TestWeights(t *testing.T) {
 		return New(Options{Members: all[0], Previous: all[1:]})
 	}
 	type step = map[string]int
-	two, three, new := storeOf(step{"a": 1, "b": 1}), storeOf(step{"a": 1, "b": 1, "c": 1}), storeOf(step{"a": 1, "b": 1, "c": 1}, step{"a": 1, "b": 1})
+	two, three, both := storeOf(step{"a": 1, "b": 1}), storeOf(step{"a": 1, "b": 1, "c": 1}), storeOf(step{"a": 1, "b": 1, "c": 1}, step{"a": 1, "b": 1})
 	for _, c := range []struct {
 		name        string
 		here, other *Store
@@ -36,9 +36,9 @@ func TestWeights(t *testing.T) {
 		{"alike", two, two, "map[a:1 b:1]", nil, 0},
 		{"a shard more", two, three, "map[a:1 b:1 c:1]", nil, 1. / 3},
 		{"a shard less", three, two, "map[a:1 b:1]", nil, 1. / 3},
-		{"a step of a resharding there", two, new, "map[a:1 b:1 c:1 was 0]", nil, 0},
-		{"a step of a resharding here", new, two, "map[a:1 b:1]", nil, 0},
-		{"the end of a resharding", three, new, "map[a:1 b:1 c:1 was 0]", nil, 0},
+		{"a step of a resharding there", two, both, "map[a:1 b:1 c:1 was 0]", nil, 0},
+		{"a step of a resharding here", both, two, "map[a:1 b:1]", nil, 0},
+		{"the end of a resharding", three, both, "map[a:1 b:1 c:1 was 0]", nil, 0},
 		{"three steps", three, storeOf(step{"a": 2}, step{"a": 3, "b": 1}, step{"c": 1}), "map[a:2 was 3 0 b:0 was 1 0 c:0 was 0 1]", nil, 0.1325},
 		{"a weight", two, storeOf(step{"a": 3, "b": 1}), "map[a:3 b:1]", nil, 1. / 4},
 		{"names that were swapped", two, two, "map[a:1 b:1]", map[string]string{"a": "b", "b": "a"}, 1},
