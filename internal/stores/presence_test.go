@@ -269,12 +269,15 @@ func TestLossByAReload(t *testing.T) {
 		}
 	}
 	synctest.Test(t, func(t *testing.T) {
-		before, after := newSharedStore(), newSharedStore()
-		after.weights = store.Details{"a": "1", "b": "1", "c": "1"}
-		first, elsewhere := newPresence("s", before), newPresence("other", after)
+		after := func() *sharedStore {
+			s := newSharedStore()
+			s.weights = store.Details{"a": "1", "b": "1", "c": "1"}
+			return s
+		}
+		first, elsewhere := newPresence("s", newSharedStore()), newPresence("other", after())
 		first.start()
 		elsewhere.start()
-		second, third := newPresence("s", after), newPresence("s", after)
+		second, third := newPresence("s", after()), newPresence("s", after())
 		// A config may have ended when the next one runs.
 		first.stop()
 		synctest.Wait()
