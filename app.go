@@ -201,7 +201,7 @@ func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
 		return "", true, option.Errorf("store", "is a list: it must be the name of a store, or an object with the field module")
 	}
 	if err := json.Unmarshal(raw, &name); err != nil || !option.ValidName(name) {
-		return "", true, option.Errorf("store", "%s: it must be the name of a store, or an object with the field module", raw)
+		return "", true, option.Errorf("store", "is no name: it must be the name of a store, or an object with the field module")
 	}
 	return name, true, nil
 }

@@ -374,8 +374,8 @@ func TestConfigOfAHandlersStore(t *testing.T) {
 		"unknown name":           {two, withZone(`"store": "asia"`), `store asia is not configured: add it to stores of the app rate_limit, or name another; there is eu, us`},
 		"unknown name, no app":   {``, withZone(`"store": "asia"`), `store asia is not configured: add it to stores of the app rate_limit, or name another; there is default`},
 		"no default":             {two, withZone(`"log_key": true`), `store is missing, and no configured store is called default: name one; there is eu, us`},
-		"empty name":             {``, withZone(`"store": ""`), `store "": it must be the name of a store, or an object with the field module`},
-		"number":                 {``, withZone(`"store": 5`), `store 5: it must be the name of a store, or an object with the field module`},
+		"empty name":             {``, withZone(`"store": ""`), `store is no name: it must be the name of a store, or an object with the field module`},
+		"number":                 {``, withZone(`"store": 5`), `store is no name: it must be the name of a store, or an object with the field module`},
 		"list":                   {``, withZone(`"store": ["default"]`), `store is a list: it must be the name of a store, or an object with the field module`},
 		"app's unknown field":    {`{"store": {}}`, withZone(`"log_key": true`), `rate_limit: store: unknown field, did you mean stores?`},
 		"app's unknown module":   {`{"stores": {"a": {"module": "postgres"}}}`, withZone(`"store": "a"`), `rate_limit.stores.postgres`},
@@ -393,13 +393,13 @@ func TestConfigOfAHandlersStore(t *testing.T) {
 func TestStoreWithoutModuleIsNotShown(t *testing.T) {
 	for name, value := range map[string]string{
 		"no module": `{"password": "hunter2"}`, "a number": `{"module": 5, "password": "hunter2"}`, "another case": `{"Module": "redis", "password": "hunter2"}`,
-		"a list": `[{"module": "redis", "password": "hunter2"}]`, "a text": `"hunter2 "`,
+		"a list": `[{"module": "redis", "password": "hunter2"}]`, "a text": `"redis://u:hunter2@h"`,
 	} {
 		for place, config := range map[string][]byte{
 			"a handler": configOf("", withZone(`"store": `+value)),
 			"the app":   configOf(`{"stores": {"default": `+value+`}}`, withZone(`"log_key": true`)),
 		} {
-			if err := caddytest.Validate(config); err == nil || strings.Contains(err.Error(), "hunter2") && name != "a text" {
+			if err := caddytest.Validate(config); err == nil || strings.Contains(err.Error(), "hunter2") {
 				t.Errorf("%s in %s: %v", name, place, err)
 			}
 		}

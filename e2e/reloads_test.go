@@ -136,9 +136,13 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 	const clients = 12
 	servers := caddytest.StartShards(t, 3, 0)
 	a, b := caddytest.ShardOf("a", servers[0]), caddytest.ShardOf("b", servers[1])
-	for name, step := range map[string]struct{ loses, remedy []string }{
-		"lacks shard c":     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}},
-		"calls shard bb b,": {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}},
+	for name, step := range map[string]struct {
+		loses, remedy []string
+		// after is the problem by the remedy: clients that counted under another name begin anew once more.
+		after string
+	}{
+		"lacks shard c":                 {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
+		"calls shard bb by the name b,": {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
 	} {
 		site := func(shards []string) string {
 			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
@@ -157,6 +161,7 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
 		c.AwaitLines(t, 1, "a problem began", "of the clients begin anew", `"level":"warn"`)
 		c.MustLoad(site(step.remedy))
+		awaitProblem(c, "disagreement", step.after)
 		must(t, name, want("passed by the remedy", passed(), 0))
 		c.MustLoad(site(step.loses))
 		if n := passed(); n == 0 || n == clients {

@@ -19,13 +19,14 @@ type Shared interface {
 	// Withdraw makes the shards forget p, if it has not told of itself since.
 	Withdraw(ctx context.Context, p Presence)
 	// Details returns the part of that digest that a process keeps at a shard, or nil if it is not there.
+	// It is empty if another program wrote something else there.
 	Details(ctx context.Context, shard, digest string) (Details, error)
 
 	// Shards are those of [Operable].
 	Shards() []ShardFigures
 	// Weights returns the weights of the shards by their names, as the option weight has them: 1 was 0.
 	Weights() Details
-	// Apart returns the share of the clients whom no shard counts both by this config and by one with other
+	// Apart returns the share of clients that have no shard in common by this config and by one with other
 	// weights. names says which shard here one of the other config is, or "" for none, where the names
 	// differ. It is false if these are no weights.
 	Apart(weights Details, names map[string]string) (share float64, ok bool)
@@ -77,8 +78,10 @@ type Presence struct {
 // Met is another process, at a shard that this process has a name for.
 type Met struct {
 	Presence
-	// Here is the name that this process has for the shard.
+	// Here is the name that this process has for the shard, and Full says that others may be missing there for
+	// lack of room.
 	Here string
+	Full bool
 }
 
 // IsSame reports whether p has the same config as another one, and is of the same process and shard.

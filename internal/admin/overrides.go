@@ -439,7 +439,7 @@ func senderOf(r *http.Request) string {
 	certificate := r.TLS.PeerCertificates[0]
 	subject := certificate.Subject.String()
 	sum := sha256.Sum256(certificate.Raw)
-	return fmt.Sprintf("%s, certificate %s, SHA-256 %x", r.RemoteAddr, strings.ToValidUTF8(subject[:min(len(subject), maxBy)], ""), sum[:8])
+	return fmt.Sprintf("%s, certificate %s, SHA-256 %x...", r.RemoteAddr, strings.ToValidUTF8(subject[:min(len(subject), maxBy)], ""), sum[:8])
 }
 
 func (s *selection) overrideError(err error) error {

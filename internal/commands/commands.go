@@ -104,7 +104,7 @@ func adminAddress(given, file, adapter string) (string, error) {
 	}
 	if config.Admin.Disabled {
 		// The default would be another Caddy's.
-		return "", fmt.Errorf("the config %s has admin off: the Caddy that runs it can be asked nothing; --address is that of another", file)
+		return "", fmt.Errorf("the config %s has admin off: its Caddy has no admin API; use --address to ask another Caddy", file)
 	}
 	return caddycmd.DetermineAdminAPIAddress("", text, file, adapter)
 }

@@ -38,8 +38,8 @@ func weightOf(members []Member, name string) string {
 const (
 	// sampledClients is how many made-up clients stand for all.
 	sampledClients = 2000
-	// mostShards and mostSteps bound the work for weights that another program wrote.
-	mostShards, mostSteps = 1000, 16
+	// mostWeights bounds the weights of all steps, because another program may have written them.
+	mostWeights = 1024
 )
 
 // Apart implements [store.Shared].
@@ -79,7 +79,7 @@ func stepsOf(weights store.Details, names map[string]string) (steps []placement,
 		}
 		most = max(most, len(parsed[name]))
 	}
-	if len(parsed) > mostShards || most > mostSteps {
+	if len(parsed)*most > mostWeights {
 		return nil, false
 	}
 	for step := range most {

@@ -3,6 +3,7 @@ package redis
 import (
 	"fmt"
 	"math"
+	"strings"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -51,11 +52,14 @@ func TestWeights(t *testing.T) {
 			t.Errorf("%s: %s, %v apart (%v), want %s, %v", c.name, got, share, ok, c.weights, c.apart)
 		}
 	}
-	many := store.Details{}
-	for i := range mostShards + 1 {
+	many, deep := store.Details{}, store.Details{}
+	for i := range mostWeights + 1 {
 		many[fmt.Sprint(i)] = "1"
 	}
-	for _, foreign := range []store.Details{nil, {"a": ""}, {"a": "x"}, {"a": "-1"}, {"a": "0"}, {"a": "1 was 0"}, {"a": "1 was x"}, many} {
+	for i := range mostWeights / 16 {
+		deep[fmt.Sprint(i)] = "1 was" + strings.Repeat(" 1", 16)
+	}
+	for _, foreign := range []store.Details{nil, {"a": ""}, {"a": "x"}, {"a": "-1"}, {"a": "0"}, {"a": "1 was 0"}, {"a": "1 was x"}, many, deep} {
 		if _, ok := two.Apart(foreign, nil); ok {
 			t.Errorf("%d weights, %v, are believed", len(foreign), foreign["a"])
 		}

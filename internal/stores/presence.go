@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"slices"
@@ -75,6 +76,8 @@ type presence struct {
 	// details are the parts of others that differ, by digest; of zones, those alone that differ from one here.
 	details       map[string]store.Details
 	disagreements []string
+	// shares are those of clients that are counted apart, by weights and names; of the goroutine that tells alone.
+	shares map[string]share
 	// loss is how many clients lost their counts when the config was loaded, at lostAt; empty if none did.
 	loss   string
 	lostAt time.Time
@@ -174,7 +177,11 @@ func (p *presence) start() {
 		running.all = append(running.all, p)
 		running.Unlock()
 		if before != nil {
-			loss := p.lossSince(before)
+			var loss string
+			_ = contain.Run(func() error {
+				loss = p.lossSince(before)
+				return nil
+			})
 			p.mu.Lock()
 			p.loss, p.lostAt = loss, time.Now()
 			p.mu.Unlock()
@@ -275,6 +282,7 @@ func (p *presence) take(met []store.Met, beat int64, now time.Time) {
 		return // the beat may have arrived all the same
 	}
 	p.own.At = nil
+	isThere, isFull := map[string]bool{}, map[string]bool{}
 	for i := range met {
 		switch m := &met[i]; {
 		case m.ID != ProcessID || m.Beat < p.first:
@@ -289,6 +297,7 @@ func (p *presence) take(met []store.Met, beat int64, now time.Time) {
 	}
 	for i := range met {
 		m := &met[i]
+		isFull[m.Here] = m.Full
 		if m.ID == ProcessID && m.Beat == beat {
 			continue
 		}
@@ -298,6 +307,10 @@ func (p *presence) take(met []store.Met, beat int64, now time.Time) {
 			s.at, s.isAlive = p.looks[m.Here].long, s.isAlive || isKnown
 		}
 		s.Met = *m
-		p.seen[key] = s
+		p.seen[key], isThere[key] = s, true
 	}
+	// What a shard has no more has ended, unless the shard lacks room for it.
+	maps.DeleteFunc(p.seen, func(key string, s seenPresence) bool {
+		return !isThere[key] && p.looks[s.Here].last.Equal(now) && !isFull[s.Here]
+	})
 }

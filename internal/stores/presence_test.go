@@ -27,6 +27,9 @@ type sharedStore struct {
 	// apart is the share of the clients that other weights count elsewhere, and names those by which it was asked last.
 	apart   float64
 	names   map[string]string
+	asked   int
+	full    bool
+	shards  []store.ShardFigures
 	met     []store.Met
 	forgets []store.Met
 	left    []store.Presence
@@ -49,7 +52,7 @@ func (s *sharedStore) Announce(_ context.Context, p store.Presence, text func(st
 		}
 	}
 	p.Shard, p.Secret, p.Layout = "a", s.secret, "3"
-	return append(slices.Clone(s.met), store.Met{Presence: p, Here: "a"}), nil
+	return append(slices.Clone(s.met), store.Met{Presence: p, Here: "a", Full: s.full}), nil
 }
 
 func (s *sharedStore) Withdraw(_ context.Context, p store.Presence) { s.left = append(s.left, p) }
@@ -68,6 +71,7 @@ func (s *sharedStore) Weights() store.Details {
 
 func (s *sharedStore) Apart(weights store.Details, names map[string]string) (float64, bool) {
 	s.names = names
+	s.asked++
 	isSame := maps.Equal(weights, s.Weights())
 	for name, here := range names {
 		isSame = isSame && name == here
@@ -78,7 +82,7 @@ func (s *sharedStore) Apart(weights store.Details, names map[string]string) (flo
 	return s.apart, weights["a"] != "junk"
 }
 
-func (*sharedStore) Shards() []store.ShardFigures { return nil }
+func (s *sharedStore) Shards() []store.ShardFigures { return s.shards }
 
 func newSharedStore() *sharedStore {
 	return &sharedStore{kept: map[string]store.Details{}, apart: 0.331}
@@ -105,7 +109,7 @@ func TestDisagreements(t *testing.T) {
 	type details = store.Details
 	agreed, shards := details{"api": "1", "theirs": "1"}, details{"a": "1", "b": "1"}
 	many := details{}
-	for i := range mostZonesNamed + 3 {
+	for i := range mostNamed + 3 {
 		many[fmt.Sprint("zone-", i)] = "2"
 	}
 	same := func(*store.Presence) {}
@@ -120,15 +124,15 @@ func TestDisagreements(t *testing.T) {
 		"the same":               {details{"api": "1", "mine": "1"}, shards, same, 0.331, 0, nil},
 		"other zones":            {agreed, shards, same, 0.331, 1, nil},
 		"another definition":     {details{"api": "2"}, shards, same, 0.331, 1, []string{"zone api is defined otherwise for the Caddy on host, so"}},
-		"many definitions":       {many, shards, same, 0.331, 1, append(slices.Repeat([]string{" is defined otherwise for the Caddy on host, so"}, mostZonesNamed), "3 more zones are defined otherwise for the Caddy on host")},
+		"many definitions":       {many, shards, same, 0.331, 1, append(slices.Repeat([]string{" is defined otherwise for the Caddy on host, so"}, mostNamed), "3 more zones are defined otherwise for the Caddy on host")},
 		"another secret":         {agreed, shards, func(p *store.Presence) { p.Secret = "s" }, 0.331, 1, []string{"the Caddy on host has another key_secret"}},
 		"another layout":         {agreed, shards, func(p *store.Presence) { p.Layout = "2" }, 0.331, 1, []string{"the Caddy on host is of a version with layout 2 of its buckets, not 3"}},
-		"another name":           {agreed, shards, func(p *store.Presence) { p.Shard = "b" }, 1, 1, []string{"the Caddy on host calls shard a b, lacks shard b, so 100 %" + onOthers}},
+		"another name":           {agreed, shards, func(p *store.Presence) { p.Shard = "b" }, 1, 1, []string{"the Caddy on host calls shard a by the name b, lacks shard b, so 100 %" + onOthers}},
 		"a shard less":           {agreed, details{"a": "1"}, same, 0.331, 2, []string{"the Caddy on host lacks shard b, so 33 %" + onOthers}},
 		"other shards":           {agreed, details{"a": "2 was 1", "c": "1"}, same, 0.001, 2, []string{"the Caddy on host has the weight 2 was 1 for shard a, not 1, also has shard c, lacks shard b, so 1 %" + onOthers}},
 		"a step of a resharding": {agreed, details{"a": "1", "b": "1", "c": "1 was 0"}, same, 0, 2, nil},
 		"foreign weights":        {agreed, details{"a": "junk"}, same, 0.331, 2, []string{"has other shards or weights, so clients are counted on different servers"}},
-		"an older version":       {agreed, shards, func(p *store.Presence) { p.Digests, p.Layout = nil, "" }, 0.331, 0, nil},
+		"an older version":       {agreed, shards, func(p *store.Presence) { p.Digests, p.Layout = nil, "" }, 0.331, 0, []string{"the Caddy on host is of another version, whose zones and weights are not compared"}},
 		"parts that are gone": {agreed, shards, func(p *store.Presence) {
 			p.Digests = map[store.Part]string{store.PartZones: "gone", store.PartShards: "gone too"}
 		}, 0.331, 4, []string{"the Caddy on host has other shards or weights, so clients are counted on different servers"}},
@@ -140,7 +144,7 @@ func TestDisagreements(t *testing.T) {
 			c.change(&kept.met[0].Presence)
 			p := newPresence(t.Name(), kept)
 			p.parts[store.PartZones]["api"], p.parts[store.PartZones]["mine"] = "1", "1"
-			if len(c.zones) > mostZonesNamed {
+			if len(c.zones) > mostNamed {
 				for zone := range c.zones {
 					p.parts[store.PartZones][zone] = "1"
 				}
@@ -213,8 +217,8 @@ func TestShardAtAnotherServer(t *testing.T) {
 	}
 	kept.met[0].Beat++
 	p.mustTell(t, now.Add(presencePeriod))
-	if got := fmt.Sprint(p.disagreements); !strings.HasPrefix(got, "[the Caddy on host has shard a at another server, so 33 % of the clients") {
-		t.Error(got)
+	if got := fmt.Sprint(p.disagreements); !strings.HasPrefix(got, "[the Caddy on host has shard a at another server, so 33 % of the clients") || !maps.Equal(kept.names, map[string]string{"a": "", "b": "b"}) {
+		t.Errorf("%s by %v", got, kept.names)
 	}
 	met := at
 	met.Here, met.Shard = "a", "a"
@@ -246,7 +250,7 @@ func TestTwinShardsAreNoDisagreement(t *testing.T) {
 	}
 }
 
-// TestLossByAReload is said from the start of the config that others find the counts of the one before under.
+// TestLossByAReload is said from the start of the config that does not find the counts of the one before it.
 func TestLossByAReload(t *testing.T) {
 	at := func(shards ...string) (all []store.ShardFigures) {
 		for i := 0; i < len(shards); i += 2 {
@@ -263,6 +267,9 @@ func TestLossByAReload(t *testing.T) {
 		"swapped servers":           {at("a", "1", "b", "2"), at("a", "2", "b", "1"), map[string]string{"a": "b", "b": "a"}},
 		"a new server":              {at("a", "1", "b", "2"), at("a", "1", "b", "3"), map[string]string{"a": "a"}},
 		"a name that another takes": {at("b", "2", "c", "3"), at("b", "3"), map[string]string{"b": "", "c": "b"}},
+		"twins":                     {at("a", "1", "b", "1"), at("a", "1", "b", "1"), map[string]string{"a": "a", "b": "b"}},
+		"a twin less":               {at("a", "1", "b", "1"), at("b", "1"), map[string]string{"b": "b"}},
+		"a twin more":               {at("c", "1"), at("a", "1", "b", "1"), map[string]string{}},
 	} {
 		if got := renamed(c.before, c.now); !maps.Equal(got, c.want) {
 			t.Errorf("%s: %v, want %v", name, got, c.want)
@@ -283,8 +290,8 @@ func TestLossByAReload(t *testing.T) {
 		synctest.Wait()
 		second.start()
 		lost := func(p *presence) string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
-		const want = "[this Caddy's config before the last reload lacks shard c, so 33 % of the clients begin anew: keep the names of shards, "
-		if got := lost(second); !strings.HasPrefix(got, want) || lost(first) != "[]" || lost(elsewhere) != "[]" {
+		const want = "[this Caddy's config before the last reload lacks shard c, so 33 % of the clients begin anew: to find former counts again, weight 1 was 0 in shard c]"
+		if got := lost(second); got != want || lost(first) != "[]" || lost(elsewhere) != "[]" {
 			t.Errorf("%q, %q, %q", got, lost(first), lost(elsewhere))
 		}
 		time.Sleep(lossListed - time.Second)
@@ -306,6 +313,95 @@ func TestLossByAReload(t *testing.T) {
 			t.Errorf("%d are running in the end", n)
 		}
 	})
+}
+
+// TestRemediesOfLosses name the weights before, and the shards whose counts cannot be found.
+func TestRemediesOfLosses(t *testing.T) {
+	type details = store.Details
+	for name, c := range map[string]struct {
+		before, now details
+		state       store.ServerState
+		want        string
+	}{
+		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "lacks shard b, so 33 % of the clients begin anew: to find former counts again, weight 2 was 0 in shard b"},
+		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "also has shard b, so 33 % of the clients begin anew: to find former counts again, weight 0 was 1 0 in shard b"},
+		"dead":     {details{"a": "1", "b": "1"}, details{"a": "1"}, store.ServerLeftOut, "also has shard b, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer"},
+		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, weight 1 was 0 in shard c"},
+		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, weight 3 was 1 in shard a"},
+	} {
+		kept := newSharedStore()
+		kept.weights = c.now
+		shards := []store.ShardFigures{{Name: "b", Found: true, Servers: []store.ServerFigures{{Address: "2", Role: store.RolePrimary, State: c.state}}}}
+		if got := newPresence(t.Name(), kept).lossSince(&placed{c.before, shards}); got != "this Caddy's config before the last reload "+c.want {
+			t.Errorf("%s: %s", name, got)
+		}
+	}
+}
+
+// TestHostileConfigs cost little, whatever others write: weights are compared once, a few at a time, and no text is long.
+func TestHostileConfigs(t *testing.T) {
+	kept := newSharedStore()
+	const processes = 3 * mostDetails
+	long := strings.Repeat("x", 10000)
+	for i := range processes {
+		shards := store.Details{}
+		for n := range 10 * mostNamed {
+			shards[fmt.Sprint(i, n, long)] = "1"
+		}
+		met := kept.other(store.Details{}, shards)
+		met.ID, met.Process = fmt.Sprint(i), fmt.Sprint(i, long)
+		kept.met = append(kept.met, met)
+	}
+	unusable := kept.other(store.Details{}, store.Details{"a": "junk"})
+	kept.kept[unusable.Digests[store.PartShards]] = store.Details{}
+	kept.met = append(kept.met, unusable)
+	p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
+	for range 10 {
+		before := kept.asked
+		if p.mustTell(t, now); kept.asked-before > mostDetails {
+			t.Errorf("%d weights are compared at once", kept.asked-before)
+		}
+	}
+	if kept.asked != processes+1 || kept.reads != processes+1 {
+		t.Errorf("%d of %d weights were compared, %d were read", kept.asked, processes+1, kept.reads)
+	}
+	if n := len(strings.Join(p.disagreements, "")); len(p.disagreements) != processes+1 || n > processes*mostNamed*300 {
+		t.Errorf("there are %d disagreements of %d bytes", len(p.disagreements), n)
+	}
+}
+
+// TestConfigsThatHaveEnded are forgotten at the next look, unless the shard lacks room; of those that stay, the last beat
+// says what a name means.
+func TestConfigsThatHaveEnded(t *testing.T) {
+	for range 20 { // maps have no order
+		kept := newSharedStore()
+		old := kept.other(store.Details{}, kept.Weights())
+		renamed := old
+		old.Shard, old.Beat, renamed.Beat = "b", 1, 2
+		old.Here, renamed.Shard, renamed.Here = "c", "b", "b"
+		kept.met = []store.Met{old, renamed}
+		p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
+		if p.mustTell(t, now); len(p.disagreements) != 0 {
+			t.Fatalf("%q by a beat that is over", p.disagreements)
+		}
+	}
+	kept := newSharedStore()
+	kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
+	p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
+	p.mustTell(t, now)
+	gone := kept.met
+	kept.met, kept.full = nil, true
+	if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
+		t.Errorf("%q while the shard is full", p.disagreements)
+	}
+	kept.full, kept.away = false, errors.New("the shard is away")
+	if err := p.tell(t.Context(), now.Add(2*time.Second)); !errors.Is(err, kept.away) || len(p.disagreements) != 1 {
+		t.Errorf("%q while the shard is away: %v", p.disagreements, err)
+	}
+	kept.away = nil
+	if p.mustTell(t, now.Add(3*time.Second)); len(p.disagreements) != 0 || len(gone) != 1 {
+		t.Errorf("%q of a config that has ended", p.disagreements)
+	}
 }
 
 // TestConfigThatHasEndedIsWithdrawn before its store is closed.
@@ -344,7 +440,7 @@ func (m sharedModule) OpenStore(string) (store.Store, error) {
 
 func (m sharedModule) CloseStore() { m.closed <- len(m.kept.left) }
 
-// TestStoreIsClosedOnceItsConfigIsWithdrawn with the last request that uses it.
+// TestStoreIsClosedOnceItsConfigIsWithdrawn, after the last request that uses it.
 func TestStoreIsClosedOnceItsConfigIsWithdrawn(t *testing.T) {
 	m := newSharedModule()
 	h := &Handle{Name: t.Name(), Module: m, Logger: zap.NewNop()}

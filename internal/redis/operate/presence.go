@@ -17,13 +17,14 @@ import (
 )
 
 const (
-	// presenceLasts is for how long a shard remembers processes, and the parts of their configs, after the last one
-	// has left.
+	// presenceLasts is for how long a shard remembers processes after the last one has left.
 	presenceLasts = 10 * time.Minute
+	// detailsLast is for how long a shard keeps a part of a config after the last beat of a process that has it.
+	detailsLast = time.Minute
 	// maxPresenceBytes bounds the texts of all processes, which each reads.
 	maxPresenceBytes = 256 << 10
-	// maxDetails bounds the bytes of a part of a config: some hundred thousand zones. Larger ones are not compared.
-	maxDetails = 4 << 20
+	// maxDetails bounds the bytes of a part of a config: some ten thousand zones. Larger ones are not compared.
+	maxDetails = 1 << 20
 )
 
 // Announce implements [store.Shared]. The processes are members of a sorted set, in the order in which they
@@ -41,14 +42,14 @@ func (p *Operator) Announce(ctx context.Context, mine store.Presence, text func(
 			return readErr
 		}
 		b := beatAfter(members, &here, gone)
-		met := b.kept
+		met, isFull := b.kept, b.isFull()
 		if tellErr := p.tell(ctx, shard, b); tellErr != nil {
 			met, err = met[:len(met)-1], tellErr
 		}
 		mu.Lock()
 		defer mu.Unlock()
 		for _, m := range met {
-			all = append(all, store.Met{Presence: m.Presence, Here: here.Shard})
+			all = append(all, store.Met{Presence: m.Presence, Here: here.Shard, Full: isFull})
 		}
 		return err
 	})
@@ -60,12 +61,12 @@ func (p *Operator) publish(ctx context.Context, shard *Shard, digests map[store.
 	for part, digest := range digests {
 		key := p.asker.Keys.Details(digest)
 		isThere, askErr := p.ask(ctx, shard, key, false, func(bool) *wire.Command {
-			return wire.NewCommand("pexpire", key, presenceLasts.Milliseconds())
+			return wire.NewCommand("pexpire", key, detailsLast.Milliseconds())
 		})
 		if askErr == nil && isThere.Cmder.(*goredis.Cmd).Val() == int64(0) {
-			if content := text(part); len(content) <= maxDetails {
+			if content := text(part); len(content) <= maxDetails && store.DigestOf(content) == digest {
 				_, askErr = p.ask(ctx, shard, key, false, func(bool) *wire.Command {
-					return wire.NewCommand("set", key, content, "px", presenceLasts.Milliseconds())
+					return wire.NewCommand("set", key, content, "px", detailsLast.Milliseconds())
 				})
 			}
 		}
@@ -74,20 +75,23 @@ func (p *Operator) publish(ctx context.Context, shard *Shard, digests map[store.
 	return err
 }
 
-// Details implements [store.Shared]. What has another digest is another program's.
+// Details implements [store.Shared]. Another program may have written something else there, of any size.
 func (p *Operator) Details(ctx context.Context, shard, digest string) (details store.Details, err error) {
 	for _, s := range p.shards() {
 		if p.shardName(s) != shard {
 			continue
 		}
 		key := p.asker.Keys.Details(digest)
-		cmd, err := p.ask(ctx, s, key, false, func(bool) *wire.Command { return wire.NewCommand("get", key) })
+		cmd, err := p.ask(ctx, s, key, false, func(bool) *wire.Command { return wire.NewCommand("getrange", key, 0, maxDetails) })
 		if err != nil {
 			return nil, err
 		}
 		text, _ := cmd.Result() // empty if it is not there
-		if store.DigestOf([]byte(text)) != digest || json.Unmarshal([]byte(text), &details) != nil {
+		switch {
+		case text == "":
 			return nil, nil
+		case store.DigestOf([]byte(text)) != digest || json.Unmarshal([]byte(text), &details) != nil || details == nil:
+			return store.Details{}, nil
 		}
 		return details, nil
 	}
@@ -181,6 +185,15 @@ func beatAfter(members []string, here *store.Presence, gone []store.Met) *beat {
 	b.kept = append(b.kept, mine)
 	b.bound()
 	return b
+}
+
+// isFull reports whether another process may have removed some for lack of room.
+func (b *beat) isFull() bool {
+	bytes := 0
+	for _, m := range b.kept {
+		bytes += len(m.text)
+	}
+	return len(b.kept) >= store.MaxPresent || bytes > maxPresenceBytes/2
 }
 
 // bound removes the first ones for which there is no room.

@@ -38,6 +38,9 @@ func TestTooManyProcesses(t *testing.T) {
 	}
 	tell("5", 1000)
 	present := tell("last", 1)
+	if b := beatAfter(members, &store.Presence{ID: "last", Beat: 2}, nil); !b.isFull() || (&beat{kept: b.kept[:2]}).isFull() {
+		t.Error("a shard is full otherwise")
+	}
 	if n := len(present); n != store.MaxPresent || len(members) != 2*n || present[0].ID != "1" || present[n-2].ID != "5" || present[n-1].ID != "last" {
 		t.Errorf("there are %d, from %s to %s, and %d texts", n, present[0].ID, present[n-1].ID, len(members))
 	}
@@ -58,6 +61,9 @@ func TestLargePresences(t *testing.T) {
 		if bytes > maxPresenceBytes {
 			t.Fatalf("there are %d bytes", bytes)
 		}
+	}
+	if !(&beat{kept: present}).isFull() {
+		t.Error("a shard without room is not full")
 	}
 	if n := len(present); n < 5 || present[n-1].ID != fmt.Sprint(told-1) {
 		t.Errorf("there are %d, the last is %s", n, present[n-1].ID)
@@ -103,14 +109,27 @@ func TestPartsOfConfigs(t *testing.T) {
 	announce(1)
 	announce(1)
 	key := p.asker.Keys.Details(digest)
-	if left, err := client.PTTL(ctx, key).Result(); err != nil || left <= 0 || left > presenceLasts {
+	if left, err := client.PTTL(ctx, key).Result(); err != nil || left <= 0 || left > detailsLast {
 		t.Errorf("it is kept for %v, %v", left, err)
 	}
 	must(t, client.Del(ctx, key).Err())
 	announce(2)
-	must(t, client.Set(ctx, key, `{"zone-1": "other"}`, 0).Err())
-	if details() != nil {
-		t.Error("what another program wrote is believed")
+	for _, other := range []string{`{"zone-1": "other"}`, strings.Repeat("x", 20<<20)} {
+		must(t, client.Set(ctx, key, other, 0).Err())
+		if found := details(); found == nil || len(found) != 0 {
+			t.Errorf("%d of %d bytes that another program wrote are believed", len(found), len(other))
+		}
+	}
+	// A zone may have been added since the digest was made, and there may be more zones than others read.
+	large := store.Details{"zone": strings.Repeat("x", maxDetails)}
+	for digest, zones := range map[string]store.Details{digest: {"zone": "another"}, store.DigestOf(large.Text()): large} {
+		mine.Digests[store.PartZones] = digest
+		must(t, client.Del(ctx, key).Err())
+		_, err := p.Announce(ctx, mine, func(store.Part) []byte { return zones.Text() }, nil)
+		must(t, err)
+		if n, err := client.Exists(ctx, p.asker.Keys.Details(digest)).Result(); err != nil || n != 0 {
+			t.Errorf("zones with %d bytes are kept: %v", len(zones["zone"]), err)
+		}
 	}
 }
 
