@@ -22,6 +22,8 @@ type Shared interface {
 	// It is empty if another program wrote something else there.
 	Details(ctx context.Context, shard, digest string) (Details, error)
 
+	// KeyPrefix begins all keys, so that stores with other prefixes share no counts.
+	KeyPrefix() string
 	// Shards are those of [Operable].
 	Shards() []ShardFigures
 	// Weights returns the weights of the shards by their names, as the option weight has them: 1 was 0.

@@ -9,6 +9,9 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
+// KeyPrefix implements [store.Shared].
+func (s *Store) KeyPrefix() string { return s.opts.KeyPrefix }
+
 // Weights implements [store.Shared].
 func (s *Store) Weights() store.Details {
 	all := store.Details{}

@@ -134,7 +134,8 @@ func (p *presence) others(now time.Time) map[string]*another {
 		return cmp.Or(cmp.Compare(a.Beat, b.Beat), cmp.Compare(a.Here, b.Here))
 	})
 	for _, s := range inOrder {
-		if s.ID == ProcessID {
+		// One of this host and number that is met once may be this one before it was killed, as in a container.
+		if s.ID == ProcessID || !s.isAlive && s.Process == processName() {
 			continue
 		}
 		key := fmt.Sprint(s.ID, " ", s.Secret, " ", s.Layout, " ", s.Digests)

@@ -63,6 +63,8 @@ type presence struct {
 	ended chan struct{}
 	// before is the config that ran when this one was made, or nil: it may end before this one runs.
 	before *placed
+	// ran are all that ran then.
+	ran []*presence
 
 	mu sync.Mutex
 	// parts are those of this config, and digests theirs; nil until they are needed.
@@ -117,6 +119,17 @@ func newPresence(name string, kept store.Shared) *presence {
 		seen:  map[string]seenPresence{}, looks: map[string]looks{}, details: map[string]store.Details{}, twins: map[[2]string]bool{},
 	}
 	p.life, p.stop = context.WithCancel(context.Background())
+	running.Lock()
+	defer running.Unlock()
+	p.ran = slices.Clone(running.all)
+	running.names[name]++
+	context.AfterFunc(p.life, func() {
+		running.Lock()
+		defer running.Unlock()
+		if running.names[name]--; running.names[name] == 0 {
+			delete(running.names, name)
+		}
+	})
 	return p
 }
 
@@ -144,11 +157,13 @@ func (o *Opened) Disagreements() []string {
 	return all
 }
 
-// running are the presences of the configs that run, in the order in which they began to.
-var running struct {
+// running are the presences of the configs that run, in the order in which they began to. names counts those of each
+// name, with those of a config that is being loaded.
+var running = struct {
 	sync.Mutex
-	all []*presence
-}
+	all   []*presence
+	names map[string]int
+}{names: map[string]int{}}
 
 // placed are the shards of a config that runs, and their weights.
 type placed struct {
@@ -168,24 +183,56 @@ func placedBefore(name string) *placed {
 	return nil
 }
 
+// akin returns the shards of the stores that go when p comes, because a store was renamed or a handler's own one was
+// changed: that ran when p was made, and share a server and the prefix of keys.
+func (p *presence) akin() (all []*placed) {
+	mine := ownersOf(p.kept.Shards())
+	running.Lock()
+	defer running.Unlock()
+	for _, other := range p.ran {
+		if running.names[other.name] > 1 || !slices.Contains(running.all, other) || other.kept.KeyPrefix() != p.kept.KeyPrefix() {
+			continue
+		}
+		shards := other.kept.Shards()
+		for address := range ownersOf(shards) {
+			if mine[address] != nil {
+				all = append(all, &placed{other.kept.Weights(), shards})
+				break
+			}
+		}
+	}
+	return all
+}
+
+// lossAtStart returns the loss since the store of that name or, if there was none, since one akin, of which there may be
+// several: there is none if one of them had the same shards.
+func (p *presence) lossAtStart() (loss string) {
+	before := []*placed{cmp.Or(placedBefore(p.name), p.before)}
+	if before[0] == nil {
+		before = p.akin()
+	}
+	for _, b := range before {
+		if loss = p.lossSince(b); loss == "" {
+			return ""
+		}
+	}
+	return loss
+}
+
 // start tells others of this process from now on, until stop is called: not before the config runs.
 func (p *presence) start() {
 	p.started.Do(func() {
-		before := cmp.Or(placedBefore(p.name), p.before)
-		p.before = nil
+		_ = contain.Run(func() error {
+			loss := p.lossAtStart()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.loss, p.lostAt = loss, time.Now()
+			return nil
+		})
+		p.before, p.ran = nil, nil
 		running.Lock()
 		running.all = append(running.all, p)
 		running.Unlock()
-		if before != nil {
-			var loss string
-			_ = contain.Run(func() error {
-				loss = p.lossSince(before)
-				return nil
-			})
-			p.mu.Lock()
-			p.loss, p.lostAt = loss, time.Now()
-			p.mu.Unlock()
-		}
 		go p.follow()
 	})
 }

@@ -28,6 +28,7 @@ type sharedStore struct {
 	apart   float64
 	names   map[string]string
 	asked   int
+	prefix  string
 	full    bool
 	shards  []store.ShardFigures
 	met     []store.Met
@@ -81,6 +82,8 @@ func (s *sharedStore) Apart(weights store.Details, names map[string]string) (flo
 	}
 	return s.apart, weights["a"] != "junk"
 }
+
+func (s *sharedStore) KeyPrefix() string { return s.prefix }
 
 func (s *sharedStore) Shards() []store.ShardFigures { return s.shards }
 
@@ -229,6 +232,22 @@ func TestShardAtAnotherServer(t *testing.T) {
 	}
 }
 
+// TestProcessThatWasKilled has the host and the number of its successor in a container: it counts from its next beat.
+func TestProcessThatWasKilled(t *testing.T) {
+	kept := newSharedStore()
+	kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
+	kept.met[0].Process = processName()
+	p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
+	p.mustTell(t, now)
+	if len(p.disagreements) != 0 {
+		t.Errorf("%q with one that may be dead", p.disagreements)
+	}
+	kept.met[0].Beat++
+	if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
+		t.Errorf("%q with one that lives", p.disagreements)
+	}
+}
+
 // TestTwinShardsAreNoDisagreement: where two shards are one server, a process finds itself, and others, under the name
 // of the other shard.
 func TestTwinShardsAreNoDisagreement(t *testing.T) {
@@ -311,6 +330,49 @@ func TestLossByAReload(t *testing.T) {
 		}
 		if n := len(running.all); n != 0 {
 			t.Errorf("%d are running in the end", n)
+		}
+	})
+}
+
+// TestLossByAStoreOfAnotherName is said of one that takes the place of another at the same servers.
+func TestLossByAStoreOfAnotherName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var started []*presence
+		newAt := func(name, prefix, address string, weights store.Details) *presence {
+			kept := newSharedStore()
+			kept.prefix, kept.weights = prefix, weights
+			kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{{Address: address}}}}
+			return newPresence(name, kept)
+		}
+		load := func(all ...*presence) {
+			for _, p := range all {
+				p.start()
+			}
+			for _, p := range started {
+				p.stop()
+			}
+			synctest.Wait()
+			started = all
+		}
+		lost := func(p *presence) bool { return p.loss != "" }
+		two, three := store.Details{"a": "1", "b": "1"}, store.Details{"a": "1", "b": "1", "c": "1"}
+		first, second := newAt("first", "rl", "1", two), newAt("second", "rl", "1", three)
+		load(first, second)
+		if lost(first) || lost(second) {
+			t.Error("stores of one config lose counts")
+		}
+		first, third := newAt("first", "rl", "1", two), newAt("third", "rl", "1", store.Details{"a": "1"})
+		load(third, first)
+		if lost(first) || !lost(third) {
+			t.Errorf("lost by the same store: %v, by another one in place of the second: %v", lost(first), lost(third))
+		}
+		fourth, elsewhere, prefixed, beside := newAt("fourth", "rl", "1", two), newAt("elsewhere", "rl", "2", three), newAt("prefixed", "other", "1", three), newAt("beside", "rl", "1", three)
+		load(fourth, elsewhere, prefixed, beside)
+		if lost(fourth) || lost(elsewhere) || lost(prefixed) || !lost(beside) {
+			t.Error("lost are", lost(fourth), lost(elsewhere), lost(prefixed), lost(beside))
+		}
+		if load(); len(running.all) != 0 || running.names["first"] != 0 || running.names["beside"] != 0 {
+			t.Errorf("in the end there are %d, %v", len(running.all), running.names)
 		}
 	})
 }
