@@ -739,7 +739,7 @@ func TestLoadReleasesWhatItAcquired(t *testing.T) {
 		"matchers do not load":     {``, []string{`"store": ` + redisModule + `, ` + twoZones}, "zones[1].match cannot be loaded"},
 		"inline store does not":    {``, []string{goodZones, `"store": {"module": "broken"}, ` + goodZones}, "out of order"},
 		"inline zones differ":      {``, []string{`"store": ` + redisModule + `, ` + goodZones, `"store": ` + redisModule + `, ` + otherZones}, "zone api is defined twice, differently"},
-		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store 5: it must be the name"},
+		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store is no name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handlers := make([]string, len(test.handlers))

@@ -413,6 +413,9 @@ func TestHostileConfigs(t *testing.T) {
 		met := kept.other(store.Details{}, shards)
 		met.ID, met.Process = fmt.Sprint(i), fmt.Sprint(i, long)
 		kept.met = append(kept.met, met)
+		met = kept.other(store.Details{}, kept.Weights())
+		met.ID, met.Process, met.Shard = fmt.Sprint("named", i), fmt.Sprint("named", i), fmt.Sprint("name", i)
+		kept.met = append(kept.met, met)
 	}
 	unusable := kept.other(store.Details{}, store.Details{"a": "junk"})
 	kept.kept[unusable.Digests[store.PartShards]] = store.Details{}
@@ -424,10 +427,10 @@ func TestHostileConfigs(t *testing.T) {
 			t.Errorf("%d weights are compared at once", kept.asked-before)
 		}
 	}
-	if kept.asked != processes+1 || kept.reads != processes+1 {
-		t.Errorf("%d of %d weights were compared, %d were read", kept.asked, processes+1, kept.reads)
+	if kept.asked != 2*processes+1 || kept.reads != processes+1 {
+		t.Errorf("%d of %d weights were compared, %d were read", kept.asked, 2*processes+1, kept.reads)
 	}
-	if n := len(strings.Join(p.disagreements, "")); len(p.disagreements) != processes+1 || n > processes*mostNamed*300 {
+	if n := len(strings.Join(p.disagreements, "")); len(p.disagreements) != 2*processes+1 || n > processes*mostNamed*300 {
 		t.Errorf("there are %d disagreements of %d bytes", len(p.disagreements), n)
 	}
 }
