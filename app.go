@@ -81,6 +81,11 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	modules := map[string]any{defaultStore: inMemory}
+	for name, raw := range a.StoresRaw {
+		if err := checkModule("store "+name, "stores."+name, raw); err != nil {
+			return option.InJSON(err)
+		}
+	}
 	if a.hasNoStores = len(a.StoresRaw) == 0; !a.hasNoStores {
 		loaded, err := ctx.LoadModule(a, "StoresRaw")
 		if err != nil {
@@ -304,12 +309,25 @@ func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
 	case len(raw) == 0 || string(raw) == "null":
 		return "", true, nil
 	case raw[0] == '{':
-		return "", false, nil
+		return "", false, checkModule("store", "store", raw)
+	case raw[0] == '[':
+		return "", true, option.Errorf("store", "is a list: it must be the name of a store, or an object with the field module")
 	}
 	if err := json.Unmarshal(raw, &name); err != nil || !option.ValidName(name) {
-		return "", true, option.Errorf("store", "%s: it must be the name of a store, or an object with the field module", raw)
+		return "", true, option.Errorf("store", "is no name: it must be the name of a store, or an object with the field module")
 	}
 	return name, true, nil
+}
+
+// checkModule returns an error if the JSON of a store names no module. Caddy's own error has all of it, with the
+// passwords.
+func checkModule(what, path string, raw json.RawMessage) error {
+	var fields map[string]json.RawMessage
+	var module string
+	if json.Unmarshal(raw, &fields) != nil || json.Unmarshal(fields["module"], &module) != nil || module == "" {
+		return option.Errorf(what, "has no module: add the field module, such as redis or memory").Field(path)
+	}
+	return nil
 }
 
 // Interface guards.

@@ -259,4 +259,5 @@ func (s *Store) Hurry(clientKey string) {
 var (
 	_ store.Remote   = (*Store)(nil)
 	_ store.Operable = (*Store)(nil)
+	_ store.Shared   = (*Store)(nil)
 )

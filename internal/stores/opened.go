@@ -104,8 +104,8 @@ func (h *Handle) newOpened() (*Opened, error) {
 	})
 	h.keepAccounts(open, remote)
 	open.newcomers = h.newNewcomers(open.Accounts)
-	if operable != nil && isRemote {
-		open.presence = newPresence(operable)
+	if shared, isShared := s.(store.Shared); isShared {
+		open.presence = newPresence(h.Name, shared)
 	}
 	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
 	return open, nil
@@ -316,7 +316,7 @@ func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 // leaveAccounts leaves the accounts, and closes the module's store. While something
 // waits that is delivered through that store, both happen later: once it is delivered, another
 // config delivers it, or there is no more time. Until then a new config finds the registry, and
-// what waits.
+// what waits. What others know of the config is withdrawn before, too.
 func (h *Handle) leaveAccounts(open *Opened) {
 	a := open.Accounts
 	leave := func() {
@@ -324,12 +324,13 @@ func (h *Handle) leaveAccounts(open *Opened) {
 		_, _ = Pool.Delete(h.ledgerKey())
 		open.closeModule()
 	}
-	if !a.IsNeeded() {
+	if !a.IsNeeded() && !open.presence.isTold() {
 		leave()
 		return
 	}
 	deliver(func(ctx context.Context) {
 		a.Flush(ctx)
+		open.presence.withdraw(ctx)
 		leave()
 	})
 }

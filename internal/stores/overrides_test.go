@@ -256,7 +256,7 @@ func TestPanicsOfAStoreAreProblems(t *testing.T) {
 	s, _ := openLooked(t, nil)
 	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
 	set(t, s, o)
-	kept := &sharedStore{Store: s.Store}
+	kept := newSharedStore()
 	s.ask = func(context.Context) error {
 		if kept.panics.Load() {
 			panic("broken on purpose")
@@ -264,7 +264,7 @@ func TestPanicsOfAStoreAreProblems(t *testing.T) {
 		return nil
 	}
 	synctest.Test(t, func(t *testing.T) {
-		all, others := newOverrides(s, time.Second, func() {}), newPresence(kept)
+		all, others := newOverrides(s, time.Second, func() {}), newPresence(t.Name(), kept)
 		all.start()
 		others.start()
 		for _, panics := range []bool{false, true, false} {
