@@ -50,6 +50,16 @@ func NewFlights() *Flights {
 	for i := range f.stripes {
 		f.stripes[i].flights = map[identity.ID]*flight{}
 	}
+	f.limits.InUse = func(note func(number uint32)) {
+		for i := range f.stripes {
+			p := &f.stripes[i]
+			p.mu.Lock()
+			for id := range p.flights {
+				note(id.Limit)
+			}
+			p.mu.Unlock()
+		}
+	}
 	return f
 }
 
@@ -68,9 +78,7 @@ func (f *Flights) Figures() (sum Figures) {
 
 // use returns the bucket's flight, locked.
 func (f *Flights) use(r *store.Request) (*flightStripe, identity.ID, *flight) {
-	id := identity.ID{Limit: f.limits.Number(r.Limit), Key: r.ClientKey}
-	p := &f.stripes[stripeOf(id.Hash(f.seed))]
-	p.mu.Lock()
+	p, id := f.lock(r)
 	fl, ok := p.flights[id]
 	if !ok {
 		fl = idleFlights.Get().(*flight)
@@ -80,6 +88,20 @@ func (f *Flights) use(r *store.Request) (*flightStripe, identity.ID, *flight) {
 	p.mu.Unlock()
 	fl.mu.Lock()
 	return p, id, fl
+}
+
+// lock locks the bucket's stripe, and returns it and the bucket's identity.
+func (f *Flights) lock(r *store.Request) (*flightStripe, identity.ID) {
+	for {
+		limit := f.limits.Of(r.Limit)
+		id := identity.ID{Limit: limit.Number, Key: r.ClientKey}
+		p := &f.stripes[stripeOf(id.Hash(f.seed))]
+		p.mu.Lock()
+		if !limit.HasEnded() {
+			return p, id
+		}
+		p.mu.Unlock()
+	}
 }
 
 // leave unlocks a flight, drops users references and adds cost.

@@ -215,6 +215,16 @@ func NewRegistry(clock func() time.Time) *Registry {
 	for i := range b.stripes {
 		b.stripes[i].registry = b
 	}
+	b.limits.InUse = func(note func(number uint32)) {
+		for i := range b.stripes {
+			p := &b.stripes[i]
+			p.mu.Lock()
+			for e := range p.entries.all {
+				note(e.id.Limit)
+			}
+			p.mu.Unlock()
+		}
+	}
 	return b
 }
 
@@ -390,12 +400,18 @@ func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 
 // lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity.
 func (l *Ledger) lock(r *store.Request) (*entry, *stripe, identity.ID) {
-	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.registry.shards.Number(r.Shard()), Key: r.ClientKey}
-	hash := id.Hash(l.registry.seed)
-	p := &l.registry.stripes[stripeOf(hash)]
-	p.mu.Lock()
-	e, _ := p.entries.find(id, hash)
-	return e, p, id
+	for {
+		limit := l.registry.limits.Of(r.Limit)
+		id := identity.ID{Limit: limit.Number, Shard: l.registry.shards.Number(r.Shard()), Key: r.ClientKey}
+		hash := id.Hash(l.registry.seed)
+		p := &l.registry.stripes[stripeOf(hash)]
+		p.mu.Lock()
+		if !limit.HasEnded() {
+			e, _ := p.entries.find(id, hash)
+			return e, p, id
+		}
+		p.mu.Unlock()
+	}
 }
 
 // enter is find, and inserts a missing entry.

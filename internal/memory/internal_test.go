@@ -7,6 +7,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -198,5 +200,54 @@ func TestClockThatIsSet(t *testing.T) {
 	}
 	if by, when := c.lastJump(); by != time.Hour || !when.Equal(at) {
 		t.Errorf("the last jump is by %v at %v", by, when)
+	}
+}
+
+// TestLimitsOfThePastLeaveNothing: limits without buckets give up their numbers, which concurrent requests do not mix up.
+func TestLimitsOfThePastLeaveNothing(t *testing.T) {
+	const rounds, together, most = 2000, 4, 256
+	b := NewBuckets()
+	var now atomic.Int64
+	s := New(b, Options{Now: func() time.Time { return time.UnixMicro(now.Load()) }})
+	kept := &store.Limit{Zone: "kept", Window: 24 * time.Hour}
+	// Numbers end all the time.
+	var churn sync.WaitGroup
+	defer churn.Wait()
+	var hasEnded atomic.Bool
+	defer hasEnded.Store(true)
+	churn.Go(func() {
+		for n := 0; !hasEnded.Load(); n++ {
+			b.limits.Of(&store.Limit{Zone: fmt.Sprint("churn", n), Window: time.Second})
+		}
+	})
+	for round := range rounds {
+		now.Add(time.Second.Microseconds())
+		limits := []*store.Limit{{Zone: strconv.Itoa(round), Window: time.Second}, kept}
+		var all sync.WaitGroup
+		for range together {
+			all.Go(func() {
+				for _, limit := range limits {
+					store.Answers(t.Context(), s.Take, []store.Request{{Limit: limit, Events: rounds * together, Cost: 1}})
+				}
+			})
+		}
+		all.Wait()
+		for _, limit := range limits {
+			want := int64(together)
+			if limit == kept {
+				want *= int64(round + 1)
+			}
+			if st := store.Answers(t.Context(), s.Peek, []store.Request{{Limit: limit, Events: rounds * together, Cost: 1}})[0]; st.Used != want {
+				t.Fatalf("round %d: %d events of zone %s are counted, want %d", round, st.Used, limit.Zone, want)
+			}
+		}
+	}
+	for i := range b.stripes {
+		if n := len(b.stripes[i].indexes); n > most {
+			t.Fatalf("%d limits have indexes in a stripe after %d, want %d at most", n, rounds, most)
+		}
+	}
+	if err := b.Verify(); err != nil {
+		t.Error(err)
 	}
 }
