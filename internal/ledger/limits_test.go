@@ -2,10 +2,12 @@ package ledger
 
 import (
 	"strconv"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -28,10 +30,7 @@ func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 		for i := range many {
 			r := requestOf(strconv.Itoa(i), 10)
 			r.Limit = &store.Limit{Zone: strconv.Itoa(i), Window: time.Second}
-			for _, accounts := range []interface {
-				admitter
-				Settle(reqs []*store.Request, held []int64)
-			}{l, local} {
+			for _, accounts := range []storetest.Admitter{l, local} {
 				if st := admit(accounts, r); !st.Allowed {
 					t.Fatalf("the first request of zone %s gets %+v", r.Limit.Zone, st)
 				}
@@ -49,4 +48,57 @@ func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 			t.Errorf("after %d limits, the next has number %d in the ledger and %d in flights", many, n, flying)
 		}
 	})
+}
+
+// TestRequestIsOvertaken by the end of its limit's number, which another limit gets.
+func TestRequestIsOvertaken(t *testing.T) {
+	r := requestOf("alice", 10)
+	l, f := New(NewRegistry(nil), new(instant), Options{}), NewFlights()
+	for name, c := range map[string]struct {
+		limits  *identity.Limits
+		lockAll func(lock func(mu *sync.Mutex))
+		begin   func()
+		isFound func() bool
+	}{
+		"Ledger": {&l.registry.limits, func(lock func(mu *sync.Mutex)) {
+			for i := range l.registry.stripes {
+				lock(&l.registry.stripes[i].mu)
+			}
+		}, func() {
+			m := l.moment()
+			l.enter(&r, &m).stripe.mu.Unlock()
+		}, func() bool {
+			e := l.look(&r)
+			if e != nil {
+				e.stripe.mu.Unlock()
+			}
+			return e != nil
+		}},
+		"Flights": {&f.limits, func(lock func(mu *sync.Mutex)) {
+			for i := range f.stripes {
+				lock(&f.stripes[i].mu)
+			}
+		}, func() {
+			_, _, fl := f.use(&r)
+			fl.cost = 1
+			fl.mu.Unlock()
+		}, func() bool { return f.held(&r) == 1 }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inUse := c.limits.InUse
+			c.limits.InUse = func(func(uint32)) {}
+			c.lockAll((*sync.Mutex).Lock)
+			var begun sync.WaitGroup
+			begun.Go(c.begin)
+			storetest.AwaitLock(t, "TestRequestIsOvertaken", "(*"+name+").lock")
+			for n := range 1000 {
+				c.limits.Of(&store.Limit{Zone: strconv.Itoa(n), Window: time.Hour})
+			}
+			c.lockAll((*sync.Mutex).Unlock)
+			begun.Wait()
+			if c.limits.InUse = inUse; !c.isFound() {
+				t.Error("the request's bucket is not found by its limit")
+			}
+		})
+	}
 }

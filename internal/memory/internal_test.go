@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -249,5 +250,29 @@ func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 	}
 	if err := b.Verify(); err != nil {
 		t.Error(err)
+	}
+}
+
+// TestRequestIsOvertaken by the end of its limit's number, which another limit gets.
+func TestRequestIsOvertaken(t *testing.T) {
+	b := NewBuckets()
+	b.limits.InUse = func(func(uint32)) {}
+	s := New(b, Options{})
+	overtaken := []store.Request{{Limit: &store.Limit{Zone: "overtaken", Window: time.Hour}, Events: 10, Cost: 1}}
+	for i := range b.stripes {
+		b.stripes[i].mu.Lock()
+	}
+	taken := make(chan []store.State)
+	go func() { taken <- store.Answers(t.Context(), s.Take, overtaken) }()
+	storetest.AwaitLock(t, "TestRequestIsOvertaken", "(*Buckets).lock")
+	for n := range 1000 {
+		b.limits.Of(&store.Limit{Zone: strconv.Itoa(n), Window: time.Hour})
+	}
+	for i := range b.stripes {
+		b.stripes[i].mu.Unlock()
+	}
+	<-taken
+	if st := store.Answers(t.Context(), s.Peek, overtaken)[0]; st.Used != 1 {
+		t.Errorf("%d events of the zone are counted, want 1", st.Used)
 	}
 }
