@@ -6,9 +6,11 @@ package identity
 import (
 	"hash/maphash"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -72,22 +74,24 @@ func (s *Shards) Place(number uint32) *store.Place { return (*s.places.Load())[n
 // zero value is empty.
 type Limits struct {
 	// InUse calls note with the number of each limit that is in use, under the locks under which
-	// users call [Limit.HasEnded]. Other numbers end, and are given again, once there are many.
-	// Without InUse, numbers last.
+	// users call [Limit.HasEnded]. Other numbers end, and are reused, if there are many and another
+	// limit needs one, at most once in Pause: a limit may be in use now and then. Without InUse,
+	// numbers last.
 	InUse func(note func(number uint32))
+	Pause time.Duration
 
 	// table is replaced as a whole, so that readers need no lock.
 	table atomic.Pointer[limitTable]
 
 	mu sync.Mutex
 	// fresh are limits that the table lacks, and misses counts the lookups of them. The table takes
-	// them in after as many as there are limits, so that each limit is copied a few times however
-	// many there are.
+	// them in after as many misses as there are limits, so that each limit is copied a few times
+	// however many there are.
 	fresh  map[store.Limit]*Limit
 	misses int
-	// free are numbers that have ended. Without one, a limit beyond most begins a sweep.
-	free []uint32
-	most int
+	// free are numbers that have ended, the last time when numbers were swept.
+	free  []uint32
+	swept time.Time
 }
 
 // Limit is a limit with its number, for as long as that has not ended.
@@ -106,6 +110,9 @@ const (
 	fewLimits = 4
 	// minLimits is up to how many limits no number ends.
 	minLimits = 64
+
+	// ReusePause is the Pause of limits that requests look up.
+	ReusePause = time.Minute
 )
 
 type limitTable struct {
@@ -115,8 +122,12 @@ type limitTable struct {
 	byNumber []*Limit
 }
 
-// Of returns the limit with its number.
-func (l *Limits) Of(limit *store.Limit) *Limit {
+// none is the limit of lookups that find no number.
+var none = &Limit{Number: math.MaxUint32}
+
+// Of returns the limit with its number. A limit without one gets one if adds is set, and otherwise
+// the result is one that no bucket has.
+func (l *Limits) Of(limit *store.Limit, adds bool) *Limit {
 	if t := l.table.Load(); t != nil {
 		// Comparing the first few is quicker than a lookup.
 		for _, known := range t.few {
@@ -128,11 +139,12 @@ func (l *Limits) Of(limit *store.Limit) *Limit {
 			return known
 		}
 	}
-	return l.find(limit)
+	return l.find(limit, adds)
 }
 
-// Number returns the number of the limit.
-func (l *Limits) Number(limit *store.Limit) uint32 { return l.Of(limit).Number }
+// Number returns the number of the limit. It is for Limits without InUse: another limit may get the
+// number at once.
+func (l *Limits) Number(limit *store.Limit) uint32 { return l.Of(limit, true).Number }
 
 // Asked are the places of requests by the numbers of their limits.
 type Asked map[uint32]asked
@@ -146,7 +158,7 @@ type asked struct {
 func (l *Limits) Asked(reqs []store.Request) Asked {
 	all := make(Asked, len(reqs))
 	for i := range reqs {
-		limit := l.Of(reqs[i].Limit)
+		limit := l.Of(reqs[i].Limit, false)
 		all[limit.Number] = asked{limit, i}
 	}
 	return all
@@ -161,13 +173,13 @@ func (a Asked) Find(number uint32) (place int, found bool) {
 // Limit returns the limit of that number, which is in use.
 func (l *Limits) Limit(number uint32) *store.Limit { return &l.table.Load().byNumber[number].Limit }
 
-// find returns a limit that the table may lack, or gives it a number.
-func (l *Limits) find(limit *store.Limit) *Limit {
+// find returns a limit that the table may lack. Without one it adds it, or returns none.
+func (l *Limits) find(limit *store.Limit, adds bool) *Limit {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	t := l.table.Load()
 	if t == nil {
-		t, l.fresh, l.most = new(limitTable), map[store.Limit]*Limit{}, minLimits
+		t, l.fresh, l.swept = new(limitTable), map[store.Limit]*Limit{}, time.Now()
 	}
 	if known := t.numbers[*limit]; known != nil {
 		return known
@@ -179,7 +191,10 @@ func (l *Limits) find(limit *store.Limit) *Limit {
 		}
 		return known
 	}
-	if l.InUse != nil && len(l.free) == 0 && len(t.byNumber) >= l.most {
+	if !adds {
+		return none
+	}
+	if l.InUse != nil && len(l.free) == 0 && len(t.byNumber) >= minLimits && time.Since(l.swept) >= l.Pause {
 		t = l.sweep(t)
 	}
 	return l.add(*t, limit)
@@ -232,6 +247,6 @@ func (l *Limits) sweep(t *limitTable) *limitTable {
 			next.few = append(next.few, known)
 		}
 	}
-	l.most = max(minLimits, 2*len(next.numbers))
+	l.swept = time.Now()
 	return l.replace(next)
 }

@@ -35,7 +35,7 @@ func TestLimitsAreNumberedOnce(t *testing.T) {
 		seen[numbers[0][z]] = true
 	}
 	again := store.Limit{Zone: "A", Algorithm: store.FixedWindow, Window: time.Hour}
-	if n := l.find(&again).Number; n != numbers[0][0] {
+	if n := l.find(&again, true).Number; n != numbers[0][0] {
 		t.Errorf("limit numbered %d gets %d from a late registration", numbers[0][0], n)
 	}
 	if len(seen) != zones {
@@ -87,10 +87,10 @@ func TestUnusedNumbersAreGivenAgain(t *testing.T) {
 		n := l.Number(limitOf(i))
 		used[n], kept[n] = true, limitOf(i)
 	}
-	late, unused := l.Of(limitOf(many)), l.Of(limitOf(-1))
+	late, unused := l.Of(limitOf(many), true), l.Of(limitOf(-1), true)
 	kept[late.Number] = limitOf(many)
 	for i := range many {
-		of := l.Of(limitOf(i))
+		of := l.Of(limitOf(i), true)
 		if of.HasEnded() || of.Limit != *limitOf(i) || *l.Limit(of.Number) != of.Limit {
 			t.Fatalf("limit %d has number %d, which is %v", i, of.Number, l.Limit(of.Number))
 		}
@@ -120,4 +120,42 @@ func (l *Limits) numberOf(i int) *Limit {
 		}
 	}
 	return nil
+}
+
+// TestLimitsInTurnStayNumbered: many limits that are each in use now and then keep their numbers, whose
+// lookups take no memory.
+func TestLimitsInTurnStayNumbered(t *testing.T) {
+	const many = 50 * minLimits
+	walks := 0
+	l := Limits{InUse: func(func(uint32)) { walks++ }, Pause: time.Hour}
+	limits := make([]store.Limit, many)
+	for i := range limits {
+		limits[i] = store.Limit{Zone: strconv.Itoa(i), Window: time.Hour}
+	}
+	round := func() {
+		for i := range limits {
+			if n := l.Of(&limits[i], true).Number; n != uint32(i) {
+				t.Fatalf("limit %d has number %d", i, n)
+			}
+		}
+	}
+	round()
+	round()
+	if n := testing.AllocsPerRun(10, round); n > 0 || walks > 0 {
+		t.Errorf("looking up %d limits takes %v allocations, and %d walks of what is in use", many, n, walks)
+	}
+}
+
+// TestLookupsAddNothing: what is only looked up gets no number.
+func TestLookupsAddNothing(t *testing.T) {
+	var l Limits
+	known, unknown := store.Limit{Zone: "known"}, store.Limit{Zone: "unknown"}
+	number := l.Number(&known)
+	asked := l.Asked([]store.Request{{Limit: &unknown}, {Limit: &known}})
+	if place, found := asked.Find(number); place != 1 || !found {
+		t.Errorf("the request of a limit is at %d, found: %t", place, found)
+	}
+	if of := l.Of(&unknown, false); of != none || len(l.table.Load().byNumber) != 1 {
+		t.Errorf("a lookup finds %+v of %d limits", of, len(l.table.Load().byNumber))
+	}
 }

@@ -34,6 +34,11 @@ func (remoteModule) OpenStore(string) (store.Store, error) { return struct{ stor
 func (remoteModule) CloseStore()                           {}
 func (m remoteModule) OnErrorDefault() string              { return m.onError }
 
+// ownModule opens stores of another module in this process.
+type ownModule struct{ remoteModule }
+
+func (ownModule) OpenStore(string) (store.Store, error) { return struct{ store.Store }{}, nil }
+
 func loadIn(t *testing.T, module stores.Module, zones ...*Zone) *stores.Handle {
 	t.Helper()
 	handle := &stores.Handle{Name: t.Name(), Module: module, OnError: module.OnErrorDefault(), Logger: zap.NewNop()}
@@ -52,7 +57,7 @@ func TestManyZonesTakeLittle(t *testing.T) {
 	for range 2 {
 		zones := make([]*Zone, many)
 		for i := range zones {
-			zones[i] = &Zone{Name: "many." + strconv.Itoa(i), Key: []string{"{" + ipVar + "}"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1}, Window: time.Minute, Free: usuallyFree}
+			zones[i] = &Zone{Name: "many." + strconv.Itoa(i), Key: []string{"{" + ipVar + "}"}, Events: Quantity{Number: 10}, Cost: Quantity{Number: 1}, Window: time.Minute, Free: UsuallyFree}
 		}
 		handle := loadIn(t, memoryModule{buckets}, zones...)
 		if n := runtime.NumGoroutine() - goroutines; n > 0 {
@@ -103,14 +108,17 @@ func TestSeriesOfOptions(t *testing.T) {
 		// more are the series beside or, if they have the name of one, instead of the usual ones.
 		more map[string]string
 	}{
-		"usual":          {&Zone{Free: usuallyFree}, inMemory, nil, nil},
+		"usual":          {&Zone{Free: UsuallyFree}, inMemory, nil, nil},
 		"a remote one":   {&Zone{}, remoteModule{stores.OnErrorAllow}, nil, map[string]string{"decisions": "allowed, error_allowed, refused", "evicted_buckets": "-"}},
 		"on_error deny":  {&Zone{OnError: stores.OnErrorDeny}, remoteModule{stores.OnErrorAllow}, nil, map[string]string{"decisions": "allowed, error_refused, refused", "evicted_buckets": "-"}},
 		"on_error local": {&Zone{}, remoteModule{stores.OnErrorLocal}, nil, map[string]string{"evicted_buckets": "-"}},
 		"concurrency":    {&Zone{Algorithm: store.Concurrency}, inMemory, nil, map[string]string{"settled_cost": "-"}},
-		"charge before":  {&Zone{ChargeBefore: true, Free: usuallyFree}, inMemory, nil, map[string]string{"settled_cost": "charged, refunded"}},
+		"charge before":  {&Zone{ChargeBefore: true, Free: UsuallyFree}, inMemory, nil, map[string]string{"settled_cost": "charged, refunded"}},
 		"count_status":   {&Zone{Free: statuses(404)}, inMemory, nil, map[string]string{"settled_cost": "charged, free"}},
 		"reset_status":   {&Zone{Forgives: statuses(200)}, inMemory, nil, map[string]string{"forgiven": ""}},
+		"on_error deny, enforce": {&Zone{Enforce: new(float64)}, remoteModule{stores.OnErrorDeny}, nil,
+			map[string]string{"decisions": "allowed, error_allowed, error_refused, refused, would_refuse", "evicted_buckets": "-"}},
+		"an own one":     {&Zone{}, ownModule{remoteModule{stores.OnErrorDeny}}, nil, map[string]string{"decisions": "allowed, error_refused, refused", "evicted_buckets": "-"}},
 		"enforce":        {&Zone{Enforce: new(float64)}, inMemory, nil, map[string]string{"decisions": "allowed, refused, would_refuse"}},
 		"warn, max_wait": {&Zone{Warn: 80, MaxWait: time.Second}, inMemory, nil, map[string]string{"near_clients": "", "waited_requests": ""}},
 		"placeholders":   {&Zone{Events: placeholder}, inMemory, nil, map[string]string{"unreadable": "not_found events, out_of_range events"}},
@@ -170,8 +178,11 @@ func TestRecentClientsAreFew(t *testing.T) {
 	if now = now.Add(time.Minute - 1); first(maxRecentClients + 999) {
 		t.Error("a client is forgotten within its window")
 	}
-	if now = now.Add(1); !first(maxRecentClients+999) || len(c.seen) != 1 {
-		t.Errorf("after their window, %d clients are remembered, want the one that came again", len(c.seen))
+	if now = now.Add(1); !first(maxRecentClients + 999) {
+		t.Error("a client is remembered beyond its window")
+	}
+	if c.expire(now); len(c.seen) != 1 || c.peak != 1 {
+		t.Errorf("after their window, %d clients are remembered in memory for %d, want the one that came again", len(c.seen), c.peak)
 	}
 }
 

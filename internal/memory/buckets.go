@@ -66,6 +66,7 @@ func NewBuckets() *Buckets {
 		b.stripes[i].nearest, b.stripes[i].limits = &b.nearest[i], &b.limits
 		b.stripes[i].publish()
 	}
+	b.limits.Pause = identity.ReusePause
 	b.limits.InUse = func(note func(number uint32)) {
 		for i := range b.stripes {
 			b.stripes[i].noteLimits(note)
@@ -79,7 +80,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 
 // Recall makes r ask for what the bucket's last request did, and reports whether there was one.
 func (b *Buckets) Recall(r *store.Request) bool {
-	s, id := b.lock(r)
+	s, id := b.lock(r, false)
 	defer s.mu.Unlock()
 	found := s.find(id)
 	return found != nil && found.asked.Recall(r)
@@ -88,14 +89,14 @@ func (b *Buckets) Recall(r *store.Request) bool {
 // run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {
-	s, id := b.lock(r)
+	s, id := b.lock(r, op != algorithm.Peek && op != algorithm.Refund)
 	st, found, revived := s.run(op, id, r, now, false)
 	switch {
 	case revived:
 		b.sweep(now)
 	case !found && keeps(op, r.Limit):
 		b.reserve(now, by)
-		s, id = b.lock(r)
+		s, id = b.lock(r, true)
 		if st, found, _ = s.run(op, id, r, now, true); found {
 			b.count.Add(-1)
 		}
@@ -117,10 +118,11 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	}
 }
 
-// lock locks the bucket's stripe, and returns it and the bucket's identity.
-func (b *Buckets) lock(r *store.Request) (*stripe, identity.ID) {
+// lock locks the bucket's stripe, and returns it and the bucket's identity. A bucket is only inserted if
+// inserts is set.
+func (b *Buckets) lock(r *store.Request, inserts bool) (*stripe, identity.ID) {
 	for {
-		limit := b.limits.Of(r.Limit)
+		limit := b.limits.Of(r.Limit, inserts)
 		id := identity.ID{Limit: limit.Number, Key: r.ClientKey}
 		s := &b.stripes[b.stripeOf(id)]
 		s.mu.Lock()

@@ -206,25 +206,22 @@ func TestClockThatIsSet(t *testing.T) {
 
 // TestLimitsOfThePastLeaveNothing: limits without buckets give up their numbers, which concurrent requests do not mix up.
 func TestLimitsOfThePastLeaveNothing(t *testing.T) {
-	const rounds, together, most = 500, 4, 256
+	const rounds, together, churned, most = 500, 4, 50, 256
 	b := NewBuckets()
+	b.limits.Pause = 0
 	var now atomic.Int64
 	s := New(b, Options{Now: func() time.Time { return time.UnixMicro(now.Load()) }})
 	kept := &store.Limit{Zone: "kept", Window: 24 * time.Hour}
-	// Numbers end all the time.
-	var churn sync.WaitGroup
-	defer churn.Wait()
-	var hasEnded atomic.Bool
-	defer hasEnded.Store(true)
-	churn.Go(func() {
-		for n := 0; !hasEnded.Load(); n++ {
-			b.limits.Of(&store.Limit{Zone: fmt.Sprint("churn", n), Window: time.Second})
-		}
-	})
 	for round := range rounds {
 		now.Add(time.Second.Microseconds())
 		limits := []*store.Limit{{Zone: strconv.Itoa(round), Window: time.Second}, kept}
 		var all sync.WaitGroup
+		// Numbers end meanwhile.
+		all.Go(func() {
+			for n := range churned {
+				b.limits.Of(&store.Limit{Zone: fmt.Sprint("churn", round, n), Window: time.Second}, true)
+			}
+		})
 		for range together {
 			all.Go(func() {
 				for _, limit := range limits {
@@ -256,7 +253,7 @@ func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 // TestRequestIsOvertaken by the end of its limit's number, which another limit gets, before it inserts its bucket.
 func TestRequestIsOvertaken(t *testing.T) {
 	b := NewBuckets()
-	b.limits.InUse = func(func(uint32)) {}
+	b.limits.InUse, b.limits.Pause = func(func(uint32)) {}, 0
 	s := New(b, Options{MaxBuckets: 1, OnEvict: func(string) {
 		// The request makes room, and inserts once the stripes are unlocked.
 		for i := range b.stripes {
@@ -271,7 +268,7 @@ func TestRequestIsOvertaken(t *testing.T) {
 	go func() { taken <- store.Answers(t.Context(), s.Take, requestsOf("overtaken")) }()
 	storetest.AwaitLock(t, "TestRequestIsOvertaken", "(*Buckets).lock")
 	for n := range 1000 {
-		b.limits.Of(requestsOf(strconv.Itoa(n))[0].Limit)
+		b.limits.Of(requestsOf(strconv.Itoa(n))[0].Limit, true)
 	}
 	for i := range b.stripes {
 		b.stripes[i].mu.Unlock()

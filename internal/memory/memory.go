@@ -147,7 +147,7 @@ func (s *Store) Reset(_ context.Context, r store.Request) error {
 func (s *Store) Len() int { return s.buckets.Len() }
 
 func (b *Buckets) forget(r *store.Request) {
-	s, id := b.lock(r)
+	s, id := b.lock(r, false)
 	found := s.find(id)
 	s.mu.Unlock()
 	if found != nil && s.evict(found) {

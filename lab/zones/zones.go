@@ -1,5 +1,5 @@
-// Package zones measures Caddys with many zones and no clients, in memory and on a Redis server: the CPU time of
-// start, reload, scrape, removal, exit and idling, and the memory, beside that of the same sites without zones.
+// Package zones measures Caddys with many zones, in memory and on a Redis server: the CPU time of start, reload,
+// idling, scrape, a request in each zone, removal and exit, and the memory, beside that of the same sites without zones.
 package zones
 
 import (
@@ -50,7 +50,7 @@ func Run(ctx context.Context, args []string) error {
 	stores := map[string]any{"default": map[string]any{
 		"module": "redis", "shards": []any{map[string]any{"name": "a", "primary": redis.Primary().Addr()}},
 	}}
-	table := report.NewTable("zones", "store", "start, CPU s", "reload, CPU s", "scrape, CPU s", "removal, CPU s", "exit, CPU s",
+	table := report.NewTable("zones", "store", "start, CPU s", "reload, CPU s", "scrape, CPU s", "a request, CPU µs", "removal, CPU s", "exit, CPU s",
 		"idle, % of a core", "kB a zone", "kB once it is removed")
 	var without float64
 	for _, c := range []struct {
@@ -72,7 +72,8 @@ func Run(ctx context.Context, args []string) error {
 		} else {
 			perZone = func(heap float64) string { return fmt.Sprintf("%.1f", (heap-without)/float64(*sites**zones)/1e3) }
 		}
-		table.Row(c.zones, c.store, seconds(f.start), seconds(f.reload), seconds(f.scrape), seconds(f.removal), seconds(f.exit),
+		table.Row(c.zones, c.store, seconds(f.start), seconds(f.reload), seconds(f.scrape),
+			fmt.Sprintf("%.0f", float64(f.round.Microseconds())/float64(*sites**zones)), seconds(f.removal), seconds(f.exit),
 			fmt.Sprintf("%.1f", 100*f.idle), perZone(f.heap), perZone(f.left))
 	}
 	fmt.Print(table.String())
@@ -82,10 +83,10 @@ func Run(ctx context.Context, args []string) error {
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()) }
 
 // figures are CPU times, the share of a core that idling takes, and the bytes of the heap, with zones
-// and once they are removed.
+// before the round of requests and once they are removed after it.
 type figures struct {
-	start, reload, scrape, removal, exit time.Duration
-	idle, heap, left                     float64
+	start, reload, scrape, round, removal, exit time.Duration
+	idle, heap, left                            float64
 }
 
 // running is a Caddy that is measured.
@@ -140,6 +141,9 @@ func measure(ctx context.Context, w *site.Workshop, perSite int, stores any) (f 
 		return f, err
 	}
 	if f.heap, err = c.heap(ctx); err != nil {
+		return f, err
+	}
+	if f.round, err = c.costOf(func() error { return round(ctx, addr) }); err != nil {
 		return f, err
 	}
 	if f.removal, err = load(0, "none"); err != nil {
@@ -217,6 +221,28 @@ func (c running) call(ctx context.Context, method, path string, body []byte) ([]
 		err = fmt.Errorf("status %d: %s", resp.StatusCode, strings.TrimSpace(string(text)))
 	}
 	return text, err
+}
+
+// round makes a request in each zone.
+func round(ctx context.Context, addr string) error {
+	for s := range *sites {
+		for z := range *zones {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/%d/", addr, z), nil)
+			if err != nil {
+				return fmt.Errorf("request a page: %w", err)
+			}
+			req.Host = fmt.Sprintf("site%d.example.com", s)
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return fmt.Errorf("request a page: %w", err)
+			}
+			_, err = io.Copy(io.Discard, resp.Body)
+			if resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
+				return fmt.Errorf("request a page: status %d: %w", resp.StatusCode, err)
+			}
+		}
+	}
+	return nil
 }
 
 // config is a config in JSON, so that it costs nothing to adapt.
