@@ -20,7 +20,7 @@ func TestCountersAreNotNegative(t *testing.T) {
 
 // TestScrapesDuringReloads: each scrape has a zone once, and never less of it, while configs come and go.
 func TestScrapesDuringReloads(t *testing.T) {
-	const scrapes = 300
+	const turns = 2000
 	m, registry := newMetricSet(), prometheus.NewPedanticRegistry()
 	if err := m.Register(registry); err != nil {
 		t.Fatal(err)
@@ -28,15 +28,9 @@ func TestScrapesDuringReloads(t *testing.T) {
 	kept := m.Zone("kept")
 	kept.Requests.Expect()
 	var all sync.WaitGroup
-	ended := make(chan struct{})
 	for _, name := range []string{"kept", "passing", "passing"} {
 		all.Go(func() {
-			for {
-				select {
-				case <-ended:
-					return
-				default:
-				}
+			for range turns {
 				c := m.Zone(name)
 				c.Requests.Expect()
 				c.Requests.Inc()
@@ -45,28 +39,38 @@ func TestScrapesDuringReloads(t *testing.T) {
 			}
 		})
 	}
+	ended := make(chan struct{})
+	go func() {
+		all.Wait()
+		close(ended)
+	}()
 	last := 0.0
-	for range scrapes {
+	scrape := func() {
 		families, err := registry.Gather()
 		if err != nil {
 			t.Error(err)
 		}
+		n := -1.0
 		for _, family := range families {
 			for _, metric := range family.GetMetric() {
-				if family.GetName() != "caddy_rate_limit_requests_total" || metric.GetLabel()[0].GetValue() != "kept" {
-					continue
+				if family.GetName() == "caddy_rate_limit_requests_total" && metric.GetLabel()[0].GetValue() == "kept" {
+					n = metric.GetCounter().GetValue()
 				}
-				n := metric.GetCounter().GetValue()
-				if n < last {
-					t.Errorf("a counter goes from %v to %v", last, n)
-				}
-				last = n
 			}
 		}
+		if n < last {
+			t.Errorf("a counter goes from %v to %v, which is -1 if it is absent", last, n)
+		}
+		last = n
 	}
-	close(ended)
-	all.Wait()
-	if n := len(m.zones.used); n != 1 {
-		t.Errorf("%d zones have metrics, want the one in use", n)
+	for isOver := false; !isOver; scrape() {
+		select {
+		case <-ended:
+			isOver = true
+		default:
+		}
+	}
+	if n := len(m.zones.used); n != 1 || last != turns {
+		t.Errorf("%d zones have metrics, want the one in use, whose requests are %v of %d", n, last, turns)
 	}
 }
