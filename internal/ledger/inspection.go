@@ -20,10 +20,7 @@ const walkSize = 256
 // Walk visits the buckets that are known, as [store.Operable] says. A state counts what is in
 // flight, and charges that the store has not confirmed.
 func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
-	asked := make(map[uint32]int, len(reqs))
-	for i := range reqs {
-		asked[l.registry.limits.Number(reqs[i].Limit)] = i
-	}
+	asked := l.registry.limits.Asked(reqs)
 	var entries []*entry
 	var r store.Request
 	var st store.State
@@ -36,7 +33,7 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 			p.mu.Lock()
 			m := l.moment()
 			for _, e := range some {
-				i, ok := asked[e.id.Limit]
+				i, ok := asked.Find(e.id.Limit)
 				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}

@@ -218,6 +218,17 @@ func NewRegistry(clock func() time.Time) *Registry {
 	for i := range b.stripes {
 		b.stripes[i].registry = b
 	}
+	b.limits.Pause = identity.ReusePause
+	b.limits.InUse = func(note func(number uint32)) {
+		for i := range b.stripes {
+			p := &b.stripes[i]
+			p.mu.Lock()
+			for e := range p.entries.all {
+				note(e.id.Limit)
+			}
+			p.mu.Unlock()
+		}
+	}
 	return b
 }
 
@@ -458,7 +469,7 @@ func (l *Ledger) moment() core.Moment {
 
 // look returns the bucket's entry, whose stripe is locked, or nil.
 func (l *Ledger) look(r *store.Request) *entry {
-	e, p, _ := l.lock(r)
+	e, p, _ := l.lock(r, false)
 	if e == nil {
 		p.mu.Unlock()
 	}
@@ -474,19 +485,26 @@ func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 	return e
 }
 
-// lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity.
-func (l *Ledger) lock(r *store.Request) (*entry, *stripe, identity.ID) {
-	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.numberAt(r.At), Key: r.ClientKey}
-	hash := id.Hash(l.registry.seed)
-	p := &l.registry.stripes[stripeOf(hash)]
-	p.mu.Lock()
-	e, _ := p.entries.find(id, hash)
-	return e, p, id
+// lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity. An entry is
+// only inserted if inserts is set.
+func (l *Ledger) lock(r *store.Request, inserts bool) (*entry, *stripe, identity.ID) {
+	for {
+		limit := l.registry.limits.Of(r.Limit, inserts)
+		id := identity.ID{Limit: limit.Number, Shard: l.numberAt(r.At), Key: r.ClientKey}
+		hash := id.Hash(l.registry.seed)
+		p := &l.registry.stripes[stripeOf(hash)]
+		p.mu.Lock()
+		if !limit.HasEnded() {
+			e, _ := p.entries.find(id, hash)
+			return e, p, id
+		}
+		p.mu.Unlock()
+	}
 }
 
 // enter is find, and inserts a missing entry.
 func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
-	e, p, id := l.lock(r)
+	e, p, id := l.lock(r, true)
 	if e == nil {
 		l.registry.sweep(p, m)
 		if l.registry.count.Load() >= l.mostBuckets() {

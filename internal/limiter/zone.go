@@ -228,7 +228,8 @@ func (z *boundZone) run() {
 	zoneStates.Lock()
 	s.accepted = append(s.accepted, z.Zone)
 	zoneStates.Unlock()
-	z.expectSeries(z.onError, z.handle.IsRemote())
+	// What is expected stays so while any config has the zone: only configs that run may add to it.
+	z.expectSeries(z.onError, z.handle.IsInMemory())
 	z.handle.OnClose(func() {
 		zoneStates.Lock()
 		defer zoneStates.Unlock()

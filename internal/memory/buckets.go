@@ -68,6 +68,12 @@ func NewBuckets() *Buckets {
 		b.stripes[i].nearest, b.stripes[i].limits = &b.nearest[i], &b.limits
 		b.stripes[i].publish()
 	}
+	b.limits.Pause = identity.ReusePause
+	b.limits.InUse = func(note func(number uint32)) {
+		for i := range b.stripes {
+			b.stripes[i].noteLimits(note)
+		}
+	}
 	return b
 }
 
@@ -76,9 +82,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 
 // Recall makes r ask for what the bucket's last request did, and reports whether there was one.
 func (b *Buckets) Recall(r *store.Request) bool {
-	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.stripes[b.stripeOf(id)]
-	s.mu.Lock()
+	s, id := b.lock(r, false)
 	defer s.mu.Unlock()
 	found := s.find(id)
 	return found != nil && found.asked.Recall(r)
@@ -87,14 +91,14 @@ func (b *Buckets) Recall(r *store.Request) bool {
 // run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {
-	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.stripes[b.stripeOf(id)]
+	s, id := b.lock(r, op != algorithm.Peek && op != algorithm.Refund)
 	st, found, revived := s.run(op, id, r, now, false)
 	switch {
 	case revived:
 		b.sweep(now)
 	case !found && keeps(op, r.Limit):
 		b.reserve(now, by)
+		s, id = b.lock(r, true)
 		if st, found, _ = s.run(op, id, r, now, true); found {
 			b.count.Add(-1)
 		}
@@ -113,6 +117,21 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 		return false
 	default:
 		return true
+	}
+}
+
+// lock locks the bucket's stripe, and returns it and the bucket's identity. A bucket is only inserted if
+// inserts is set.
+func (b *Buckets) lock(r *store.Request, inserts bool) (*stripe, identity.ID) {
+	for {
+		limit := b.limits.Of(r.Limit, inserts)
+		id := identity.ID{Limit: limit.Number, Key: r.ClientKey}
+		s := &b.stripes[b.stripeOf(id)]
+		s.mu.Lock()
+		if !limit.HasEnded() {
+			return s, id
+		}
+		s.mu.Unlock()
 	}
 }
 
@@ -163,7 +182,7 @@ func (b *Buckets) evict(now int64, by *Store) bool {
 		return false
 	}
 	if by.onEvict != nil && victim.counts(now) {
-		by.onEvict(b.limits.Limit(victim.bucket.limit).Zone)
+		by.onEvict(victim.limit.Zone)
 	}
 	return true
 }

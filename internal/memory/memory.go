@@ -10,7 +10,6 @@ import (
 	"context"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -122,14 +121,11 @@ func (s *Store) Recall(r *store.Request) bool { return s.buckets.Recall(r) }
 
 // Walk implements [store.Operable].
 func (s *Store) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
-	asked := make(map[uint32]int, len(reqs))
-	for i := range reqs {
-		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
-	}
+	asked := s.buckets.limits.Asked(reqs)
 	now := s.instant()
 	var r store.Request
 	look := func(b *bucket) {
-		i, ok := asked[b.limit]
+		i, ok := asked.Find(b.limit)
 		if !ok {
 			return
 		}
@@ -158,9 +154,7 @@ func (s *Store) Reset(_ context.Context, r store.Request) error {
 func (s *Store) Len() int { return s.buckets.Len() }
 
 func (b *Buckets) forget(r *store.Request) {
-	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.stripes[b.stripeOf(id)]
-	s.mu.Lock()
+	s, id := b.lock(r, false)
 	found := s.find(id)
 	s.mu.Unlock()
 	if found != nil && s.evict(found) {

@@ -18,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -280,10 +281,14 @@ func (h *Handle) ReportError(now time.Time, zone, clientKey string, err error) {
 	}
 }
 
-// IsRemote reports whether the store is open, and is a [store.Remote].
-func (h *Handle) IsRemote() bool {
+// IsInMemory reports whether the store is open, and that of the module memory.
+func (h *Handle) IsInMemory() bool {
 	open := h.open.Load()
-	return open != nil && open.IsRemote
+	if open == nil {
+		return false
+	}
+	_, isInMemory := open.Base.(*memory.Store)
+	return isInMemory
 }
 
 // Leave ends what Enter began.
