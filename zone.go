@@ -3,7 +3,6 @@ package shardlimit
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
