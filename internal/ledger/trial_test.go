@@ -56,7 +56,7 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				const each = 20
 				servers, registry, opts := newServers(1), NewRegistry(nil), Options{ChargeDelay: c.delay}
-				opts.OnUndelivered = func(shard string, _ algorithm.Operation, n int64, err error) {
+				opts.OnUndelivered = func(shard string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 					t.Errorf("%d charges at %s are lost: %v", n, shard, err)
 				}
 				open := func(owners string) *Owners {

@@ -281,6 +281,12 @@ func (h *Handle) ReportError(now time.Time, zone, clientKey string, err error) {
 	}
 }
 
+// IsRemote reports whether the store is open, and is a [store.Remote].
+func (h *Handle) IsRemote() bool {
+	open := h.open.Load()
+	return open != nil && open.IsRemote
+}
+
 // IsInMemory reports whether the store is open, and that of the module memory.
 func (h *Handle) IsInMemory() bool {
 	open := h.open.Load()

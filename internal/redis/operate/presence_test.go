@@ -248,7 +248,7 @@ func TestLargeRepliesToOperatorsLeaveNoServerOut(t *testing.T) {
 		must(t, server.Client().ZAdd(t.Context(), p.asker.Keys.Presence(), goredis.Z{Score: float64(i), Member: fmt.Sprint(i) + strings.Repeat("x", 1<<20)}).Err())
 	}
 	for range 6 {
-		if _, err := p.Announce(t.Context(), store.Presence{ID: "a"}, nil); !errors.Is(err, wire.ErrFraming) {
+		if _, err := p.Announce(t.Context(), store.Presence{ID: "a"}, nil, nil); !errors.Is(err, wire.ErrFraming) {
 			t.Fatalf("the error is %v", err)
 		}
 	}
