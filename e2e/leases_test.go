@@ -319,6 +319,10 @@ func TestEndFreesSlots(t *testing.T) {
 				must(t, client, want("number of leases at the end", servers.Content(t, "slots", client).Used, 0))
 			}
 			must(t, "log", want("reporting losses", strings.Contains(c.Logs.String(), "were lost at exit"), false))
+			for _, s := range servers {
+				present, err := s.Primary.Client().ZCard(t.Context(), "rl:#present").Result()
+				must(t, "Redis", errors.Join(err, want("number of Caddys that are said to run", present, 0)))
+			}
 		})
 	}
 }
@@ -335,7 +339,7 @@ func TestEndFreesSlotsOfAShardThatReturns(t *testing.T) {
 	}
 	servers.Kill(t)
 	c.Terminate()
-	time.Sleep(time.Second) // longer than the attempts of a call
+	time.Sleep(500 * time.Millisecond) // longer than the attempts of a call
 	servers.Restart(t)
 	c.AwaitEnd()
 	must(t, "log", want("number of lost slots", len(lostOf(t, c, "slots")), 0))

@@ -123,6 +123,10 @@ func End(logger *zap.Logger) {
 	Ending()
 	flushes.ledgers.Wait()
 	// Requests of older configs still use these.
+	inUse.Range(func(open, _ any) bool {
+		flushes.ledgers.Go(func() { open.(*Opened).presence.withdraw(flushLife) })
+		return true
+	})
 	for _, pooled := range inPool[pooledLedger]() {
 		flushes.ledgers.Go(func() { pooled.registry.End(flushLife) })
 	}

@@ -97,7 +97,6 @@ func (h *Handle) newOpened() (*Opened, error) {
 	operable, _ := s.(store.Operable)
 	remote, isRemote := s.(store.Remote)
 	open := &Opened{at: time.Now(), Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
-	inUse.Store(open, nil)
 	open.closeModule = sync.OnceFunc(func() {
 		inUse.Delete(open)
 		h.Module.CloseStore()
@@ -108,6 +107,7 @@ func (h *Handle) newOpened() (*Opened, error) {
 		open.presence = newPresence(h.Name, shared)
 	}
 	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
+	inUse.Store(open, nil)
 	return open, nil
 }
 
@@ -329,8 +329,9 @@ func (h *Handle) leaveAccounts(open *Opened) {
 		return
 	}
 	deliver(func(ctx context.Context) {
-		a.Flush(ctx)
+		// First, because the flush may take all the time.
 		open.presence.withdraw(ctx)
+		a.Flush(ctx)
 		leave()
 	})
 }

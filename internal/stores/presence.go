@@ -273,11 +273,12 @@ func (p *presence) isTold() bool {
 	return len(p.own.At) > 0
 }
 
-// withdraw makes others forget this process's config, which has stopped: others that start do not compare it.
+// withdraw stops, and makes others forget this process's config: others that start do not compare it.
 func (p *presence) withdraw(ctx context.Context) {
 	if !p.isTold() {
 		return
 	}
+	p.stop()
 	<-p.ended
 	_ = contain.Run(func() error {
 		p.kept.Withdraw(ctx, p.own)
