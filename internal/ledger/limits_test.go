@@ -126,8 +126,8 @@ func TestFlightsOfManyZones(t *testing.T) {
 	}
 	round()
 	round()
-	// The pool of flights may be emptied meanwhile.
-	if n := testing.AllocsPerRun(10, round); n > many/10 || walks > 0 {
+	// The pool of flights may be emptied meanwhile, and with the race detector it drops one in four.
+	if n := testing.AllocsPerRun(10, round); n > many/2 || walks > 0 {
 		t.Errorf("the requests of %d zones take %v allocations, and %d walks", many, n, walks)
 	}
 	unknown := requestOf("alice", 10)
