@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -44,9 +45,9 @@ type App struct {
 	lost map[string]bool
 
 	mu sync.Mutex
-	// ended is closed, under mu, once the config has ended.
-	ended  chan struct{}
-	ending sync.Once
+	// life ends, under mu, with the config.
+	life context.Context
+	end  context.CancelFunc
 	// isAccepted is set once Caddy has accepted the config.
 	isAccepted bool
 	// endHistory ends what Accept began; nil before that.
@@ -69,7 +70,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
-	a.ended = make(chan struct{})
+	a.life, a.end = context.WithCancel(context.Background())
 	a.zones = claims{}
 	a.handles = map[string]*stores.Handle{}
 	a.watch = admin.NewWatch(a, ctx.Logger(), time.Now)
@@ -126,7 +127,7 @@ func (a *App) awaitAcceptance() {
 	for running() != a {
 		select {
 		case <-tick.C:
-		case <-a.ended:
+		case <-a.life.Done():
 			return
 		}
 	}
@@ -149,7 +150,7 @@ func running() *App {
 func (a *App) Accept() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.isAccepted || a.hasEnded() {
+	if a.isAccepted || a.life.Err() != nil {
 		return
 	}
 	a.isAccepted = true
@@ -168,27 +169,18 @@ func (a *App) allHandles() []*stores.Handle {
 	return slices.AppendSeq(slices.Clone(a.unnamed), maps.Values(a.handles))
 }
 
-func (a *App) hasEnded() bool {
-	select {
-	case <-a.ended:
-		return true
-	default:
-		return false
-	}
-}
-
-// end ends the config, which is not accepted any more.
-func (a *App) end() {
+// leave ends the config, which is not accepted any more.
+func (a *App) leave() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.ending.Do(func() { close(a.ended) })
+	a.end()
 }
 
 // Stop implements [caddy.App]. A config that was accepted takes over before this one ends.
 // Cleanup, which Caddy calls after Stop and also for a config that never started, leaves
 // the stores.
 func (a *App) Stop() error {
-	a.end()
+	a.leave()
 	if next := running(); next != nil {
 		next.Accept()
 	}
@@ -198,7 +190,7 @@ func (a *App) Stop() error {
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
 // until they have settled.
 func (a *App) Cleanup() error {
-	a.end()
+	a.leave()
 	if a.watch != nil {
 		a.watch.Stop()
 	}

@@ -90,6 +90,7 @@ func TestConfigDeliversOnceItIsAccepted(t *testing.T) {
 			handle.Leave()
 		})
 		app := &App{unnamed: []*stores.Handle{handle}}
+		app.life, app.end = context.WithCancel(ctx)
 		app.watch = admin.NewWatch(app, ctx.Logger(), time.Now)
 		t.Cleanup(app.watch.Stop)
 		app.Accept()
