@@ -293,7 +293,7 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 	}
 }
 
-// servers returns what tells the servers of each shard from those of another config: not how they are reached.
+// servers identifies the servers of each shard, by its name, whatever the credentials and timeouts are.
 func (s *Store) servers() map[string]string {
 	all := map[string]string{}
 	for _, shard := range s.Shards {

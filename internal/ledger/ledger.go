@@ -57,8 +57,8 @@ type Options struct {
 	// ChargeDelay is how long the charges of a client far from its limit wait for
 	// others; 0 means that they are sent at once.
 	ChargeDelay time.Duration
-	// Servers has, by the names of shards, what tells their servers from others that another
-	// config has under the same name.
+	// Servers identifies the servers of each shard, by its name, because another config may
+	// have other servers under that name.
 	Servers map[string]string
 	// OnUndelivered, if set, is called when charges or refunds are given up: on which
 	// shard, under which limit, for how many requests, and why. The error wraps

@@ -54,7 +54,7 @@ func (r *leases) remove(l *lease) {
 
 // EndLeases gives back the slots of all requests that still run, at the end of the process. Upgraded
 // connections are such requests, which no server waits for.
-// What is not given back when ctx ends, because its store does not return, is lost.
+// A lease whose store does not return before ctx ends is lost.
 func EndLeases(ctx context.Context) { running.endAll(ctx) }
 
 func (r *leases) endAll(ctx context.Context) {

@@ -21,17 +21,17 @@ const mostNamed = 20
 type another struct {
 	*seenPresence
 	who string
-	// names are those that its shards have here, by the names that they have there, as far as it was met; "" is one
-	// at which it tells of itself, where it is not met here.
+	// names maps the names of its shards to the names here, as far as it was met; "" is a shard at which it tells
+	// of itself and is not met here.
 	names map[string]string
-	// apart are its shards of that kind.
+	// apart are its shards that names maps to "".
 	apart []string
-	// weights are those of its shards; nil if they are not known.
+	// weights are the weights of its shards; nil if they are not known.
 	weights store.Details
 	share   share
 }
 
-// share is that of clients who are counted apart, if the weights mean something.
+// share is the share of clients that are counted apart, if the weights mean something.
 type share struct {
 	of      float64
 	isKnown bool
@@ -129,7 +129,7 @@ func (p *presence) measure(others map[string]*another) {
 func (p *presence) others(now time.Time) map[string]*another {
 	all, at := map[string]*another{}, map[string]map[string]bool{}
 	full := map[string]bool{}
-	// What its last beat says of a name is what it means by it.
+	// The last beat decides which shard a name means.
 	inOrder := slices.SortedFunc(maps.Values(p.seen), func(a, b seenPresence) int {
 		return cmp.Or(cmp.Compare(a.Beat, b.Beat), cmp.Compare(a.Here, b.Here))
 	})

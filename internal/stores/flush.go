@@ -122,11 +122,11 @@ func Ending() context.Context {
 func End(logger *zap.Logger) {
 	Ending()
 	flushes.ledgers.Wait()
-	// Requests of older configs still use these.
 	inUse.Range(func(open, _ any) bool {
 		flushes.ledgers.Go(func() { open.(*Opened).presence.withdraw(flushLife) })
 		return true
 	})
+	// Requests of older configs still use these.
 	for _, pooled := range inPool[pooledLedger]() {
 		flushes.ledgers.Go(func() { pooled.registry.End(flushLife) })
 	}

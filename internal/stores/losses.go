@@ -14,7 +14,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// What a process that ends can lose, as its log names it.
+// The kinds of loss at the end of the process, as its log names them.
 const (
 	lostCharges   = "charges"
 	lostRefunds   = "refunds"

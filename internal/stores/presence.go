@@ -67,7 +67,7 @@ type presence struct {
 	ran []*presence
 
 	mu sync.Mutex
-	// parts are those of this config, and digests theirs; nil until they are needed.
+	// parts are the parts of this config, and digests their digests; nil until they are needed.
 	parts   map[store.Part]store.Details
 	digests map[store.Part]string
 	// seen are the other processes, by what they say, and looks those at each shard, by the name here.
@@ -157,8 +157,8 @@ func (o *Opened) Disagreements() []string {
 	return all
 }
 
-// running are the presences of the configs that run, in the order in which they began to. names counts those of each
-// name, with those of a config that is being loaded.
+// running are the presences of the configs that run, oldest first. names counts the presences of each name, those of
+// a config that is being loaded included.
 var running = struct {
 	sync.Mutex
 	all   []*presence
@@ -171,7 +171,7 @@ type placed struct {
 	shards  []store.ShardFigures
 }
 
-// placedBefore returns those of the config that began to run last with a store of that name, or nil.
+// placedBefore returns the shards of the config that began to run last with a store of that name, or nil.
 func placedBefore(name string) *placed {
 	running.Lock()
 	defer running.Unlock()
@@ -357,7 +357,7 @@ func (p *presence) take(met []store.Met, beat int64, now time.Time) {
 		s.Met = *m
 		p.seen[key], isThere[key] = s, true
 	}
-	// What a shard has no more has ended, unless the shard lacks room for it.
+	// A process that a shard has no more has ended, unless the shard lacks room for it.
 	maps.DeleteFunc(p.seen, func(key string, s seenPresence) bool {
 		return !isThere[key] && p.looks[s.Here].last.Equal(now) && !isFull[s.Here]
 	})
