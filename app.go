@@ -2,11 +2,13 @@ package shardlimit
 
 import (
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -37,7 +39,18 @@ type App struct {
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
 	watch    *admin.Watch
-	// endHistory ends what Start began; nil before that.
+	// hasNoStores is set if none is configured.
+	hasNoStores bool
+	// lost are the zones that count in memory for that reason, and counted in a remote store in an earlier config.
+	lost map[string]bool
+
+	mu sync.Mutex
+	// life ends, under mu, with the config.
+	life context.Context
+	end  context.CancelFunc
+	// isAccepted is set once Caddy has accepted the config.
+	isAccepted bool
+	// endHistory ends what Accept began; nil before that.
 	endHistory func()
 }
 
@@ -57,6 +70,7 @@ func (*App) CaddyModule() caddy.ModuleInfo {
 
 // Provision implements [caddy.Provisioner].
 func (a *App) Provision(ctx caddy.Context) error {
+	a.life, a.end = context.WithCancel(context.Background())
 	a.zones = claims{}
 	a.handles = map[string]*stores.Handle{}
 	a.watch = admin.NewWatch(a, ctx.Logger(), time.Now)
@@ -68,7 +82,12 @@ func (a *App) Provision(ctx caddy.Context) error {
 		return err
 	}
 	modules := map[string]any{defaultStore: inMemory}
-	if len(a.StoresRaw) > 0 {
+	for name, raw := range a.StoresRaw {
+		if err := checkModule("store "+name, "stores."+name, raw); err != nil {
+			return option.InJSON(err)
+		}
+	}
+	if a.hasNoStores = len(a.StoresRaw) == 0; !a.hasNoStores {
 		loaded, err := ctx.LoadModule(a, "StoresRaw")
 		if err != nil {
 			return fmt.Errorf("load stores: %w", err)
@@ -85,30 +104,93 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Start implements [caddy.App]. From then on this config delivers charges that
-// wait, and has the limits of requests that wait. Problems are watched, and the
-// history goes on. It connects to the stores in the background, ahead of the first
-// requests.
+// Start implements [caddy.App]. It connects to the stores in the background, ahead of
+// the first requests. Caddy may reject the config even when all apps have started.
 func (a *App) Start() error {
-	for _, handle := range slices.AppendSeq(a.unnamed, maps.Values(a.handles)) {
-		handle.Run()
+	for _, handle := range a.allHandles() {
 		go handle.Warm()
+	}
+	if before := running(); before != nil && a.hasNoStores {
+		a.lost = a.lostSince(before)
+	}
+	go a.awaitAcceptance()
+	return nil
+}
+
+// acceptancePeriod is how often a config that has started looks whether Caddy has accepted
+// it, which Caddy does not tell.
+const acceptancePeriod = 10 * time.Millisecond
+
+func (a *App) awaitAcceptance() {
+	tick := time.NewTicker(acceptancePeriod)
+	defer tick.Stop()
+	for running() != a {
+		select {
+		case <-tick.C:
+		case <-a.life.Done():
+			return
+		}
+	}
+	a.Accept()
+}
+
+// running returns the app of the config that Caddy has accepted, or nil.
+func running() *App {
+	module, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
+	if err != nil {
+		return nil
+	}
+	return module.(*App)
+}
+
+// Accept lets a config that Caddy has accepted change what others use, unless it has ended.
+// From then on it delivers charges that wait, also those of older configs, and reads the overrides;
+// its limits are those of requests that wait, and its max_buckets bounds shared memory; its metrics
+// are exported, its problems are watched, and the history goes on. Other processes see it.
+func (a *App) Accept() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.isAccepted || a.life.Err() != nil {
+		return
+	}
+	a.isAccepted = true
+	for _, handle := range a.allHandles() {
+		handle.Run()
 	}
 	for _, l := range a.limiters {
 		l.Run()
 	}
 	a.watch.Start()
 	a.endHistory = history.Default.Start(admin.Reading)
-	return nil
 }
 
-// Stop does nothing: Cleanup, which Caddy calls after Stop and also for a config
-// that never started, leaves the stores.
-func (*App) Stop() error { return nil }
+// allHandles returns all stores of the config.
+func (a *App) allHandles() []*stores.Handle {
+	return slices.AppendSeq(slices.Clone(a.unnamed), maps.Values(a.handles))
+}
+
+// leave ends the config, which is not accepted any more.
+func (a *App) leave() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.end()
+}
+
+// Stop implements [caddy.App]. A config that was accepted takes over before this one ends.
+// Cleanup, which Caddy calls after Stop and also for a config that never started, leaves
+// the stores.
+func (a *App) Stop() error {
+	a.leave()
+	if next := running(); next != nil {
+		next.Accept()
+	}
+	return nil
+}
 
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
 // until they have settled.
 func (a *App) Cleanup() error {
+	a.leave()
 	if a.watch != nil {
 		a.watch.Stop()
 	}
@@ -126,6 +208,34 @@ func (a *App) Limiters() []*limiter.Limiter { return a.limiters }
 
 // Watch returns what finds the problems of the config.
 func (a *App) Watch() *admin.Watch { return a.watch }
+
+// CountsInMemoryNow reports whether zones that counted in a remote store count in memory, because no store is
+// configured any more.
+func (a *App) CountsInMemoryNow() bool { return len(a.lost) > 0 }
+
+// lostSince returns the zones that count only in the memory store that there is without a configured one, and that
+// before counted in a remote store or had lost one.
+func (a *App) lostSince(before *App) map[string]bool {
+	lost := before.zonesIn((*stores.Handle).IsRemote)
+	maps.Copy(lost, before.lost)
+	remote := a.zonesIn((*stores.Handle).IsRemote)
+	inMemory := a.zonesIn(func(h *stores.Handle) bool { return h == a.handles[defaultStore] })
+	maps.DeleteFunc(lost, func(zone string, _ bool) bool { return remote[zone] || !inMemory[zone] })
+	return lost
+}
+
+// zonesIn returns the names of the zones with a store of some kind.
+func (a *App) zonesIn(is func(*stores.Handle) bool) map[string]bool {
+	names := map[string]bool{}
+	for _, l := range a.limiters {
+		if slices.ContainsFunc(l.Stores(), is) {
+			for _, z := range l.Zones {
+				names[z.Name] = true
+			}
+		}
+	}
+	return names
+}
 
 // Stores returns all stores of the config, in alphabetical order of their names.
 // Each comes once, even if several handlers define the same one.
@@ -191,12 +301,25 @@ func rawStoreName(raw json.RawMessage) (name string, isName bool, err error) {
 	case len(raw) == 0 || string(raw) == "null":
 		return "", true, nil
 	case raw[0] == '{':
-		return "", false, nil
+		return "", false, checkModule("store", "store", raw)
+	case raw[0] == '[':
+		return "", true, option.Errorf("store", "is a list: it must be the name of a store, or an object with the field module")
 	}
 	if err := json.Unmarshal(raw, &name); err != nil || !option.ValidName(name) {
-		return "", true, option.Errorf("store", "%s: it must be the name of a store, or an object with the field module", raw)
+		return "", true, option.Errorf("store", "is no name: it must be the name of a store, or an object with the field module")
 	}
 	return name, true, nil
+}
+
+// checkModule returns an error if the JSON of a store names no module. Caddy's own error has all of it, with the
+// passwords.
+func checkModule(what, path string, raw json.RawMessage) error {
+	var fields map[string]json.RawMessage
+	var module string
+	if json.Unmarshal(raw, &fields) != nil || json.Unmarshal(fields["module"], &module) != nil || module == "" {
+		return option.Errorf(what, "has no module: add the field module, such as redis or memory").Field(path)
+	}
+	return nil
 }
 
 // Interface guards.

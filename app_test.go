@@ -59,9 +59,23 @@ func (awayStore) Warm(context.Context) {}
 
 var _ store.Remote = awayStore{}
 
-// TestConfigDeliversOnceItHasStarted: Caddy ends the previous config right afterwards, and no other
+// TestEndedConfigIsNotAccepted, although Caddy had accepted it when that was looked up.
+func TestEndedConfigIsNotAccepted(t *testing.T) {
+	app := new(App)
+	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
+	defer cancel()
+	redistest.Must(t, app.Provision(ctx))
+	redistest.Must(t, app.Stop())
+	app.Accept()
+	if app.isAccepted || app.handles[defaultStore].EnterRunning() {
+		t.Error("it is accepted")
+	}
+	redistest.Must(t, app.Cleanup())
+}
+
+// TestConfigDeliversOnceItIsAccepted: Caddy ends the previous config right afterwards, and no other
 // config may deliver in between.
-func TestConfigDeliversOnceItHasStarted(t *testing.T) {
+func TestConfigDeliversOnceItIsAccepted(t *testing.T) {
 	ctx, cancel := caddy.NewContext(caddy.Context{Context: t.Context()})
 	defer cancel()
 	var away atomic.Bool
@@ -76,9 +90,10 @@ func TestConfigDeliversOnceItHasStarted(t *testing.T) {
 			handle.Leave()
 		})
 		app := &App{unnamed: []*stores.Handle{handle}}
+		app.life, app.end = context.WithCancel(ctx)
 		app.watch = admin.NewWatch(app, ctx.Logger(), time.Now)
 		t.Cleanup(app.watch.Stop)
-		redistest.Must(t, app.Start())
+		app.Accept()
 		return open
 	}
 	before := start()

@@ -479,9 +479,9 @@ func parseMatchBlock(h httpcaddyfile.Helper, which string) (caddy.ModuleMap, err
 //		store [<name>] <module> { … }
 //	}
 func parseGlobalOption(d *caddyfile.Dispenser, existing any) (any, error) {
-	app := App{StoresRaw: caddy.ModuleMap{}}
+	app := &App{StoresRaw: caddy.ModuleMap{}}
 	if other, ok := existing.(httpcaddyfile.App); ok {
-		if err := json.Unmarshal(other.Value, &app); err != nil {
+		if err := json.Unmarshal(other.Value, app); err != nil {
 			return nil, fmt.Errorf("read rate_limit: %w", err)
 		}
 	}

@@ -370,13 +370,13 @@ func TestConfigOfAHandlersStore(t *testing.T) {
 		"inline and invalid":     {``, withZone(`"store": {"module": "redis"}`), `shards is missing: add one, such as {"name": "a", "primary": "localhost:6379"}`},
 		"inline unknown field":   {``, withZone(`"store": {"module": "memory", "max": 1}`), `max: unknown field: it must be one of max_buckets, max_new_buckets`},
 		"inline unknown module":  {``, withZone(`"store": {"module": "postgres"}`), `rate_limit.stores.postgres`},
-		"inline without module":  {``, withZone(`"store": {}`), `module`},
+		"inline without module":  {``, withZone(`"store": {}`), `store has no module: add the field module, such as redis or memory`},
 		"unknown name":           {two, withZone(`"store": "asia"`), `store asia is not configured: add it to stores of the app rate_limit, or name another; there is eu, us`},
 		"unknown name, no app":   {``, withZone(`"store": "asia"`), `store asia is not configured: add it to stores of the app rate_limit, or name another; there is default`},
 		"no default":             {two, withZone(`"log_key": true`), `store is missing, and no configured store is called default: name one; there is eu, us`},
-		"empty name":             {``, withZone(`"store": ""`), `store "": it must be the name of a store, or an object with the field module`},
-		"number":                 {``, withZone(`"store": 5`), `store 5: it must be the name of a store, or an object with the field module`},
-		"list":                   {``, withZone(`"store": ["default"]`), `it must be the name of a store, or an object with the field module`},
+		"empty name":             {``, withZone(`"store": ""`), `store is no name: it must be the name of a store, or an object with the field module`},
+		"number":                 {``, withZone(`"store": 5`), `store is no name: it must be the name of a store, or an object with the field module`},
+		"list":                   {``, withZone(`"store": ["default"]`), `store is a list: it must be the name of a store, or an object with the field module`},
 		"app's unknown field":    {`{"store": {}}`, withZone(`"log_key": true`), `rate_limit: store: unknown field, did you mean stores?`},
 		"app's unknown module":   {`{"stores": {"a": {"module": "postgres"}}}`, withZone(`"store": "a"`), `rate_limit.stores.postgres`},
 		"app without a store":    {app: `{}`, handler: withZone(`"log_key": true`)},
@@ -386,6 +386,23 @@ func TestConfigOfAHandlersStore(t *testing.T) {
 		"guest's unknown field":  {`{"stores": {"default": {"module": "guest", "moto": "hi"}}}`, withZone(`"log_key": true`), `unknown field "moto"`},
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf(test.app, test.handler), test.want) })
+	}
+}
+
+// TestStoreWithoutModuleIsNotShown: it may have passwords.
+func TestStoreWithoutModuleIsNotShown(t *testing.T) {
+	for name, value := range map[string]string{
+		"no module": `{"password": "hunter2"}`, "a number": `{"module": 5, "password": "hunter2"}`, "another case": `{"Module": "redis", "password": "hunter2"}`,
+		"a list": `[{"module": "redis", "password": "hunter2"}]`, "a text": `"redis://u:hunter2@h"`,
+	} {
+		for place, config := range map[string][]byte{
+			"a handler": configOf("", withZone(`"store": `+value)),
+			"the app":   configOf(`{"stores": {"default": `+value+`}}`, withZone(`"log_key": true`)),
+		} {
+			if err := caddytest.Validate(config); err == nil || strings.Contains(err.Error(), "hunter2") {
+				t.Errorf("%s in %s: %v", name, place, err)
+			}
+		}
 	}
 }
 
@@ -722,7 +739,7 @@ func TestLoadReleasesWhatItAcquired(t *testing.T) {
 		"matchers do not load":     {``, []string{`"store": ` + redisModule + `, ` + twoZones}, "zones[1].match cannot be loaded"},
 		"inline store does not":    {``, []string{goodZones, `"store": {"module": "broken"}, ` + goodZones}, "out of order"},
 		"inline zones differ":      {``, []string{`"store": ` + redisModule + `, ` + goodZones, `"store": ` + redisModule + `, ` + otherZones}, "zone api is defined twice, differently"},
-		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store 5: it must be the name"},
+		"a later handler does not": {`"a": ` + redisModule, []string{`"store": "a", ` + goodZones, `"store": ` + memoryModule + `, ` + goodZones, `"store": 5, ` + goodZones}, "store is no name"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			handlers := make([]string, len(test.handlers))

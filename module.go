@@ -15,6 +15,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	_ "github.com/shardlimit/caddy-shardlimit/internal/commands" // adds caddy rate-limit
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	_ "github.com/shardlimit/caddy-shardlimit/redisstore" // registers its module, as memorystore and internal/admin do
 )
@@ -28,5 +29,8 @@ func init() {
 	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
 
 	// Caddy unloads modules in random order; only OnExit runs after all of them.
-	caddy.OnExit(func(context.Context) { stores.End(caddy.Log().Named("rate_limit")) })
+	caddy.OnExit(func(context.Context) {
+		limiter.EndLeases(stores.Ending())
+		stores.End(caddy.Log().Named("rate_limit"))
+	})
 }

@@ -37,6 +37,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 		},
 		{
 			Name: "store", Args: "<name>", Field: option.Field{Set: l.parseStore}, Check: l.validateStore,
+			Values:  map[string]option.Schema{"store": {"anyOf": []option.Schema{{"type": []string{"string", "null"}, "pattern": option.NamePattern()}, reference("store")}}},
 			Section: aboutClients, Default: "`default`",
 			Doc: "The store in which the zones of this handler count.",
 			Parts: map[string]string{
@@ -65,6 +66,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 		},
 		{
 			Name: "jitter", Args: "<ratio>", Field: option.Number(&l.Jitter, ", such as 0.2"), Check: l.validateJitter,
+			Values:  map[string]option.Schema{"jitter": {"minimum": 0, "maximum": 1}},
 			Section: aboutResponses, Default: "0",
 			Doc: "Lengthens `Retry-After`, and moves the reset with it, at random by up to this fraction, 0 to 1.",
 		},
@@ -92,6 +94,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		},
 		{
 			Name: "key", Args: "<text>...", Field: option.List(&z.Key), Check: z.validateKey,
+			Values:  map[string]option.Schema{"key": {"minLength": 1, "minItems": 1, "items": option.Schema{"type": "string", "minLength": 1}}},
 			Section: aboutClients, Default: "required",
 			Doc: "Identifies a client: one or more texts with placeholders. Texts are tried in order; the first whose placeholder is not empty is the client. A text without a placeholder always matches: put it last, or write it alone for one bucket that all requests share. If no placeholder has a value, the client IP is the key. To combine values, put them into one text: `\"{header.X-Tenant} {client_ip}\"`. [`key_secret`](#calls) hides the values in Redis.",
 		},
@@ -101,6 +104,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 				return z.Events.line(z.EventsFallback), z.Events != ""
 			}},
 			Check:   z.validateEvents,
+			Values:  map[string]option.Schema{"events": {"minimum": 1, "pattern": positiveAmount}},
 			Section: aboutLimits, Default: "required",
 			Doc: "How many events fit into a window or, with `concurrency`, how many requests run at the same time: 1 to 2^52; at most 2^32-1 with `sliding_window`, and at most 100000 with `sliding_log` and `concurrency`. It may be [a placeholder](#numbers-from-placeholders). Changing it keeps the counts.",
 			Parts: map[string]string{
@@ -110,6 +114,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			Name: "window", JSON: []string{"window", "align", "calendar", "time_zone", "week_starts"}, Args: "<duration> [aligned] | day|week|month|year [from monday|sunday] [in <IANA name>]",
 			Field: option.Field{Set: z.parseWindow, Text: z.windowText}, Check: z.validateWindow,
+			Values:  map[string]option.Schema{"window": {"anyOf": []option.Schema{{"maximum": 0}, {"minimum": time.Millisecond}}, "maximum": store.MaxWindow}, "calendar": {"enum": calendarUnits()}, "week_starts": {"enum": []any{"", weekStartsMonday, weekStartsSunday, nil}}},
 			Section: aboutLimits, Default: "required; `concurrency`: 1m",
 			Doc: "The length of the window, from 1ms to 100 years. Changing it starts new counts. With `concurrency`: how long the slots of a Caddy that died stay occupied, at least 1s. With `fixed_window`, a window begins with a client's first request. `aligned` windows begin at multiples of their length since 1970, in UTC, for all clients at the same moment. `day`, `week`, `month` and `year` are calendar windows, which begin at midnight, in UTC or the time zone after `in`, such as `Europe/Berlin`; weeks begin on Monday, or on the day after `from`. Time zones have the rules of the machine or, without any there, those in the binary; all Caddys need the same.",
 			Parts: map[string]string{
@@ -132,6 +137,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 				return burst, z.Burst != "" && burst != z.Events.line(z.EventsFallback)
 			}},
 			Check:   z.validateBurst,
+			Values:  map[string]option.Schema{"burst": {"minimum": 1, "pattern": `^$|` + positiveAmount}},
 			Section: aboutLimits, Default: "`events`",
 			Doc: "With `gcra`: how many events fit at once, 1 to 2^52, while `events` per `window` is the rate at which they come back. All of them must come back within 100 years. It may be [a placeholder](#numbers-from-placeholders).",
 			Parts: map[string]string{
@@ -142,6 +148,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Name: "cost", JSON: []string{"cost", "cost_fallback"}, Args: "<n> | <sum> [<fallback n>]",
 			Field:   option.Field{Set: z.parseCost, Text: z.costText},
 			Check:   z.validateCost,
+			Values:  map[string]option.Schema{"cost_fallback": {"maximum": store.MaxEvents}},
 			Section: aboutCosts, Default: "1",
 			Doc: "What a request costs: 0 to 2^52, or [a placeholder, or a sum of them](#numbers-from-placeholders), also of what is known [when the response has ended](#a-cost-that-is-known-at-the-end).",
 			Parts: map[string]string{
@@ -175,6 +182,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 				return z.CountStatus.sorted(), len(z.CountStatus) > 0
 			}},
 			Check:   z.validateCountStatus,
+			Values:  map[string]option.Schema{"count_status": {"anyOf": []option.Schema{{"const": []string{"all"}}, {"type": "null"}, StatusList{}.JSONSchema()}, "items": option.Schema{}}},
 			Section: aboutCosts, Default: "`not 304`",
 			Doc: "The statuses that cost something, such as `401 403`; with `not`, those that do not, such as `not 304 5xx grpc:5`; or `all`.",
 			Parts: map[string]string{
@@ -193,12 +201,14 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		},
 		{
 			Name: "warn", Args: "<percent>", Field: option.Percent(&z.Warn), Check: z.validateWarn,
+			Values:  map[string]option.Schema{"warn": {"maximum": 100}},
 			Section: aboutRefusals, Default: "none",
 			Doc: "The percentage of the limit from which a client is near it, 1 to 100. The first request of a window that reaches it is logged, counted in a [metric](operating.md#zones), and emits [an event](operating.md#events).",
 		},
 		{
 			Name: "max_wait", JSON: []string{"max_wait", "max_wait_queue"}, Args: "<duration> [<n>]",
 			Field: option.Field{Set: z.parseMaxWait, Text: z.maxWaitText}, Check: z.validateMaxWait,
+			Values:  map[string]option.Schema{"max_wait": {"maximum": store.MaxWindow}},
 			Section: aboutRefusals, Default: "0, none is held",
 			Doc: "How long a request that does not fit is held until it does, in order of arrival at this Caddy, and how many requests of the zone this Caddy holds in each store, by default 1000. Requests that would wait longer are refused immediately. If too many wait, the newest request of the address or key with most is refused. A client that leaves is noticed, unless its request (HTTP/1) has an unread body over 4 KiB.",
 			Parts: map[string]string{
@@ -207,6 +217,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		},
 		{
 			Name: "penalty", Args: "<duration>", Field: option.Duration(&z.Penalty), Check: z.validatePenalty,
+			Values:  map[string]option.Schema{"penalty": {"maximum": store.MaxWindow}},
 			Section: aboutLimits, Default: "0",
 			Doc: "How long a client stays refused after a refusal, even if there is room again. Refusals do not prolong it.",
 		},
@@ -230,16 +241,19 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		},
 		{
 			Name: "ipv4_prefix", Args: "<bits>", Field: option.Positive(&z.IPv4Prefix), Check: func() error { return validatePrefix("ipv4_prefix", z.IPv4Prefix, 32) },
+			Values:  map[string]option.Schema{"ipv4_prefix": {"maximum": 32}},
 			Section: aboutClients, Default: "whole address",
 			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64. An IPv4 address in an IPv6 one (`::ffff:`, `64:ff9b::`) counts as IPv4.",
 		},
 		{
 			Name: "ipv6_prefix", Args: "<bits>", Field: option.Positive(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },
+			Values:  map[string]option.Schema{"ipv6_prefix": {"maximum": 128}},
 			Section: aboutClients,
 			Parts:   map[string]string{"ipv6_prefix": "Counts IPv6 addresses by their network of that many bits. One client commonly owns a /64."},
 		},
 		{
 			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: z.validateBlockStatus,
+			Values:  map[string]option.Schema{"block_status": {"anyOf": []option.Schema{{"maximum": 0}, {"minimum": 400}}, "maximum": 499}},
 			Section: aboutRefusals, Default: "429",
 			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant): 400 to 499, such as `403`.",
 		},
@@ -251,6 +265,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			// The text is missing because handlers may enforce a zone differently.
 			Name: "enforce", Args: "<percent>", Field: option.Field{Set: z.parseEnforce}, Check: z.validateEnforce,
+			Values:  map[string]option.Schema{"enforce": {"minimum": 0, "maximum": 100}},
 			Section: aboutRefusals, Default: "100",
 			Doc: "The percentage of clients, 0 to 100, for which the limit is enforced. The others are only [observed](operating.md#trying-a-limit-out).",
 		},

@@ -2,14 +2,19 @@ package shardlimit
 
 import (
 	"maps"
+	"math"
 	"reflect"
 	"slices"
+	"strings"
 
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/memorystore"
 	"github.com/shardlimit/caddy-shardlimit/redisstore"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Schema returns the JSON schema of a config of Caddy: of the app rate_limit, and of its
@@ -53,8 +58,12 @@ func (*Limits) ServiceSchema(t reflect.Type, more ...option.Row) option.Schema {
 	l := &Limits{isService: true}
 	schema := moduleSchema(t, slices.Concat(more, l.options(nil)), "handler", l.directive())
 	fields := schema["properties"].(option.Schema)
-	of(fields, "store")["anyOf"] = []option.Schema{{"type": "string"}, reference("store")}
 	zone := of(fields, "zones")["items"].(option.Schema)
+	given, is := option.Given, option.Is
+	zone.SetRules(append(slices.Clip(zoneRules),
+		option.Not(is("algorithm", store.Concurrency.String()), is("charge", limiter.ChargeAfter), given("count_status"), given("count_status_not"),
+			given("reset_status"), given("obey_upstream")),
+		option.If(option.Any(given("ipv4_prefix"), given("ipv6_prefix")), given("key"))))
 	zone["required"] = slices.DeleteFunc(zone["required"].([]string), func(name string) bool { return name == "key" })
 	delete(fields, "problem")
 	return schema
@@ -64,12 +73,19 @@ func handlerSchema() option.Schema {
 	h := new(Handler)
 	schema := moduleSchema(reflect.TypeFor[Handler](), slices.Concat(h.options(nil), h.pluginOptions()), "handler", "rate_limit")
 	fields := schema["properties"].(option.Schema)
-	of(fields, "store")["anyOf"] = []option.Schema{{"type": "string"}, reference("store")}
 	named := option.SchemaOf(reflect.TypeFor[NamedZone](), new(Zone).options(httpcaddyfile.Helper{}))
 	// Its key has a default, unlike a zone's.
 	delete(named, "required")
+	key := of(named["properties"].(option.Schema), "key")
+	delete(key, "minLength")
+	delete(key, "minItems")
+	maps.Copy(key, Texts{}.JSONSchema())
 	named["properties"].(option.Schema)["max_concurrent"] = option.Schema{"enum": []any{0, nil}, "description": option.InsteadInJSON("max_concurrent")}
 	of(fields, "rate_limits")["additionalProperties"] = named
+	of(fields, "rate_limits")["propertyNames"] = option.Schema{"pattern": option.NamePattern()}
+	// It has no effect, whatever it is.
+	interval := of(fields, "sweep_interval")
+	interval["pattern"], interval["minimum"] = strings.Replace(interval["pattern"].(string), `\+?`, `[+-]?`, 1), math.MinInt64
 	fields["distributed"] = option.Schema{"type": "null", "description": adviceDistributedJSON}
 	fields["storage"] = option.Schema{"type": "null", "description": adviceStorageJSON}
 	return schema
@@ -82,6 +98,7 @@ func appSchema() option.Schema {
 	stores := of(schema["properties"].(option.Schema), "stores")
 	stores["description"] = "The stores, by name. Handlers that name none use the one named `default`."
 	stores["additionalProperties"] = reference("store")
+	stores["propertyNames"] = option.Schema{"pattern": option.NamePattern()}
 	return schema
 }
 
@@ -109,22 +126,119 @@ func isModule(key, name string) option.Schema {
 
 func reference(name string) option.Schema { return option.Schema{"$ref": "#/$defs/" + name} }
 
+const (
+	// dynamic matches amounts that depend on the request.
+	dynamic = `\{[^{}]+\}`
+	// positiveAmount matches amounts from 1 on.
+	positiveAmount = `^\+?0*[1-9][0-9]{0,15}$|` + dynamic
+)
+
 // JSONSchema implements [option.Schemer].
 func (Amount) JSONSchema() option.Schema {
-	return option.Schema{"type": []string{"integer", "string"}, "minimum": 0}
+	return option.Schema{"type": []string{"integer", "string"}, "minimum": 0, "maximum": store.MaxEvents, "pattern": `^$|^\+?[0-9]{1,16}$|` + dynamic}
 }
 
 // JSONSchema implements [option.Schemer].
 func (Texts) JSONSchema() option.Schema {
-	return option.Schema{"type": []string{"string", "array"}, "items": option.Schema{"type": "string"}}
+	return option.Schema{"type": []string{"string", "array", "null"}, "items": option.Schema{"type": "string"}}
 }
 
 // JSONSchema implements [option.Schemer].
 func (StatusList) JSONSchema() option.Schema {
-	return option.Schema{"type": "array", "items": option.Schema{"type": []string{"integer", "string"}}}
+	return option.Schema{"type": []string{"array", "null"}, "minItems": 1, "items": option.Schema{
+		"type": []string{"integer", "string"}, "minimum": 200, "maximum": 599, "pattern": `^([2-5]xx|[2-5][0-9][0-9]|grpc:([0-9]|1[0-6]))$`,
+	}}
 }
 
 // JSONSchema implements [option.Schemer].
 func (Batch) JSONSchema() option.Schema {
-	return option.Schema{"type": []string{"integer", "string"}, "minimum": 1, "pattern": `^(off|auto|\d+)$`}
+	return option.Schema{"type": []string{"integer", "string"}, "minimum": 1, "maximum": store.MaxInteger, "pattern": `^(off|auto||\+?0*[1-9][0-9]{0,15})$`}
+}
+
+func calendarUnits() []any {
+	return []any{"", string(store.Day), string(store.Week), string(store.Month), string(store.Year), nil}
+}
+
+// fallback are the rules of an amount and of what counts where its placeholder yields none.
+func fallback(amount string) []option.Schema {
+	given := option.Given(amount + "_fallback")
+	return []option.Schema{option.If(isDynamic(amount), given), option.If(given, isDynamic(amount))}
+}
+
+// isDynamic holds where an amount depends on the request.
+func isDynamic(amount string) option.Schema {
+	return option.Schema{"required": []string{amount}, "properties": option.Schema{amount: option.Schema{"type": "string", "pattern": dynamic}}}
+}
+
+// batches holds for a zone with batches.
+var batches = option.Schema{"required": []string{"batch"}, "properties": option.Schema{"batch": option.Not(option.Schema{"enum": []any{"off", ""}})}}
+
+// zoneRules are those of a zone that several of its fields break together.
+var zoneRules = func() []option.Schema {
+	given, is := option.Given, option.Is
+	calendar := given("calendar")
+	rules := []option.Schema{
+		option.If(calendar, option.Not(given("window"), given("align"))),
+		option.If(given("time_zone"), calendar),
+		option.If(given("week_starts"), is("calendar", string(store.Week))),
+		option.If(given("count_status"), option.Not(given("count_status_not"))),
+		option.If(given("max_wait_queue"), given("max_wait")),
+		option.If(given("reserves"), option.Not(given("penalty"), batches)),
+		option.If(option.Schema{"required": []string{"cost_fallback"}, "properties": option.Schema{"cost_fallback": option.Schema{"type": "integer"}}}, isDynamic("cost")),
+	}
+	rules = append(append(rules, fallback("events")...), fallback("burst")...)
+	for a := range store.Algorithms {
+		traits, without, isIt := algorithm.Of(a), []option.Schema{}, is("algorithm", a.String())
+		if a == store.FixedWindow {
+			isIt = option.Any(isIt, option.Not(given("algorithm")))
+		}
+		if !a.HasBurst() {
+			without = append(without, given("burst"))
+		}
+		if !traits.Windowed() {
+			without = append(without, calendar, given("align"))
+		}
+		if !traits.Penalties {
+			without = append(without, given("penalty"), given("obey_upstream"))
+		}
+		if traits.Unbatched != "" {
+			without = append(without, batches)
+		}
+		if traits.Lease {
+			without = append(without, is("charge", limiter.ChargeAfter), given("count_status"), given("count_status_not"), given("reset_status"), given("warn"), given("max_wait"))
+		} else {
+			rules = append(rules, option.If(isIt, option.Any(calendar, given("window"))))
+		}
+		then := option.Schema{"properties": option.Schema{"events": option.Schema{"maximum": traits.MostEvents}}}
+		if len(without) > 0 {
+			then = option.Schema{"allOf": []option.Schema{then, option.Not(without...)}}
+		}
+		rules = append(rules, option.If(isIt, then))
+	}
+	return rules
+}()
+
+// JSONRules implements [option.Ruled]. A zone of a service has fewer.
+func (*Zone) JSONRules() []option.Schema {
+	return append(slices.Clip(zoneRules), option.If(batches, option.Is("charge", limiter.ChargeBefore)))
+}
+
+// JSONRules implements [option.Ruled].
+func (*NamedZone) JSONRules() []option.Schema {
+	return []option.Schema{option.Given("window"), option.Given("max_events"), {"properties": option.Schema{"max_events": option.Schema{"maximum": store.MaxEvents}}}}
+}
+
+// JSONRules implements [option.Ruled].
+func (*Handler) JSONRules() []option.Schema {
+	return []option.Schema{option.Any(option.Given("zones"), option.Given("rate_limits"))}
+}
+
+// JSONRules implements [option.Ruled].
+func (*Rollout) JSONRules() []option.Schema {
+	return []option.Schema{option.Given("store"), {"properties": option.Schema{"percent": option.Schema{"minimum": 0, "maximum": 100}}}}
+}
+
+// JSONRules implements [option.Ruled].
+func (*Reserve) JSONRules() []option.Schema {
+	return []option.Schema{option.Given("percent"), option.Given("match"), {"properties": option.Schema{"percent": option.Schema{"maximum": 100}}}}
 }

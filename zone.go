@@ -3,7 +3,6 @@ package shardlimit
 import (
 	"cmp"
 	"fmt"
-	"net/http"
 	"slices"
 	"time"
 
@@ -273,7 +272,7 @@ func (z *Zone) compile() *limiter.Zone {
 	case len(z.CountStatusNot) > 0:
 		c.Free, _ = z.CountStatusNot.compile()
 	default:
-		c.Free.Add(http.StatusNotModified)
+		c.Free = limiter.UsuallyFree
 	}
 	c.Forgives, _ = z.ResetStatus.compile()
 	for _, reserve := range z.Reserves {

@@ -360,6 +360,9 @@ func TestCommandsNeedNoRedis(t *testing.T) {
 		}
 	}
 	must(t, "validate and adapt", want("number of connections to Redis", connections.Load(), 0))
+	// The default address is another Caddy's.
+	_, errOut, code := commandProcess(t, "status", "--config", file)
+	must(t, errOut, errors.Join(want("exit code", code, 1), want("the reason being told", strings.Contains(errOut, "has admin off"), true)))
 }
 
 func TestModulesAreListed(t *testing.T) {

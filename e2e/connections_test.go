@@ -447,6 +447,13 @@ func usesEverything(t *testing.T, opts redis.ShardOptions, moved func()) {
 			})
 			eventually(t, "the bucket is reset in time", func() error { return s.Reset(t.Context(), r) })
 		}
+		part := s.Weights().Text()
+		mine := store.Presence{ID: "a", At: []string{"a"}, Beat: 1, Digests: map[store.Part]string{store.PartShards: store.DigestOf(part)}}
+		_, err := s.Announce(t.Context(), mine, func(store.Part) []byte { return part }, nil)
+		must(t, "announce", err)
+		details, err := s.Details(t.Context(), "a", mine.Digests[store.PartShards])
+		must(t, "details", errors.Join(err, want("details", string(details.Text()), string(part))))
+		s.Withdraw(t.Context(), mine)
 		for _, key := range []string{"k", "l"} {
 			o := store.Override{Kind: store.OverrideBlock, Zone: "acl", ClientKey: key, Until: time.Now().Add(time.Hour).UnixMicro()}
 			must(t, "block", s.ChangeOverrides(t.Context(), []store.OverrideChange{{Override: o, Expected: store.AnyVersion}})[0].Err)

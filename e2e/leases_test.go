@@ -273,6 +273,130 @@ func TestWebSocketRenewsItsLease(t *testing.T) {
 	echoes(t, conn, r, "still there")
 }
 
+// TestEndFreesSlots: upgraded connections give theirs back at an orderly end of the process, also those of
+// earlier configs, those that outlast their proxy, and those of a store that no config uses. At a reload they
+// keep them.
+func TestEndFreesSlots(t *testing.T) {
+	t.Parallel()
+	for name, test := range map[string]struct {
+		proxy  string
+		before func(c *caddytest.Caddy)
+	}{
+		"closed by the proxy":           {},
+		"outlasting the proxy":          {proxy: "stream_close_delay 5m"},
+		"no config has the store":       {"stream_close_delay 5m", func(c *caddytest.Caddy) { c.MustLoad(unlimitedSite) }},
+		"by the admin API":              {"stream_close_delay 5m", func(c *caddytest.Caddy) { c.AdminCall(http.MethodPost, "/stop", "", "") }},
+		"a config without a zone of it": {"stream_close_delay 5m", func(c *caddytest.Caddy) { c.MustLoad(apiSite("", 5, "1h")) }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			servers := caddytest.StartShards(t, 2, 0)
+			site := func(events int) string {
+				return zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", fmt.Sprint("events ", events), "window 100h"),
+					proxyTo(startBackend(t), "flush_interval -1", test.proxy))
+			}
+			c := caddytest.Start(t, site(2))
+			clients := []string{"alice", "bob", "carol", "dave", "eve"}
+			open := func(n int64) {
+				t.Helper()
+				for _, client := range clients {
+					_, _, resp := openWebSocket(t, c, client)
+					must(t, client, want("status", resp.StatusCode, http.StatusSwitchingProtocols))
+					must(t, client, want("number of leases", servers.Content(t, "slots", client).Used, n))
+				}
+			}
+			open(1)
+			if test.proxy != "" {
+				// Otherwise the proxy closes them now.
+				c.MustLoad(site(3))
+				open(2)
+			}
+			if test.before != nil {
+				test.before(c)
+			}
+			c.Stop()
+			for _, client := range clients {
+				must(t, client, want("number of leases at the end", servers.Content(t, "slots", client).Used, 0))
+			}
+			must(t, "log", want("reporting losses", strings.Contains(c.Logs.String(), "were lost at exit"), false))
+			for _, s := range servers {
+				present, err := s.Primary.Client().ZCard(t.Context(), "rl:#present").Result()
+				must(t, "Redis", errors.Join(err, want("number of Caddys that are said to run", present, 0)))
+			}
+		})
+	}
+}
+
+// TestEndFreesSlotsOfAShardThatReturns within the time that the end takes.
+func TestEndFreesSlotsOfAShardThatReturns(t *testing.T) {
+	t.Parallel() // it spends its time waiting
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	c := caddytest.Start(t, zonesSite(servers.Store(), zoneWith("slots", "algorithm concurrency", "events 9", "window 100h"),
+		proxyTo(startBackend(t), "flush_interval -1", "stream_close_delay 5m")))
+	for range 5 {
+		_, _, resp := openWebSocket(t, c, "alice")
+		must(t, "upgrade", want("status", resp.StatusCode, http.StatusSwitchingProtocols))
+	}
+	servers.Kill(t)
+	c.Terminate()
+	time.Sleep(500 * time.Millisecond) // longer than the attempts of a call
+	servers.Restart(t)
+	c.AwaitEnd()
+	must(t, "log", want("number of lost slots", len(lostOf(t, c, "slots")), 0))
+	must(t, "Redis", want("number of leases", servers.Content(t, "slots", "alice").Used, 0))
+}
+
+// TestEndClosesGuestStores although an upgraded connection uses one.
+func TestEndClosesGuestStores(t *testing.T) {
+	t.Parallel()
+	c := caddytest.Start(t, zonesSite("rate_limit {\nstore guest {\n}\n}", zoneWith("slots", "algorithm concurrency", "events 9", "window 100h"),
+		proxyTo(startBackend(t), "flush_interval -1", "stream_close_delay 5m")))
+	_, _, resp := openWebSocket(t, c, "alice")
+	must(t, "upgrade", want("status", resp.StatusCode, http.StatusSwitchingProtocols))
+	c.Stop()
+	must(t, "log", want("times that the store was closed", strings.Count(c.Logs.String(), "the guest store is closed"), 1))
+}
+
+// TestEndTellsWhatIsLost, by zone and kind, of a shard that is away.
+func TestEndTellsWhatIsLost(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	c := caddytest.Start(t, zonesSite(servers.Store(),
+		zoneWith("slots", "algorithm concurrency", "events 9", "window 100h", "match {\npath /ws\n}")+
+			zoneWith("api", "events 1000", "match {\npath /plain\n}"),
+		proxyTo(startBackend(t), "flush_interval -1", "stream_close_delay 5m")))
+	for range 3 {
+		_, _, resp := openWebSocket(t, c, "alice")
+		must(t, "upgrade", want("status", resp.StatusCode, http.StatusSwitchingProtocols))
+	}
+	servers.Kill(t)
+	for range 5 {
+		must(t, "request", want("status", c.Ask("/plain", "X-Key: bob").Status, http.StatusOK))
+	}
+	uncertain := int64(0)
+	eventually(t, "all charges wait or are over", func() error {
+		uncertain = undelivered(c, "a", "uncertain")
+		return want("charges", fmt.Sprint(c.Metric(`caddy_rate_limit_ledger_unsent{store="default"}`), " wait"), fmt.Sprint(5-uncertain, " wait"))
+	})
+	c.Stop()
+	must(t, "log", errors.Join(
+		want("losses", fmt.Sprint(lostOf(t, c, "slots"), lostOf(t, c, "charges")), fmt.Sprintf("map[slots:3] map[api:%d]", 5-uncertain)),
+		want("losses of refunds", len(lostOf(t, c, "refunds")), 0)))
+	servers.Restart(t)
+	must(t, "Redis", want("number of leases", servers.Content(t, "slots", "alice").Used, 3))
+}
+
+// lostOf returns how much of a kind Caddy logged as lost at exit, by zone.
+func lostOf(t *testing.T, c *caddytest.Caddy, kind string) map[string]int64 {
+	t.Helper()
+	lost := map[string]int64{}
+	for _, entry := range entriesOf(c, kind+" were lost at exit") {
+		must(t, "log", want("store", entry["store"], any("default")))
+		lost[entry["zone"].(string)] += int64(entry[kind].(float64))
+	}
+	return lost
+}
+
 func TestStreamHoldsOneSlot(t *testing.T) {
 	t.Parallel()
 	servers := caddytest.StartShards(t, 1, 0)

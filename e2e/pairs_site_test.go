@@ -172,6 +172,16 @@ func (p *pairRun) load() {
 	}
 }
 
+// loadRejected loads a config whose shards have the names of others, and which can take no requests.
+func (p *pairRun) loadRejected() {
+	p.t.Helper()
+	text := strings.Replace(p.site().caddyfile(), "http:// {\nbind unix/"+p.socket, "http://"+caddytest.FreeAddr(p.t)+" {", 1)
+	text = strings.NewReplacer("shard a {", "shard b {", "shard b {", "shard a {", "max_wait 2s", "max_wait 3s").Replace(text)
+	if status, answer := p.caddy.Load(text + occupiedSite(p.t)); status == http.StatusOK {
+		p.t.Fatalf("a config that cannot listen was accepted: %s", answer)
+	}
+}
+
 // shard returns the shard of that name, which it starts at the first call. What a server has
 // confirmed outlasts its process.
 func (p *pairRun) shard(name string) *redistest.Shard {
@@ -294,6 +304,10 @@ var features = []feature{
 			}
 			return []func(){tune, tune, tune}
 		},
+	},
+	{
+		name:    "rejected reload",
+		disturb: func(p *pairRun) []func() { return []func(){p.loadRejected, p.loadRejected, p.loadRejected} },
 	},
 	{
 		name: "store kind changed",

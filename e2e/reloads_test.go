@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 	"sync/atomic"
@@ -127,6 +128,46 @@ func TestReloadAddingAShardMovesOnlyItsClients(t *testing.T) {
 		t.Errorf("%d of %d clients moved to the third shard, want about a third", len(moved), clients)
 	}
 	t.Logf("%d of %d clients moved", len(moved), clients)
+}
+
+// TestReloadThatLosesCountsSaysSo, in the log and as a problem, whose remedy finds them again.
+func TestReloadThatLosesCountsSaysSo(t *testing.T) {
+	t.Parallel()
+	const clients = 12
+	servers := caddytest.StartShards(t, 3, 0)
+	a, b := caddytest.ShardOf("a", servers[0]), caddytest.ShardOf("b", servers[1])
+	for name, step := range map[string]struct {
+		loses, remedy []string
+		// after is the problem by the remedy: clients that counted under another name begin anew once more.
+		after string
+	}{
+		"lacks shard c":                 {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
+		"calls shard bb by the name b,": {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+	} {
+		site := func(shards []string) string {
+			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
+		}
+		c := caddytest.Start(t, site([]string{a, b}))
+		passed := func() (n int) {
+			for i := range clients {
+				if c.Ask("/", fmt.Sprintf("X-Key: %d", i)).Status == http.StatusOK {
+					n++
+				}
+			}
+			return n
+		}
+		must(t, name, errors.Join(want("passed at first", passed(), clients), want("passed again", passed(), 0)))
+		c.MustLoad(site(step.loses))
+		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
+		c.AwaitLines(t, 1, "a problem began", "of the clients begin anew", `"level":"warn"`)
+		c.MustLoad(site(step.remedy))
+		awaitProblem(c, "disagreement", step.after)
+		must(t, name, want("passed by the remedy", passed(), 0))
+		c.MustLoad(site(step.loses))
+		if n := passed(); n == 0 || n == clients {
+			t.Errorf("%s: %d of %d clients had a fresh limit", name, n, clients)
+		}
+	}
 }
 
 // admits requests that a zone with this limit admits a client, and counts the request. resets

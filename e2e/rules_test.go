@@ -250,8 +250,9 @@ func TestCaddysThatDisagree(t *testing.T) {
 		return fmt.Sprint(status.Problems)
 	}
 	for name, c := range map[string]struct{ other, problem string }{
-		"swapped":   {site("swapped", "b", "a", 5), "shard a is shard b for the Caddy on "},
+		"swapped":   {site("swapped", "b", "a", 5), "calls shard b by the name a, calls shard a by the name b, so 100 % of the clients are counted on different servers"},
 		"otherwise": {site("otherwise", "a", "b", 6), "zone api is defined otherwise for the Caddy on "},
+		"fewer":     {zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", servers[0]), "key_prefix fewer"), zoneWith("api", "events 5"), "respond ok"), "of the clients are counted on different servers"},
 		"agreed":    {site("agreed", "a", "b", 5), ""},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -306,6 +306,7 @@ func TestReshardingOneCaddyAtATime(t *testing.T) {
 				t.Errorf("%s: %s was served %d times, want %d", c.zone, client, total, events)
 			}
 		}
+		must(t, "steps of a resharding", want(fmt.Sprint("problems ", problemsOf(caddys[0])), len(problemsOf(caddys[0])["disagreement"]), 0))
 		several := 0
 		for _, server := range servers {
 			for key := range caddytest.ReadBuckets(t, server.Primary.Client()) {

@@ -26,7 +26,7 @@ func codeBlocks(t *testing.T, file string) (blocks []string) {
 // pagesWithConfigs are the documents with whole configs to copy.
 var pagesWithConfigs = []string{
 	"README.md", "docs/getting-started.md", "docs/configuration.md", "docs/behind-proxies.md", "docs/choosing.md", "docs/from-other-gateways.md",
-	"docs/grpc.md", "docs/llm-gateway.md", "docs/troubleshooting.md",
+	"docs/grpc.md", "docs/json.md", "docs/llm-gateway.md", "docs/troubleshooting.md",
 }
 
 // TestDocumentedConfigsLoad checks the configs that readers copy.

@@ -145,11 +145,11 @@ func OpenRedis(r Redis) (*Store, error) {
 	remote := redis.New(redis.Options{
 		Members: members, KeyPrefix: r.KeyPrefix, KeySecret: []byte(r.KeySecret),
 		CheckTimeout: r.CheckTimeout, ChargeTimeout: r.ChargeTimeout, ReadPrimary: true,
-		OnUndelivered: func(_ string, _ algorithm.Operation, err error) { s.report(err) },
+		OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, err error) { s.report(err) },
 	})
 	s.remote = ledger.New(ledger.NewRegistry(nil), remote, ledger.Options{
 		MaxBuckets: r.MaxBuckets, Timeout: r.CheckTimeout,
-		OnUndelivered: func(_ string, _ algorithm.Operation, _ int64, err error) { s.report(err) },
+		OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, _ int64, err error) { s.report(err) },
 	})
 	s.remote.Run()
 	s.buckets = s.remote

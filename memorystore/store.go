@@ -106,6 +106,9 @@ func (m *Store) OpenStore(name string) (store.Store, error) {
 	return memory.New(pooled.(*memory.Buckets), stores.MemoryOptions(name, m.logger, m.MaxBuckets)), nil
 }
 
+// RunStore implements [stores.Runner].
+func (*Store) RunStore(_ string, open store.Store) { open.(*memory.Store).Run() }
+
 // CloseStore implements [stores.Module].
 func (m *Store) CloseStore() { _, _ = stores.Pool.Delete(bucketsKey(m.name)) }
 
@@ -121,6 +124,7 @@ type bucketsKey string
 // Interface guards.
 var (
 	_ stores.Module         = (*Store)(nil)
+	_ stores.Runner         = (*Store)(nil)
 	_ stores.NewcomerConfig = (*Store)(nil)
 	_ caddy.Provisioner     = (*Store)(nil)
 	_ caddy.Validator       = (*Store)(nil)

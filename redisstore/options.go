@@ -33,7 +33,7 @@ func (s *Store) rows() []option.Row {
 				"shards": "The shards over which the clients are spread: independent Redis servers, each with its replicas, or Redis Clusters. A new shard moves only the clients that it gets.",
 			},
 		},
-		{Name: "url", Args: "<url>", Field: option.Field{Set: s.addOnlyShard}},
+		{Name: "url", Args: "<url>", Field: option.Field{Set: s.addOnlyShard}, Values: map[string]option.Schema{"url": {"pattern": urlPattern}}},
 	}, s.Connection.rows()...)
 	return append(rows, s.ownRows()...)
 }
@@ -42,7 +42,7 @@ func (s *Store) rows() []option.Row {
 func (s *Store) ownRows() []option.Row {
 	return []option.Row{
 		{
-			Name: "key_prefix", Args: "<text>", Field: option.Text(&s.KeyPrefix), Section: sectionCalls, Default: "`rl`",
+			Name: "key_prefix", Args: "<text>", Field: option.Text(&s.KeyPrefix), Values: map[string]option.Schema{"key_prefix": {"pattern": `^$|` + keyPrefix.String()}}, Section: sectionCalls, Default: "`rl`",
 			Doc: "The beginning of all keys in Redis.",
 			Check: func() error {
 				if s.KeyPrefix != "" && !keyPrefix.MatchString(s.KeyPrefix) {
@@ -70,7 +70,7 @@ func (s *Store) ownRows() []option.Row {
 			Check: positive("charge_timeout", &s.ChargeTimeout),
 		},
 		{
-			Name: "charge_delay", Args: "<duration>", Field: option.Delay(&s.ChargeDelay), Section: sectionCalls, Default: "50ms",
+			Name: "charge_delay", Args: "<duration>", Field: option.Delay(&s.ChargeDelay), Values: map[string]option.Schema{"charge_delay": {"maximum": maxChargeDelay}}, Section: sectionCalls, Default: "50ms",
 			Doc: "How long charges of a `fixed_window` wait for others to be sent with them, if their clients have at least half of their limit left. Other Caddys see these charges that much later, and a Caddy that is killed loses that many more. At most 1s; `0` sends each at once.",
 			Check: func() error {
 				if d := s.chargeDelay(); d < 0 || d > maxChargeDelay {
@@ -114,15 +114,15 @@ func (s *Store) ownRows() []option.Row {
 func (s *Shard) ownRows() []option.Row {
 	return []option.Row{
 		{
-			Name: "primary", Args: "<addr>", Field: option.Text(&s.Primary), Section: sectionShards, Default: "port 6379",
+			Name: "primary", Args: "<addr>", Field: option.Text(&s.Primary), Values: map[string]option.Schema{"primary": {"pattern": `^$|` + addressPattern}}, Section: sectionShards, Default: "port 6379",
 			Doc: "`host`, `host:port` or `unix/path`.",
 			Parts: map[string]string{
 				"primary": "The address of the primary: `host`, `host:port` or `unix/path`. Placeholders work. If the primary fails, nothing takes its place until it is back.",
 			},
 		},
-		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Section: sectionShards, Parts: map[string]string{"replicas": "The addresses of the primary's replicas, in the same form. They answer checks in turn. Default: none; the primary answers."}},
+		{Name: "replica", JSON: []string{"replicas"}, Args: "<addr>...", Field: option.List(&s.Replicas), Repeats: true, Values: map[string]option.Schema{"replicas": {"items": option.Schema{"type": "string", "pattern": addressPattern}}}, Section: sectionShards, Parts: map[string]string{"replicas": "The addresses of the primary's replicas, in the same form. They answer checks in turn. Default: none; the primary answers."}},
 		{
-			Name: "url", Args: "<url>", Field: option.Filled(&s.URL), Section: sectionShards, Default: "none",
+			Name: "url", Args: "<url>", Field: option.Filled(&s.URL), Values: map[string]option.Schema{"url": {"pattern": urlPattern}}, Section: sectionShards, Default: "none",
 			Doc: "A primary as cloud providers give it: `redis://`, or `rediss://` for TLS, then `<user>:<password>@<host>:<port>/<db>`. It replaces `primary`, `username`, `password` and `db`, and may contain `{file.*}`. In the block of a store, it is the only shard.",
 		},
 		{
@@ -130,11 +130,11 @@ func (s *Shard) ownRows() []option.Row {
 			Doc: "The name under which the sentinels watch the primary, and the addresses of all sentinels: `host`, `host:port` or `unix/path`.",
 		},
 		{
-			Name: "cluster", Args: "<addr>...", Field: option.List(&s.Cluster), Repeats: true, Section: sectionShards, Default: "port 6379",
+			Name: "cluster", Args: "<addr>...", Field: option.List(&s.Cluster), Repeats: true, Values: map[string]option.Schema{"cluster": {"items": option.Schema{"type": "string", "pattern": nodePattern}}}, Section: sectionShards, Default: "port 6379",
 			Doc: "Addresses of some nodes of a Redis Cluster, which name the others: `host` or `host:port`.",
 		},
 		{
-			Name: "weight", JSON: []string{"weight", "previous_weights"}, Args: "<now> [was <before>...]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Section: sectionShards, Default: "1",
+			Name: "weight", JSON: []string{"weight", "previous_weights"}, Args: "<now> [was <before>...]", Field: option.Field{Set: s.setWeight}, Check: s.validateWeight, Values: map[string]option.Schema{"weight": {"maximum": maxWeight}, "previous_weights": {"items": option.Schema{"type": []string{"integer", "null"}, "minimum": 0, "maximum": maxWeight}}}, Section: sectionShards, Default: "1",
 			Doc: "The share of the clients, 1 to 1000. While shards are added, removed or weighted anew, `was` says what it was before each step, the latest first: [the steps](failure-modes.md#when-shards-are-added-or-removed).",
 			Parts: map[string]string{
 				"weight":           "The share of the clients, from 0 to 1000. 0 is for a shard that is being removed, whose `previous_weights` say what it was: [the steps](failure-modes.md#when-shards-are-added-or-removed). Default: 1.",
@@ -195,7 +195,7 @@ func (c *Connection) rows() []option.Row {
 			},
 		},
 		{
-			Name: "pool_size", Args: "<n>", Field: option.Positive(&c.PoolSize), Section: sectionConnections, Default: "4; 64 without pipelining",
+			Name: "pool_size", Args: "<n>", Field: option.Positive(&c.PoolSize), Values: map[string]option.Schema{"pool_size": {"maximum": maxPoolSize}}, Section: sectionConnections, Default: "4; 64 without pipelining",
 			Doc: "Connections to each server for checks and takes, and as many again to each primary for charges, refunds and penalties.",
 			Check: func() error {
 				if c.PoolSize < 0 || c.PoolSize > maxPoolSize {
@@ -215,7 +215,7 @@ func (c *Connection) rows() []option.Row {
 // rows are the options of the block of password_command.
 func (c *PasswordCommand) rows() []option.Row {
 	return []option.Row{{
-		Name: "lifetime", Args: "<duration>", Field: option.Duration(&c.Lifetime), Section: sectionConnections, Default: "10m",
+		Name: "lifetime", Args: "<duration>", Field: option.Duration(&c.Lifetime), Values: map[string]option.Schema{"lifetime": {"anyOf": []option.Schema{{"maximum": 0}, {"minimum": minTokenLifetime}}}}, Section: sectionConnections, Default: "10m",
 		Doc: "How long a printed password is valid, at least 10s.",
 	}}
 }
@@ -235,7 +235,7 @@ func (t *TLS) rows() []option.Row {
 			},
 		},
 		{
-			Name: "server_name", Args: "<name>", Field: option.Filled(&t.ServerName), Section: sectionConnections, Default: "the host of the address",
+			Name: "server_name", Args: "<name>", Field: option.Filled(&t.ServerName), Values: map[string]option.Schema{"server_name": {"pattern": hostPattern}}, Section: sectionConnections, Default: "the host of the address",
 			Doc: "The name that the certificates of the servers must have.",
 		},
 		{

@@ -22,6 +22,66 @@ const (
 	turnedOff      = "off"
 )
 
+const (
+	// hosts matches what may be a host, with a port or not, such as an IPv6 address with a zone.
+	hosts = "[^\\s!-,/;-@\\\\^`{-~]+|\\[?[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*%\\S+"
+	// addressPattern matches addresses, and placeholders.
+	addressPattern = `^(` + hosts + `|unix/.+)$|\{`
+	// nodePattern is the same without paths.
+	nodePattern = `^(` + hosts + `)$|^[^/]*\{`
+	// hostPattern is the same without ports, which only an IPv6 address looks like.
+	hostPattern = "^$|^([^\\s!-,/:-@\\[-\\^`{-~]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%\\S+)?)$|\\{"
+	// urlPattern matches a URL, and a placeholder.
+	urlPattern = `^$|^rediss?://[^/]|\{`
+)
+
+// JSONRules implements [option.Ruled].
+func (s *Store) JSONRules() []option.Schema {
+	return append(s.jsonRules(),
+		option.Any(option.Given("shards"), option.Given("url")),
+		option.If(option.Given("url"), option.Not(option.Given("shards"))))
+}
+
+// JSONRules implements [option.Ruled].
+func (s *Shard) JSONRules() []option.Schema {
+	given, kinds := option.Given, []option.Schema{}
+	for _, kind := range []string{"primary", "url", "sentinel", "cluster"} {
+		kinds = append(kinds, given(kind))
+	}
+	return append(s.jsonRules(),
+		option.Schema{"oneOf": kinds},
+		option.If(option.Any(given("sentinel"), given("cluster")), option.Not(given("replicas"))),
+		option.If(given("url"), option.Not(given("username"), given("password"), given("password_command"),
+			option.Schema{"required": []string{"db"}, "properties": option.Schema{"db": option.Schema{"type": "integer"}}})),
+		option.If(option.Any(given("sentinel_username"), given("sentinel_password")), given("sentinel")))
+}
+
+func (*Connection) jsonRules() []option.Schema {
+	return []option.Schema{option.If(option.Given("password_command"), option.Not(option.Given("password")))}
+}
+
+// JSONRules implements [option.Ruled].
+func (*Sentinel) JSONRules() []option.Schema {
+	return []option.Schema{option.Given("master"), option.Given("addrs"), {"properties": option.Schema{
+		"master": option.Schema{"pattern": option.NamePattern() + `|\{`}, "addrs": option.Schema{"items": option.Schema{"pattern": addressPattern}},
+	}}}
+}
+
+// JSONRules implements [option.Ruled].
+func (*PasswordCommand) JSONRules() []option.Schema {
+	return []option.Schema{option.Given("command"), {"properties": option.Schema{
+		"command": option.Schema{"prefixItems": []option.Schema{{"minLength": 1}}},
+	}}}
+}
+
+// JSONRules implements [option.Ruled].
+func (*TLS) JSONRules() []option.Schema {
+	return []option.Schema{
+		option.If(option.Given("cert"), option.Given("key")), option.If(option.Given("key"), option.Given("cert")),
+		option.If(option.Given("insecure_skip_verify"), option.Not(option.Given("ca"))),
+	}
+}
+
 // Validate implements [caddy.Validator].
 func (s *Store) Validate() error {
 	if err := s.validate(); err != nil {

@@ -114,11 +114,12 @@ type Store struct {
 }
 
 // openShards is the use of a store's shards: the pool's keys of the shards and of the overrides, and the log of events.
-// done ends the uses of the shards.
+// done ends the uses of the shards and of the overrides.
 type openShards struct {
-	keys []any
-	done []func()
-	log  *shardLog
+	remote *redis.Store
+	keys   []any
+	done   []func()
+	log    *shardLog
 }
 
 // release ends the use of what is in the pool.
@@ -194,14 +195,13 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 			opened.release()
 		}
 	}()
-	var names []string
 	pooled := map[string]pooledShard{}
 	for _, shard := range s.Shards {
 		var key shardKey
 		if pooled[shard.Name], key, err = acquireShard(s.reach(shard)); err != nil {
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
-		names, opened.keys = append(names, shard.Name), append(opened.keys, key)
+		opened.keys = append(opened.keys, key)
 		opened.done = append(opened.done, pooled[shard.Name].Use(time.Duration(s.CheckTimeout)))
 	}
 	members, previous := s.membersOf(name, pooled)
@@ -216,19 +216,32 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 		ReadPrimary:   s.ReadFrom == readPrimary,
 		CheckTimeout:  time.Duration(s.CheckTimeout),
 		ChargeTimeout: time.Duration(s.ChargeTimeout),
-		OnUndelivered: func(shard string, op algorithm.Operation, err error) {
-			s.reportUndelivered(name, shard, op, 1, err)
+		OnUndelivered: func(shard string, limit *store.Limit, op algorithm.Operation, err error) {
+			s.reportUndelivered(name, shard, limit, op, 1, err)
 		},
 	})
-	opened.log = startShardLog(s.logger, s.events, name, remote)
-	for _, shard := range names {
-		opened.log.add(shard, pooled[shard])
+	opened.remote, opened.log = remote, startShardLog(s.logger, s.events, name, remote)
+	for _, shard := range s.Shards {
+		opened.log.add(shard.Name, pooled[shard.Name])
 	}
-	telemetry.Default.ExportUndelivered(name, names)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.open = append(s.open, opened)
 	return remote, nil
+}
+
+// RunStore implements [stores.Runner].
+func (s *Store) RunStore(name string, open store.Store) {
+	for _, shard := range s.Shards {
+		telemetry.Default.ExportUndelivered(name, shard.Name)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for i := range s.open {
+		if o := &s.open[i]; o.remote == open {
+			o.done = append(o.done, o.remote.Follow())
+		}
+	}
 }
 
 // membersOf returns the shards that own clients, and those that did before each step of a
@@ -273,10 +286,21 @@ func (s *Store) LedgerOptions(name string) ledger.Options {
 		MaxBuckets:  s.MaxBuckets,
 		Timeout:     time.Duration(s.CheckTimeout),
 		ChargeDelay: s.chargeDelay(),
-		OnUndelivered: func(shard string, op algorithm.Operation, requests int64, err error) {
-			s.reportUndelivered(name, shard, op, requests, err)
+		Servers:     s.servers(),
+		OnUndelivered: func(shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error) {
+			s.reportUndelivered(name, shard, limit, op, requests, err)
 		},
 	}
+}
+
+// servers identifies the servers of each shard, by its name, whatever the credentials and timeouts are.
+func (s *Store) servers() map[string]string {
+	all := map[string]string{}
+	for _, shard := range s.Shards {
+		r := s.reach(shard)
+		all[shard.Name] = fmt.Sprint(r.Primary, r.Cluster, r.Sentinel, r.database())
+	}
+	return all
 }
 
 // DeliveryTime implements [stores.LedgerConfig].
@@ -304,12 +328,12 @@ func (s *Store) OnErrorDefault() string {
 	return cmp.Or(s.OnError, stores.OnErrorLocal)
 }
 
-func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, requests int64, err error) {
+func (s *Store) reportUndelivered(name, shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error) {
 	telemetry.Default.Undelivered.WithLabelValues(name, shard, op.String(), telemetry.OutcomeLabel(err)).Add(float64(requests))
-	stores.NoteLost(name, shard, requests, err)
+	stores.NoteLost(name, shard, limit, op, requests, err)
 	if times, log := s.undelivered.Report(time.Now()); log {
 		s.logger.Error("charges or refunds failed",
-			zap.String("store", name), zap.String("shard", shard), zap.String("operation", op.String()),
+			zap.String("store", name), zap.String("shard", shard), zap.String("zone", limit.Zone), zap.String("operation", op.String()),
 			zap.Int64("times", times), zap.Error(err))
 	}
 }
@@ -318,6 +342,7 @@ func (s *Store) reportUndelivered(name, shard string, op algorithm.Operation, re
 var (
 	_ caddy.Provisioner     = (*Store)(nil)
 	_ stores.Module         = (*Store)(nil)
+	_ stores.Runner         = (*Store)(nil)
 	_ stores.LedgerConfig   = (*Store)(nil)
 	_ stores.NewcomerConfig = (*Store)(nil)
 )

@@ -69,22 +69,24 @@ func service(fields string) string {
 	return `{"apps": {"http": {"servers": {"s": {"listen": [":0"], "routes": [{"handle": [{"handler": "rate_limit_service", ` + fields + `}]}]}}}}}`
 }
 
+const entry = `"domains": [{"name": "a", "descriptors": [{"key": "ip", "zone": "ip"}]}]`
+
 const zones = `"zones": [{"name": "ip", "events": 5, "window": "1m"}]`
 
 // configsInJSON are fields of the handler, the error at load, and whether they fit the schema, which
-// knows no references and no missing parts.
+// knows no references.
 var configsInJSON = []struct {
 	fields, want string
 	fits         bool
 }{
 	{`"domains": [{"name": "a", "descriptors": [{"key": "ip", "zone": "ip"}]}], ` + zones, "", true},
 	{`"domains": [{"name": "a", "descriptors": [{"key": "ip", "value": "a*", "denied": true, "descriptors": [{"key": "b", "unlimited": true}]}]}]`, "", true},
-	{zones, `domains is empty: add one, such as {"name": "edge"`, true},
+	{zones, `domains is empty: add one, such as {"name": "edge"`, false},
 	{`"domains": [null]`, "domains[0] is null", false},
 	{`"domains": [{"descriptors": []}]`, "domains[0].name is missing", false},
 	{`"domains": [{"name": "a", "descriptors": [{"zone": "ip"}]}], ` + zones, "domains[0].descriptors[0].key is missing: add the key of the entry", false},
 	{`"domains": [{"name": "a", "descriptors": [{"key": "b", "descriptors": [null]}]}]`, "domains[0].descriptors[0].descriptors[0] is null", false},
-	{`"domains": [{"name": "a", "descriptors": [{"key": "b", "descriptors": [{"key": "c"}]}]}]`, "domains[0].descriptors[0].descriptors[0].zone is missing", true},
+	{`"domains": [{"name": "a", "descriptors": [{"key": "b", "descriptors": [{"key": "c"}]}]}]`, "domains[0].descriptors[0].descriptors[0].zone is missing", false},
 	{`"domains": [{"name": "a", "descriptors": [{"key": "b", "zone": "x"}]}]`, "domains[0].descriptors[0].zone x is not defined: add it to zones", true},
 	{`"domains": [{"name": "a", "descriptors": [{"key": "b", "zone": "ip", "denied": true}]}], ` + zones, "domains[0].descriptors[0].zone and unlimited or denied exclude each other", true},
 	{`"domains": [{"name": "a", "descriptors": [{"key": "b", "always": true, "denied": true}]}]`, "domains[0].descriptors[0].always goes with zone only", true},
@@ -92,6 +94,13 @@ var configsInJSON = []struct {
 	{`"domains": [{"name": "a", "descriptor": []}]`, "domains[0].descriptor: unknown field", false},
 	{`"domains": [{"name": "a", "descriptors": [{"key": 5}]}]`, "domains[0].descriptors[0].key: it must be a text", false},
 	{`"problem": true, "domains": [{"name": "a"}]`, "problem has no effect in rate_limit_service", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "algorithm": "concurrency"}]`, "algorithm concurrency counts requests while they run", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "window": "1m", "charge": "after"}]`, "charge after goes with responses", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "window": "1m", "count_status": [200]}]`, "count_status has no effect", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "window": "1m", "count_status_not": [200]}]`, "count_status_not has no effect", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "window": "1m", "reset_status": [200]}]`, "reset_status has no effect", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "window": "1m", "obey_upstream": true}]`, "obey_upstream has no effect", false},
+	{entry + `, "zones": [{"name": "ip", "events": 5, "window": "1m", "ipv6_prefix": 64}]`, "ipv6_prefix needs a key", false},
 	{`"rate_limits": {}, "domains": [{"name": "a"}]`, "rate_limits: unknown field", false},
 }
 

@@ -10,10 +10,21 @@ import (
 func schema() option.Schema {
 	s := new(Service)
 	of := s.ServiceSchema(reflect.TypeFor[Service](), s.rows(places{})...)
-	text := func(words string) option.Schema { return option.Schema{"type": "string", "description": words} }
-	flag := func(words string) option.Schema { return option.Schema{"type": "boolean", "description": words} }
+	text := func(words string) option.Schema {
+		return option.Schema{"type": []string{"string", "null"}, "description": words}
+	}
+	flag := func(words string) option.Schema {
+		return option.Schema{"type": []string{"boolean", "null"}, "description": words}
+	}
+	given := option.Given
+	of["allOf"] = []option.Schema{given("domains")}
+	domain := of["properties"].(option.Schema)["domains"].(option.Schema)["items"].(option.Schema)
+	// Unlike other names, it may be any text.
+	delete(domain["properties"].(option.Schema)["name"].(option.Schema), "pattern")
+	domain["allOf"] = []option.Schema{given("name")}
 	of["$defs"] = option.Schema{"descriptor": option.Schema{
 		"type": "object", "required": []string{"key"}, "additionalProperties": false,
+		"allOf": []option.Schema{given("key"), option.Any(given("zone"), given("unlimited"), given("denied"), given("descriptors"))},
 		"properties": option.Schema{
 			"key":         text("The key of the entry."),
 			"value":       text("The value of the entry, or what it begins with, before *. Default: any other."),

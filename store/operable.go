@@ -49,10 +49,6 @@ type Operable interface {
 	Overrides(ctx context.Context) (*OverrideSet, error)
 	// Audit returns the last changes, up to MaxAudited, the latest first.
 	Audit(ctx context.Context) ([]Audited, error)
-	// Announce tells other processes at each shard of this one, and returns those that are remembered
-	// there, this one included. It forgets the processes of some earlier answers, gone. A store that
-	// is not shared returns none.
-	Announce(ctx context.Context, p Presence, gone []Met) ([]Met, error)
 
 	// KeptKey returns the form by which a client key, or its kept form, is known to the
 	// store. It may hide the client key.

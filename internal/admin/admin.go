@@ -110,11 +110,16 @@ type runningConfig interface {
 	Limiters() []*limiter.Limiter
 	// Stores returns the stores, in alphabetical order of their names, each once.
 	Stores() []*stores.Handle
+	// CountsInMemoryNow reports whether handlers count in memory that counted in a remote store, because no store is
+	// configured any more.
+	CountsInMemoryNow() bool
 	// Watch returns what finds the problems of the config.
 	Watch() *Watch
+	// Accept lets the config change what others use, if it does not yet.
+	Accept()
 }
 
-// runningApp returns the app of the running config.
+// runningApp returns the app of the running config, which Caddy has accepted.
 func runningApp() (runningConfig, error) {
 	app, err := caddy.ActiveContext().AppIfConfigured("rate_limit")
 	switch {
@@ -123,7 +128,9 @@ func runningApp() (runningConfig, error) {
 	case err != nil:
 		return nil, apiErrorf(http.StatusInternalServerError, "%w", err)
 	}
-	return app.(runningConfig), nil
+	running := app.(runningConfig)
+	running.Accept()
+	return running, nil
 }
 
 // zoneInStore is a zone of one handler and a store in which it counts.

@@ -61,6 +61,8 @@ type importedConfig struct {
 func (c *importedConfig) Limiters() []*limiter.Limiter { return c.limiters }
 func (c *importedConfig) Stores() []*stores.Handle     { return c.stores }
 func (c *importedConfig) Watch() *Watch                { return nil }
+func (*importedConfig) Accept()                        {}
+func (*importedConfig) CountsInMemoryNow() bool        { return false }
 
 func newImportedConfig(t *testing.T) *importedConfig {
 	t.Helper()

@@ -3,6 +3,7 @@ package admin
 import (
 	"cmp"
 	"context"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"net/http"
@@ -426,12 +427,19 @@ func (s *selection) remove(r *http.Request, query url.Values, kind store.Overrid
 	return s.make(r, query, s.changes(query, store.OverrideChange{Override: store.Override{Kind: kind}, Removes: true}))
 }
 
-// senderOf returns the address from which a request came.
+// senderOf returns the address from which a request came, and the certificate with which it did. Its subject
+// alone proves nothing, because who has the key may write another one.
 func senderOf(r *http.Request) string {
 	if r.RemoteAddr == "" || r.RemoteAddr == "@" {
 		return "a Unix socket" // its other end has no name
 	}
-	return r.RemoteAddr
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return r.RemoteAddr
+	}
+	certificate := r.TLS.PeerCertificates[0]
+	subject := certificate.Subject.String()
+	sum := sha256.Sum256(certificate.Raw)
+	return fmt.Sprintf("%s, certificate %s, SHA-256 %x...", r.RemoteAddr, strings.ToValidUTF8(subject[:min(len(subject), maxBy)], ""), sum[:8])
 }
 
 func (s *selection) overrideError(err error) error {

@@ -67,6 +67,9 @@ func withRemedy(err error) string {
 	return text
 }
 
+// inMemoryNow is the problem of a config that has lost its stores.
+const inMemoryNow = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: configure it again, or write store memory if that is meant"
+
 // problem is a [adminapi.Problem] of a subject.
 type problem struct {
 	adminapi.Problem
@@ -91,6 +94,12 @@ func findProblems(running runningConfig, measured *traffic, now time.Time) (all 
 			all = append(all, problemsOf(open, now, func() string { return consequences(running, measured, handle.Name) })...)
 			handle.Leave()
 		}
+	}
+	if running.CountsInMemoryNow() {
+		all = append(all, problem{
+			adminapi.Problem{Store: stores.DefaultName, Text: inMemoryNow},
+			subject{kind: adminapi.ProblemDisagreement, store: stores.DefaultName, detail: inMemoryNow},
+		})
 	}
 	all = append(all, measured.problems(now)...)
 	for _, l := range running.Limiters() {

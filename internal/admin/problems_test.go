@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // jumper is a store whose clock was set.
@@ -136,6 +137,7 @@ func TestErrorsOfShards(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(handle.Unload)
+	handle.ReportError(now, "api", "k", errOverload) // of a config that may be rejected
 	requires := func(after time.Duration, want ...string) {
 		t.Helper()
 		all := problemsOf(open, now.Add(after), func() string { return "so and so" })
@@ -149,11 +151,12 @@ func TestErrorsOfShards(t *testing.T) {
 		}
 	}
 	requires(0)
+	handle.Run()
 	handle.ReportError(now, "api", "k", errOverload)
 	requires(0, "too many calls are waiting: add shards; so and so")
-	stores.NoteLost(t.Name(), "", 1, store.ErrUncertain)
+	stores.NoteLost(t.Name(), "", new(store.Limit), algorithm.Charge, 1, store.ErrUncertain)
 	requires(0, "does not answer all checks and takes")
-	stores.NoteLost(t.Name(), "", 1, store.ErrFinal)
+	stores.NoteLost(t.Name(), "", new(store.Limit), algorithm.Charge, 1, store.ErrFinal)
 	requires(0, "does not answer all checks and takes", "are lost")
 	requires(2 * errorListed)
 	base.shards[0].Unowned = 1

@@ -68,7 +68,7 @@ func (t *traffic) measure(running runningConfig, now time.Time) {
 			evicted: counts.Evicted.Value(),
 		}
 		for _, bound := range zone.bound {
-			if s := bound.TakeSample(bound.store); s.Requests > 0 {
+			if s := bound.TakeSample(bound.store, now); s.Requests > 0 {
 				l.samples = append(l.samples, s)
 			}
 		}

@@ -36,6 +36,8 @@ type watched struct {
 func (w *watched) Limiters() []*limiter.Limiter { return []*limiter.Limiter{w.limiter} }
 func (w *watched) Stores() []*stores.Handle     { return []*stores.Handle{w.limiter.Store} }
 func (w *watched) Watch() *Watch                { return w.watch }
+func (*watched) Accept()                        {}
+func (*watched) CountsInMemoryNow() bool        { return false }
 
 // watchedModule opens a store that fails on command.
 type watchedModule struct {

@@ -65,8 +65,11 @@ func (g *GuestStore) OpenStore(string) (store.Store, error) {
 	return s, nil
 }
 
-// CloseStore counts the store as closed.
-func (*GuestStore) CloseStore() { Guests.Open.Add(-1) }
+// CloseStore counts the store as closed, and logs it.
+func (*GuestStore) CloseStore() {
+	Guests.Open.Add(-1)
+	caddy.Log().Info("the guest store is closed")
+}
 
 // OnErrorDefault returns the on_error of zones that set none.
 func (*GuestStore) OnErrorDefault() string { return "deny" }

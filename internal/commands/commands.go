@@ -6,7 +6,9 @@
 package commands
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"slices"
 	"strings"
 
@@ -66,7 +68,7 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 		if one = strings.TrimSpace(one); one == "" && isGiven {
 			return nil, errors.New("--address: an address is empty; leave out the flag for the default")
 		}
-		address, err := caddycmd.DetermineAdminAPIAddress(one, nil, flags.String("config"), flags.String("adapter"))
+		address, err := adminAddress(one, flags.String("config"), flags.String("adapter"))
 		if err != nil {
 			return nil, err
 		}
@@ -85,6 +87,26 @@ func connectAdmin(cmd *cobra.Command) (cli.API, error) {
 		return members[0].Caller, nil
 	}
 	return fleet.New(members), nil
+}
+
+// adminAddress returns an address of the admin API: the given one, or that of a config, or the default.
+func adminAddress(given, file, adapter string) (string, error) {
+	if given != "" || file == "" {
+		return caddycmd.DetermineAdminAPIAddress(given, nil, "", "")
+	}
+	text, _, _, err := caddycmd.LoadConfig(file, adapter)
+	if err != nil {
+		return "", err
+	}
+	var config struct{ Admin struct{ Disabled bool } }
+	if err := json.Unmarshal(text, &config); err != nil {
+		return "", fmt.Errorf("decode config: %w", err)
+	}
+	if config.Admin.Disabled {
+		// The default would be another Caddy's.
+		return "", fmt.Errorf("the config %s has admin off: its Caddy has no admin API; use --address to ask another Caddy", file)
+	}
+	return caddycmd.DetermineAdminAPIAddress("", text, file, adapter)
 }
 
 // appID is the ID of the app's module.

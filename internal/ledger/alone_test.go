@@ -219,7 +219,7 @@ func TestTakesThatEndLate(t *testing.T) {
 	}{{nil, 0, 0}, {store.ErrNotExecuted, 1, 0}, {store.ErrUncertain, 0, 1}} {
 		synctest.Test(t, func(t *testing.T) {
 			s, odd := newSimulation(1), int64(0)
-			l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+			l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, op algorithm.Operation, n int64, err error) {
 				if op != algorithm.Take || !errors.Is(err, k.end) {
 					t.Errorf("%v: %s is undelivered: %v", k.end, op, err)
 				}

@@ -51,14 +51,16 @@ func (b *Registry) giveBack(idle int64) bool {
 	b.mu.Lock()
 	entries := slices.Collect(maps.Keys(b.reserved))
 	b.mu.Unlock()
-	l := b.current()
-	var refunds []*store.Request
+	senders, refunds := b.senders(), map[*Ledger][]*store.Request{}
 	for _, e := range entries {
+		l := senders.of(e)
 		if refund := b.surplusOf(e, l, idle); refund.Cost > 0 || refund.MayHold() {
-			refunds = append(refunds, &refund)
+			refunds[l] = append(refunds[l], &refund)
 		}
 	}
-	l.refund(refunds)
+	for l, reqs := range refunds {
+		l.refund(reqs)
+	}
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	return len(b.reserved) == 0

@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -45,18 +47,27 @@ func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 		}
 		e := l.enter(reqs[i], &m)
 		n := e.Settle(reqs[i:i+1:i+1], hold, &m)
-		l.noted(e, &n, w, &out)
-		e.release(&m)
+		w.finish(e, &n, reqs[i], &out, &m)
 	}
 	w.send(&out)
 }
 
-// noted makes the charge of an entry, which is locked, leave through w.
-func (l *Ledger) noted(e *entry, n *core.Next, w *Ledger, out *outgoing) {
+// finish ends an event of an entry. Its charge leaves through the view, with others. If the view is on trial, only a
+// charge of own does, which is a request of its config or nil: charges of other configs may be in any other one, which
+// leaves at once through the view that sends what waits in the entry.
+func (l *Ledger) finish(e *entry, n *core.Next, own *store.Request, out *outgoing, m *core.Moment) {
+	if n.Do == core.Send && n.Charge[0] != own && l.isTrial() {
+		w, mixed := l.sender(e), outgoing{most: 1}
+		w.carry(e, n, &mixed)
+		e.release(m)
+		w.send(&mixed)
+		return
+	}
 	if n.Do == core.Delay {
 		l.awaitTick(e)
 	}
-	w.carry(e, n, out)
+	l.carry(e, n, out)
+	e.release(m)
 }
 
 // SettleUnknown takes requests out of flight whose takes may have spent their cost, which counts here until what
@@ -89,11 +100,10 @@ func (l *Ledger) takeEnded(req []*store.Request, err error) {
 		m, out := l.moment(), outgoing{most: 1}
 		e := l.enter(req[0], &m)
 		n := e.Charge(req, &m)
-		l.noted(e, &n, w, &out)
-		e.release(&m)
+		w.finish(e, &n, req[0], &out, &m)
 		w.send(&out)
 	case w.opts.OnUndelivered != nil:
-		w.opts.OnUndelivered(w.shardOf(req[0]), algorithm.Take, 1, err)
+		w.opts.OnUndelivered(w.shardOf(req[0]), req[0].Limit, algorithm.Take, 1, err)
 	}
 }
 
@@ -137,7 +147,7 @@ func (out *outgoing) of(place int) *entry {
 
 func (l *Ledger) lose(n *core.Next) {
 	if l.opts.OnUndelivered != nil {
-		l.opts.OnUndelivered(cmp.Or(n.Shard, l.Owner(n.ClientKey)), algorithm.Charge, n.Lost, n.Err)
+		l.opts.OnUndelivered(cmp.Or(n.Shard, l.Owner(n.ClientKey)), n.Limit, algorithm.Charge, n.Lost, n.Err)
 	}
 }
 
@@ -173,17 +183,13 @@ func (l *Ledger) delivered(e *entry, r *store.Request, st *store.State) (execute
 		}
 		n.Lost = 0
 	}
-	switch {
-	case n.Do == core.Delay:
-		w.awaitTick(e)
-	case n.Do == core.Retry && !l.registry.enqueue(l.shardOf(r), e, st.Err):
+	if n.Do == core.Retry && !l.registry.enqueue(l.shardOf(r), e, st.Err) {
 		if n = e.GiveUp(errEnded); n.Lost > 0 {
 			l.lose(&n)
 			n.Lost = 0
 		}
 	}
-	w.carry(e, &n, &out)
-	e.release(&m)
+	w.finish(e, &n, nil, &out, &m)
 	w.send(&out)
 	return executed
 }
@@ -202,11 +208,6 @@ func (l *Ledger) awaitTick(e *entry) {
 }
 
 func (b *Registry) sendDelayed() {
-	through := b.current()
-	if through == nil {
-		// The last view gave them up.
-		return
-	}
 	var delayed []*entry
 	for i := range b.stripes {
 		p := &b.stripes[i]
@@ -216,11 +217,13 @@ func (b *Registry) sendDelayed() {
 		p.delayed = p.delayed[:0]
 		p.mu.Unlock()
 	}
-	for len(delayed) > 0 {
-		n := min(len(delayed), tickBatch)
-		out := through.collect(delayed[:n])
-		through.send(&out)
-		delayed = delayed[n:]
+	// The last view has given them up.
+	senders := b.senders()
+	for through, entries := range senders.by(delayed) {
+		for part := range slices.Chunk(entries, tickBatch) {
+			out := through.collect(part)
+			through.send(&out)
+		}
 	}
 }
 
@@ -261,29 +264,35 @@ func (b *Registry) enqueue(owner string, e *entry, why error) bool {
 	return true
 }
 
-// dequeue returns the first entries of a queue and the view that delivers their
+// dequeue returns the first entries of a queue by the view that delivers their
 // charges. Without entries it removes the queue, and its goroutine ends.
-func (b *Registry) dequeue(owner string) (through *Ledger, batch []*entry) {
+func (b *Registry) dequeue(owner string) map[*Ledger][]*entry {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	queue := b.retryQueues[owner]
 	n := min(len(queue.entries), retryBatch)
 	if n == 0 {
 		delete(b.retryQueues, owner)
-		return nil, nil
+		return nil
 	}
-	batch, queue.entries = queue.entries[:n:n], queue.entries[n:]
-	return b.currentLocked(), batch
+	batch := queue.entries[:n:n]
+	queue.entries = queue.entries[n:]
+	senders := b.sendersLocked()
+	return senders.by(batch)
 }
 
 func (b *Registry) work(owner string) {
 	for pause := core.RetryPause(0, false); ; {
 		time.Sleep(pause)
-		through, batch := b.dequeue(owner)
-		if len(batch) == 0 {
+		batches := b.dequeue(owner)
+		if len(batches) == 0 {
 			return
 		}
-		pause = core.RetryPause(pause, through.retry(batch))
+		isAnswered := false
+		for through, batch := range batches {
+			isAnswered = through.retry(batch) || isAnswered
+		}
+		pause = core.RetryPause(pause, isAnswered)
 	}
 }
 
@@ -365,11 +374,46 @@ func (l *Ledger) shardOf(r *store.Request) string {
 }
 
 // IsNeeded reports whether charges or refunds are undelivered, or tokens are to be given
-// back, and this view does that. A later view that runs does it instead.
+// back, and this view does that. A later view that runs does it instead, unless the view's
+// config was rejected, and only that has the shard.
 func (l *Ledger) IsNeeded() bool {
-	l.registry.mu.Lock()
-	defer l.registry.mu.Unlock()
-	return (l.registry.owing.Load() > 0 || len(l.registry.reserved) > 0) && l.registry.currentLocked() == l
+	b := l.registry
+	b.mu.Lock()
+	isCurrent, reserves := b.currentLocked() == l, len(b.reserved) > 0
+	b.mu.Unlock()
+	owes := b.owing.Load() > 0
+	switch {
+	case isCurrent:
+		return owes || reserves
+	case !l.isTrial():
+		return false
+	}
+	senders := b.senders()
+	return reserves && b.reservesThrough(l, &senders) || owes && b.owesThrough(l, &senders)
+}
+
+// reservesThrough reports whether the view gives back tokens.
+func (b *Registry) reservesThrough(l *Ledger, senders *senders) bool {
+	b.mu.Lock()
+	reserved := slices.Collect(maps.Keys(b.reserved))
+	b.mu.Unlock()
+	return slices.ContainsFunc(reserved, func(e *entry) bool { return senders.of(e) == l })
+}
+
+// owesThrough reports whether the view sends what is undelivered.
+func (b *Registry) owesThrough(l *Ledger, senders *senders) bool {
+	for i := range b.stripes {
+		p := &b.stripes[i]
+		p.mu.Lock()
+		for e := range p.entries.all {
+			if e.Gauges().Owing > 0 && senders.of(e) == l {
+				p.mu.Unlock()
+				return true
+			}
+		}
+		p.mu.Unlock()
+	}
+	return false
 }
 
 // Flush gives tokens back, and waits until all charges and refunds are
@@ -379,11 +423,17 @@ func (l *Ledger) Flush(ctx context.Context) {
 	if !l.IsNeeded() {
 		return
 	}
-	l.registry.giveBack(0)
+	pause, isDone := flushTick, func() bool { return l.registry.owing.Load() == 0 || l.registry.current() != l }
+	if l.registry.current() == l {
+		l.registry.giveBack(0)
+	} else {
+		// Others go on to use what they have in their batches.
+		pause, isDone = core.RetryPause(0, false), func() bool { return !l.IsNeeded() }
+	}
 	l.registry.sendDelayed()
-	tick := time.NewTicker(flushTick)
+	tick := time.NewTicker(pause)
 	defer tick.Stop()
-	for l.registry.owing.Load() > 0 && l.registry.current() == l {
+	for !isDone() {
 		select {
 		case <-tick.C:
 			l.registry.sendDelayed()

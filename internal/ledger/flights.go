@@ -50,6 +50,17 @@ func NewFlights() *Flights {
 	for i := range f.stripes {
 		f.stripes[i].flights = map[identity.ID]*flight{}
 	}
+	f.limits.Pause = identity.ReusePause
+	f.limits.InUse = func(note func(number uint32)) {
+		for i := range f.stripes {
+			p := &f.stripes[i]
+			p.mu.Lock()
+			for id := range p.flights {
+				note(id.Limit)
+			}
+			p.mu.Unlock()
+		}
+	}
 	return f
 }
 
@@ -68,9 +79,7 @@ func (f *Flights) Figures() (sum Figures) {
 
 // use returns the bucket's flight, locked.
 func (f *Flights) use(r *store.Request) (*flightStripe, identity.ID, *flight) {
-	id := identity.ID{Limit: f.limits.Number(r.Limit), Key: r.ClientKey}
-	p := &f.stripes[stripeOf(id.Hash(f.seed))]
-	p.mu.Lock()
+	p, id := f.lock(r, true)
 	fl, ok := p.flights[id]
 	if !ok {
 		fl = idleFlights.Get().(*flight)
@@ -80,6 +89,21 @@ func (f *Flights) use(r *store.Request) (*flightStripe, identity.ID, *flight) {
 	p.mu.Unlock()
 	fl.mu.Lock()
 	return p, id, fl
+}
+
+// lock locks the bucket's stripe, and returns it and the bucket's identity. A flight is only added
+// if adds is set.
+func (f *Flights) lock(r *store.Request, adds bool) (*flightStripe, identity.ID) {
+	for {
+		limit := f.limits.Of(r.Limit, adds)
+		id := identity.ID{Limit: limit.Number, Key: r.ClientKey}
+		p := &f.stripes[stripeOf(id.Hash(f.seed))]
+		p.mu.Lock()
+		if !limit.HasEnded() {
+			return p, id
+		}
+		p.mu.Unlock()
+	}
 }
 
 // leave unlocks a flight, drops users references and adds cost.
@@ -96,9 +120,17 @@ func (p *flightStripe) leave(id identity.ID, fl *flight, users int, cost int64) 
 }
 
 func (f *Flights) held(r *store.Request) int64 {
-	stripe, id, fl := f.use(r)
+	p, id := f.lock(r, false)
+	fl := p.flights[id]
+	if fl == nil {
+		p.mu.Unlock()
+		return 0
+	}
+	fl.users++
+	p.mu.Unlock()
+	fl.mu.Lock()
 	cost := fl.cost
-	stripe.leave(id, fl, 1, 0)
+	p.leave(id, fl, 1, 0)
 	return cost
 }
 

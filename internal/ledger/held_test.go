@@ -277,7 +277,7 @@ func TestHeldChargesOutliveTheirView(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := newSimulation(1)
 				undone := int64(0)
-				l, r := held(t, s, 100, Options{MaxBuckets: 100, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { undone += n }})
+				l, r := held(t, s, 100, Options{MaxBuckets: 100, OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, _ error) { undone += n }})
 				if st := admit(l, r); !st.Allowed {
 					t.Fatalf("a request gets %+v", st)
 				}

@@ -83,7 +83,7 @@ func TestLostFetchIsHeldNoMore(t *testing.T) {
 	for _, end := range []error{nil, store.ErrNotExecuted, store.ErrUncertain} {
 		synctest.Test(t, func(t *testing.T) {
 			s := &holding{simulation: newSimulation(1), late: new(store.Late)}
-			l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, op algorithm.Operation, _ int64, err error) {
+			l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, op algorithm.Operation, _ int64, err error) {
 				t.Errorf("a %s that nobody made is lost: %v", op, err)
 			}})
 			r := requestOf("alice", 10)
@@ -116,8 +116,8 @@ func TestLostFetchIsHeldNoMore(t *testing.T) {
 func TestLostEndIsReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, lost := newSimulation(1), int64(0)
-		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
-			if op == algorithm.Refund && err != nil {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, op algorithm.Operation, n int64, err error) {
+			if op == algorithm.Refund && errors.Is(err, ErrHeld) {
 				lost += n
 			}
 		}})

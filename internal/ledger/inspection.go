@@ -20,10 +20,7 @@ const walkSize = 256
 // Walk visits the buckets that are known, as [store.Operable] says. A state counts what is in
 // flight, and charges that the store has not confirmed.
 func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
-	asked := make(map[uint32]int, len(reqs))
-	for i := range reqs {
-		asked[l.registry.limits.Number(reqs[i].Limit)] = i
-	}
+	asked := l.registry.limits.Asked(reqs)
 	var entries []*entry
 	var r store.Request
 	var st store.State
@@ -36,7 +33,7 @@ func (l *Ledger) Walk(reqs []store.Request, about func(i int, r *store.Request) 
 			p.mu.Lock()
 			m := l.moment()
 			for _, e := range some {
-				i, ok := asked[e.id.Limit]
+				i, ok := asked.Find(e.id.Limit)
 				if !ok || e.Worth(&m) == core.Expired {
 					continue
 				}
@@ -60,11 +57,11 @@ func (l *Ledger) isShadowed(e *entry, r *store.Request, used int64, m *core.Mome
 	if e.id.Shard == 0 {
 		return false
 	}
-	owners, number := l.Owners(e.id.Key), l.registry.shards.Number
-	own := slices.IndexFunc(owners, func(name string) bool { return number(name) == e.id.Shard })
+	owners := l.Owners(e.id.Key)
+	own := slices.IndexFunc(owners, func(name string) bool { return l.number(name) == e.id.Shard })
 	for n, name := range owners {
 		id := e.id
-		id.Shard = number(name)
+		id.Shard = l.number(name)
 		other, _ := e.stripe.entries.find(id, id.Hash(l.registry.seed))
 		if n == own || other == nil || other.Worth(m) == core.Expired {
 			continue
@@ -140,7 +137,6 @@ func (l *Ledger) sendReset(r *store.Request) {
 	var out outgoing
 	e := l.enter(r, &m)
 	n := e.ResetSent(&m)
-	w.carry(e, &n, &out)
-	e.release(&m)
+	w.finish(e, &n, nil, &out, &m)
 	w.send(&out)
 }

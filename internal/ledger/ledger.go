@@ -17,6 +17,7 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"time"
@@ -56,10 +57,13 @@ type Options struct {
 	// ChargeDelay is how long the charges of a client far from its limit wait for
 	// others; 0 means that they are sent at once.
 	ChargeDelay time.Duration
-	// OnUndelivered, if set, is called when charges or refunds are given up: for
-	// how many requests, on which shard, and why. The error wraps
+	// Servers identifies the servers of each shard, by its name, because another config may
+	// have other servers under that name.
+	Servers map[string]string
+	// OnUndelivered, if set, is called when charges or refunds are given up: on which
+	// shard, under which limit, for how many requests, and why. The error wraps
 	// [store.ErrNotExecuted] or [store.ErrUncertain]. The call must be quick.
-	OnUndelivered func(shard string, op algorithm.Operation, requests int64, err error)
+	OnUndelivered func(shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error)
 }
 
 // Ledger is a view of a registry on a store. The registry is shared; the store and the
@@ -73,10 +77,9 @@ type Ledger struct {
 	membership membership
 	// serial numbers the views of the registry, oldest first.
 	serial int64
-	// runs is set while the view's config runs, and stopped once it has ended.
+	// hasRun is set once the view's config runs, and stopped once that has ended.
 	// Both change under the lock of the registry.
-	runs    bool
-	stopped atomic.Bool
+	hasRun, stopped atomic.Bool
 }
 
 // New returns a view of a registry on s.
@@ -166,14 +169,29 @@ func (l *Ledger) RefundReported(r store.Request, report func(st store.State)) {
 func (l *Ledger) refundBy(w *Ledger, reqs []*store.Request, report func(st store.State)) {
 	sent := l.beginRefund(len(reqs), func(i int) *store.Request { return reqs[i] })
 	w.Remote.RefundReported(reqs, func(i int, st store.State) {
-		if st.Err != nil && !errors.Is(st.Err, store.ErrGone) && w.opts.OnUndelivered != nil {
-			w.opts.OnUndelivered(w.shardOf(reqs[i]), algorithm.Refund, 1, st.Err)
-		}
-		w.endRefund(sent[i], reqs[i], &st)
-		if report != nil {
-			report(st)
-		}
+		l.refundEnded(repeat{sent[i], l, w, reqs[i], st, report})
 	})
+}
+
+// ErrHeld is wrapped by the errors of refunds that give nothing back, and only end what a request held.
+var ErrHeld = errors.New("end what was held")
+
+// refundEnded notes and reports how a refund has ended, unless there is another attempt.
+func (l *Ledger) refundEnded(r repeat) {
+	if l.registry.repeats.add(r) {
+		return
+	}
+	w := r.through
+	if err := r.state.Err; err != nil && !errors.Is(err, store.ErrGone) && w.opts.OnUndelivered != nil {
+		if r.req.Cost == 0 {
+			err = fmt.Errorf("%w: %w", ErrHeld, err)
+		}
+		w.opts.OnUndelivered(w.shardOf(r.req), r.req.Limit, algorithm.Refund, 1, err)
+	}
+	w.endRefund(r.sentRefund, r.req, &r.state)
+	if r.report != nil {
+		r.report(r.state)
+	}
 }
 
 // sentRefund is a refund in flight: its bucket, and when it was sent.

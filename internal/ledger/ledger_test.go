@@ -123,7 +123,7 @@ func TestChargesOfAnOutageArriveLater(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		registry := NewRegistry(nil)
-		l := New(registry, s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(registry, s, Options{OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		s.down = true
@@ -165,7 +165,7 @@ func TestChargesExpireWithTheirWindow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		var expired int64
-		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, ErrExpired) {
 				t.Errorf("%d charges were lost: %v", n, err)
 			}
@@ -212,7 +212,7 @@ func TestChargesWaitAsLongAsTheyCount(t *testing.T) {
 					pass(c.begins)
 					s := newSimulation(1)
 					var lost atomic.Int64
-					l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, _ error) { lost.Add(n) }})
+					l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, _ error) { lost.Add(n) }})
 					s.setDown(true, false)
 					r := store.Request{Limit: &c.limit, ClientKey: "alice", Events: 1, Burst: 600, Cost: 1}
 					for range charges {
@@ -246,7 +246,7 @@ func TestChargesLeftAtTheEndAreReported(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
 		lost := int64(0)
-		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(shard string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(shard string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			if shard != "shard" || !errors.Is(err, store.ErrNotExecuted) {
 				t.Errorf("%d charges of shard %s were lost: %v", n, shard, err)
 			}
@@ -320,7 +320,7 @@ func TestReservationIsNoRefusal(t *testing.T) {
 func TestAlignedWindowInAnOutage(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newSimulation(1)
-		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		aligned := store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: 24 * time.Hour, Align: true}
@@ -479,7 +479,7 @@ func TestChargesWithFinalErrorsAreReported(t *testing.T) {
 			l := New(NewRegistry(nil), redis.New(redis.Options{
 				Members: []redis.Member{{Name: "a", Shard: shard}}, CheckTimeout: time.Minute, ChargeTimeout: time.Minute,
 			}), Options{
-				OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+				OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 					if !errors.Is(err, store.ErrFinal) {
 						t.Errorf("%d charges were lost: %v, want a final error", n, err)
 					}

@@ -129,7 +129,7 @@ func newModel(t *testing.T, seed uint64) *model {
 	m.shared, m.heard = rng.IntN(3) == 0, map[int64]int64{}
 	m.sim.said = m.noteWord
 	trust := []time.Duration{NoTrust, DefaultTrust / 2, DefaultTrust, DefaultTrust}[rng.IntN(4)]
-	m.ledger = New(NewRegistry(time.Now), m.sim, Options{Trust: trust, ChargeDelay: time.Duration(rng.IntN(3)) * 25 * time.Millisecond, OnUndelivered: func(_ string, _ algorithm.Operation, requests int64, err error) {
+	m.ledger = New(NewRegistry(time.Now), m.sim, Options{Trust: trust, ChargeDelay: time.Duration(rng.IntN(3)) * 25 * time.Millisecond, OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, requests int64, err error) {
 		m.mu.Lock()
 		defer m.mu.Unlock()
 		if errors.Is(err, store.ErrUncertain) {

@@ -60,7 +60,7 @@ func (o *Owners) partsOf(asks []*store.Ask) *parts {
 }
 
 func (l *Ledger) placeOf(shard string) *store.Place {
-	return l.registry.shards.Place(l.registry.shards.Number(shard))
+	return l.registry.shards.Place(l.number(shard))
 }
 
 // at returns copies of a request for some shards.

@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"cmp"
 	"context"
 	"hash/maphash"
 	"slices"
@@ -56,6 +57,8 @@ type Registry struct {
 	retryQueues map[string]*retryQueue
 	// reserved are the entries with tokens in their batch, or of which the store holds one.
 	reserved map[*entry]bool
+
+	repeats repeats
 }
 
 // stripe is a part of the registry with a lock of its own.
@@ -215,6 +218,17 @@ func NewRegistry(clock func() time.Time) *Registry {
 	for i := range b.stripes {
 		b.stripes[i].registry = b
 	}
+	b.limits.Pause = identity.ReusePause
+	b.limits.InUse = func(note func(number uint32)) {
+		for i := range b.stripes {
+			p := &b.stripes[i]
+			p.mu.Lock()
+			for e := range p.entries.all {
+				note(e.id.Limit)
+			}
+			p.mu.Unlock()
+		}
+	}
 	return b
 }
 
@@ -232,8 +246,8 @@ func (b *Registry) attach(l *Ledger) {
 }
 
 // current returns the view that delivers charges from the retry queues: the
-// latest whose config runs or, without one, the oldest, because the config of a
-// later view may yet be rejected. Without a view it is nil.
+// latest whose config runs or, without one, the oldest whose config ran or, without
+// that, the oldest: others may yet be rejected. Without a view it is nil.
 func (b *Registry) current() *Ledger {
 	b.mu.Lock()
 	defer b.mu.Unlock()
@@ -244,12 +258,13 @@ func (b *Registry) currentLocked() *Ledger {
 	if l := b.latest.Load(); l != nil || len(b.views) == 0 {
 		return l
 	}
-	return b.views[0]
+	return b.views[max(slices.IndexFunc(b.views, func(l *Ledger) bool { return !l.isTrial() }), 0)]
 }
 
 // writer returns the view that makes the detached writes of l: the latest whose
-// config runs, unless the config of l comes after it. Requests outlast their
-// config, and the next config may have moved their buckets to other shards.
+// config runs, unless the config of l comes after it and may be rejected, or was.
+// Requests outlast their config, and the next config may have moved their buckets
+// to other shards.
 func (l *Ledger) writer() *Ledger {
 	if latest := l.registry.latest.Load(); latest != nil && (latest.serial > l.serial || l.stopped.Load()) {
 		return latest
@@ -257,23 +272,104 @@ func (l *Ledger) writer() *Ledger {
 	return l
 }
 
-// Run notes that the view's config runs. From now on the view delivers pending
-// charges, although requests of an older config may still be served.
-func (l *Ledger) Run() { l.setRuns(true) }
+// Run notes that the view's config runs, and will not be rejected any more. From
+// now on the view delivers pending charges, although requests of an older config
+// may still be served.
+func (l *Ledger) Run() { l.note(&l.hasRun) }
 
-// Stop notes that the view's config has ended for good, or was rejected after it
-// had begun. Another view delivers pending charges if its config runs; requests
-// of the stopped config may go on.
-func (l *Ledger) Stop() { l.setRuns(false) }
+// Stop notes that the view's config, which has run, has ended. Another view delivers
+// pending charges if its config runs; requests of the stopped config may go on.
+func (l *Ledger) Stop() { l.note(&l.stopped) }
 
-func (l *Ledger) setRuns(runs bool) {
+func (l *Ledger) note(state *atomic.Bool) {
 	l.registry.mu.Lock()
 	defer l.registry.mu.Unlock()
-	l.runs = runs
-	if !runs {
-		l.stopped.Store(true)
-	}
+	state.Store(true)
 	l.registry.noteLatest()
+}
+
+// isTrial reports whether the view's config may yet be rejected, or was.
+func (l *Ledger) isTrial() bool { return !l.hasRun.Load() && !l.stopped.Load() }
+
+// senders are the views that send what waits in buckets, where charges of several configs are added up: the current
+// one and, for shards that this one does not have, those on trial, the latest first.
+type senders struct {
+	current *Ledger
+	trials  []*Ledger
+}
+
+func (b *Registry) senders() senders {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	return b.sendersLocked()
+}
+
+func (b *Registry) sendersLocked() senders {
+	s := senders{current: b.currentLocked()}
+	for _, l := range slices.Backward(b.views) {
+		if l != s.current && l.isTrial() {
+			s.trials = append(s.trials, l)
+		}
+	}
+	return s
+}
+
+// of returns the view that sends what waits in an entry. Without a view it is nil.
+func (s *senders) of(e *entry) *Ledger {
+	if len(s.trials) > 0 && !s.current.has(e) {
+		for _, l := range s.trials {
+			if l.has(e) {
+				return l
+			}
+		}
+	}
+	return s.current
+}
+
+// sender returns the view that sends what waits in an entry, which is not l if that is on trial and another one has
+// the shard.
+func (l *Ledger) sender(e *entry) *Ledger {
+	senders := l.registry.senders()
+	return cmp.Or(senders.of(e), l)
+}
+
+// has reports whether the view's store keeps the bucket of an entry at the same shard.
+func (l *Ledger) has(e *entry) bool {
+	return e.id.Shard == 0 || slices.ContainsFunc(l.Owners(e.id.Key), func(owner string) bool { return l.number(owner) == e.id.Shard })
+}
+
+// number returns the number of a shard of the view, which one with other servers does not have: what is known and
+// waits there is not mixed.
+func (l *Ledger) number(shard string) uint32 {
+	return l.registry.shards.Number(shard, l.opts.Servers[shard])
+}
+
+// numberAt returns the number of the shard at a place, or 0 without one.
+func (l *Ledger) numberAt(place *store.Place) uint32 {
+	if place == nil {
+		return 0
+	}
+	if n := l.registry.shards.Of(place); n > 0 {
+		return n
+	}
+	return l.number(place.Shard)
+}
+
+// by returns entries by the view that sends what waits in them. Without a view there are none.
+func (s *senders) by(entries []*entry) map[*Ledger][]*entry {
+	all := map[*Ledger][]*entry{}
+	if s.current == nil {
+		return all
+	}
+	if len(s.trials) == 0 {
+		all[s.current] = entries
+		return all
+	}
+	for _, e := range entries {
+		l := s.of(e)
+		all[l] = append(all[l], e)
+	}
+	return all
 }
 
 // Leave ends the view. The other views deliver pending charges; without another
@@ -291,6 +387,7 @@ func (b *Registry) End(ctx context.Context) {
 		l.Flush(ctx)
 		l.leave(func(*Ledger) bool { return true })
 	}
+	b.giveUpRefunds()
 }
 
 // leave ends some views, l among them.
@@ -349,7 +446,7 @@ func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
 func (b *Registry) noteLatest() {
 	var latest *Ledger
 	for _, l := range b.views {
-		if l.runs {
+		if l.hasRun.Load() && !l.stopped.Load() {
 			latest = l
 		}
 	}
@@ -372,7 +469,7 @@ func (l *Ledger) moment() core.Moment {
 
 // look returns the bucket's entry, whose stripe is locked, or nil.
 func (l *Ledger) look(r *store.Request) *entry {
-	e, p, _ := l.lock(r)
+	e, p, _ := l.lock(r, false)
 	if e == nil {
 		p.mu.Unlock()
 	}
@@ -388,22 +485,29 @@ func (l *Ledger) find(r *store.Request, m *core.Moment) *entry {
 	return e
 }
 
-// lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity.
-func (l *Ledger) lock(r *store.Request) (*entry, *stripe, identity.ID) {
-	id := identity.ID{Limit: l.registry.limits.Number(r.Limit), Shard: l.registry.shards.Number(r.Shard()), Key: r.ClientKey}
-	hash := id.Hash(l.registry.seed)
-	p := &l.registry.stripes[stripeOf(hash)]
-	p.mu.Lock()
-	e, _ := p.entries.find(id, hash)
-	return e, p, id
+// lock locks the bucket's stripe, and returns the bucket's entry, or nil, and its identity. An entry is
+// only inserted if inserts is set.
+func (l *Ledger) lock(r *store.Request, inserts bool) (*entry, *stripe, identity.ID) {
+	for {
+		limit := l.registry.limits.Of(r.Limit, inserts)
+		id := identity.ID{Limit: limit.Number, Shard: l.numberAt(r.At), Key: r.ClientKey}
+		hash := id.Hash(l.registry.seed)
+		p := &l.registry.stripes[stripeOf(hash)]
+		p.mu.Lock()
+		if !limit.HasEnded() {
+			e, _ := p.entries.find(id, hash)
+			return e, p, id
+		}
+		p.mu.Unlock()
+	}
 }
 
 // enter is find, and inserts a missing entry.
 func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
-	e, p, id := l.lock(r)
+	e, p, id := l.lock(r, true)
 	if e == nil {
 		l.registry.sweep(p, m)
-		if l.registry.count.Load() >= int64(l.opts.MaxBuckets) {
+		if l.registry.count.Load() >= l.mostBuckets() {
 			l.evict(p, m)
 		}
 		e = &entry{id: id, stripe: p, Bucket: core.New(l.registry.start.UnixMicro()-1, m)}
@@ -415,6 +519,14 @@ func (l *Ledger) enter(r *store.Request, m *core.Moment) *entry {
 	}
 	e.begin(m)
 	return e
+}
+
+// mostBuckets bounds the buckets: a config that may be rejected evicts none of others.
+func (l *Ledger) mostBuckets() int64 {
+	if latest := l.registry.latest.Load(); latest != nil {
+		l = latest
+	}
+	return int64(l.opts.MaxBuckets)
 }
 
 // findFor and enterFor are find and enter for a request of a client: operators are shown its limit,

@@ -34,7 +34,7 @@ func TestRegistryIsBounded(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		const most, clients = 5_000, 20_000
 		s := newSimulation(1)
-		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			t.Errorf("%d charges were lost: %v", n, err)
 		}})
 		for i := range clients {
@@ -79,7 +79,7 @@ func TestBoundInAnOutage(t *testing.T) {
 		const most, clients = 1000, 5000
 		s := newSimulation(1)
 		lost := int64(0)
-		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		l := New(NewRegistry(nil), s, Options{MaxBuckets: most, OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, errNoRoom) {
 				t.Errorf("%d charges were lost: %v", n, err)
 			}
@@ -208,7 +208,7 @@ func TestUndeliveredChargesAreReported(t *testing.T) {
 		s := newSimulation(1)
 		registry := NewRegistry(nil)
 		var lost atomic.Int64
-		opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+		opts := Options{OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 			if !errors.Is(err, store.ErrNotExecuted) {
 				t.Errorf("%d charges were lost: %v", n, err)
 			}
@@ -263,7 +263,7 @@ func TestFlushIsTakenOver(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				stores := []*simulation{newSimulation(1), newSimulation(2)}
 				registry := NewRegistry(nil)
-				opts := Options{OnUndelivered: func(_ string, _ algorithm.Operation, n int64, err error) {
+				opts := Options{OnUndelivered: func(_ string, _ *store.Limit, _ algorithm.Operation, n int64, err error) {
 					t.Errorf("%d charges were lost: %v", n, err)
 				}}
 				before := New(registry, stores[0], opts)

@@ -66,10 +66,10 @@ type sharded struct {
 
 func (s *sharded) run(op algorithm.Operation, asks []*store.Ask) {
 	s.mu.Lock()
-	there, back := s.rng.IntN(10), s.rng.IntN(10)
+	there, back, silent := s.rng.IntN(10), s.rng.IntN(10), s.silent
 	s.mu.Unlock()
 	pass(time.Duration(1+there) * time.Millisecond)
-	if slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Shard() == s.silent }) {
+	if slices.ContainsFunc(asks, func(a *store.Ask) bool { return a.Shard() == silent }) {
 		pass(silence)
 	}
 	s.mu.Lock()
@@ -651,7 +651,7 @@ func (s *goneShard) ChargeReported(reqs []*store.Request, report func(i int, st 
 func TestChargeThatOthersHaveIsNotLost(t *testing.T) {
 	simulated(t, func(t *testing.T, s *simulation, l *Ledger) {
 		shard := &goneShard{simulation: s}
-		gone := New(l.registry, shard, Options{OnUndelivered: func(_ string, op algorithm.Operation, n int64, err error) {
+		gone := New(l.registry, shard, Options{OnUndelivered: func(_ string, _ *store.Limit, op algorithm.Operation, n int64, err error) {
 			t.Errorf("%d undelivered: %s, %v", n, op, err)
 		}})
 		gone.Run()

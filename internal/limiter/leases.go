@@ -4,14 +4,95 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math"
 	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
+
+// leases are those of the requests that run.
+type leases struct {
+	// life ends with the process, and renewals with it.
+	life context.Context
+	end  context.CancelFunc
+
+	mu sync.Mutex
+	// all is nil once the process ends.
+	all map[*lease]bool
+}
+
+// running are the leases of all requests of the process.
+var running = newLeases()
+
+func newLeases() *leases {
+	l := &leases{all: map[*lease]bool{}}
+	l.life, l.end = context.WithCancel(context.Background())
+	return l
+}
+
+// add adds a lease, and reports whether the process goes on.
+func (r *leases) add(l *lease) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.all != nil {
+		r.all[l] = true
+	}
+	return r.all != nil
+}
+
+func (r *leases) remove(l *lease) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.all, l)
+}
+
+// EndLeases gives back the slots of all requests that still run, at the end of the process. Upgraded
+// connections are such requests, which no server waits for.
+// A lease whose store does not return before ctx ends is lost.
+func EndLeases(ctx context.Context) { running.endAll(ctx) }
+
+func (r *leases) endAll(ctx context.Context) {
+	r.mu.Lock()
+	all := r.all
+	r.all = nil
+	r.mu.Unlock()
+	// A renewal holds its lease's lock.
+	r.end()
+	ended := make(chan *lease, len(all))
+	for l := range all {
+		go func() {
+			l.end()
+			ended <- l
+		}()
+	}
+	for len(all) > 0 {
+		select {
+		case l := <-ended:
+			delete(all, l)
+		case <-ctx.Done():
+			for l := range all {
+				l.noteLost(ctx.Err())
+			}
+			return
+		}
+	}
+}
+
+// noteLost notes slots that were not given back. Their store may hold the lock.
+func (l *lease) noteLost(why error) {
+	open := l.of.open
+	for _, z := range l.of.zones {
+		if req := &z.ask.Request; z.isLease && z.answer != hasNoRoom {
+			stores.NoteLost(open.Name, open.Accounts.Owner(req.ClientKey), req.Limit, algorithm.Refund, 1, fmt.Errorf("%w: %w", store.ErrUncertain, why))
+		}
+	}
+}
 
 // lease keeps the slots that an evaluation has taken while its request runs.
 type lease struct {
@@ -56,6 +137,9 @@ func (e *evaluation) holdLeases() {
 	defer lease.mu.Unlock()
 	lease.timer = e.limiter.afterFunc(period, lease.renew)
 	e.ensureRare().lease = lease
+	if !running.add(lease) {
+		lease.giveBack()
+	}
 }
 
 // afterFunc calls f when so much of the limiter's time has passed.
@@ -79,7 +163,7 @@ func (l *lease) renew() {
 	if l.timer == nil {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), l.period)
+	ctx, cancel := context.WithTimeout(running.life, l.period)
 	defer cancel()
 	for _, z := range l.of.zones {
 		if !z.holdsSlot() {
@@ -98,31 +182,33 @@ func (l *lease) renew() {
 	l.timer.Reset(l.period)
 }
 
-// end gives the slots back.
+// end gives the slots back. It waits for a renewal that runs, which could take back a slot that is given
+// back.
 func (l *lease) end() {
-	if l.stop() {
-		l.of.giveBack((*inZone).holdsSlot)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer != nil {
+		l.giveBack()
 	}
 }
 
-// stop ends the renewing, and reports whether there was any. It waits for a
-// renewal that runs, which could take back a slot that is given back. A renewal
-// that timed out may still do so, for another window.
-func (l *lease) stop() bool {
-	if l == nil {
-		return false
+// giveBack gives the slots back; mu is held.
+func (l *lease) giveBack() {
+	l.giveBackWith((*inZone).holdsSlot)
+}
+
+// giveBackWith gives back what some zones hold, the slots among it; mu is held.
+func (l *lease) giveBackWith(some func(z *inZone) bool) {
+	if l.timer != nil {
+		l.timer.Stop()
+		l.timer = nil
 	}
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.timer == nil {
-		return false
-	}
-	l.timer.Stop()
-	l.timer = nil
+	// Last, because the end of the process waits for those in the map.
+	defer running.remove(l)
+	l.of.giveBack(some)
 	for _, z := range l.handedOver {
-		z.becomeUncertain(true)
+		l.of.open.Refund([]*store.Request{new(z.ask.Request)})
 	}
-	return true
 }
 
 // maxAbortedShare bounds, as a multiple of the capacity, a client's requests that run and

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"maps"
 	"sync"
 	"time"
 
@@ -8,22 +9,18 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-const (
-	// maxRecentClients bounds the memory of a zone. A client beyond it costs another log entry.
-	maxRecentClients = 100_000
-	// recentSweep is how many entries are examined for expiry when one is added.
-	recentSweep = 4
-)
+// maxRecentClients bounds the memory of a zone. A client beyond it costs another log entry.
+const maxRecentClients = 100_000
 
 // recentClients are what was logged of the buckets of a zone in their windows. The zero value is
 // empty, and takes no memory for clients.
 type recentClients struct {
 	limits identity.Limits
 
-	mu   sync.Mutex
+	mu   sync.RWMutex
 	seen map[identity.ID]logged
-	// last is when the last entry expires.
-	last time.Time
+	// peak is the most entries that seen has held. A map does not shrink.
+	peak int
 }
 
 // logged is the window in which something was logged: its end, or 0 if the algorithm has
@@ -41,34 +38,45 @@ func (c *recentClients) idOf(about uint32, limit *store.Limit, clientKey string)
 
 // isFirst reports whether nothing was logged in the window, and notes it.
 func (c *recentClients) isFirst(id identity.ID, is logged, now time.Time) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if was, found := c.seen[id]; found && was.reset == is.reset && now.Before(was.until) {
+	wasLogged := func() bool {
+		was, found := c.seen[id]
+		return found && was.reset == is.reset && now.Before(was.until)
+	}
+	// Most refusals are not the first, and need not wait for each other.
+	c.mu.RLock()
+	isKnown := wasLogged()
+	c.mu.RUnlock()
+	if isKnown {
 		return false
 	}
-	c.makeRoom(now)
-	c.seen[id] = is
-	if is.until.After(c.last) {
-		c.last = is.until
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if wasLogged() {
+		return false
 	}
+	if c.seen == nil {
+		c.seen = map[identity.ID]logged{}
+	}
+	if len(c.seen) >= maxRecentClients {
+		for any := range c.seen {
+			delete(c.seen, any)
+			break
+		}
+	}
+	c.seen[id] = is
+	c.peak = max(c.peak, len(c.seen))
 	return true
 }
 
-// makeRoom forgets what has expired: all of it at once if nothing else is left, because a map
-// does not shrink. Without room it forgets any entry. mu is held.
-func (c *recentClients) makeRoom(now time.Time) {
-	if c.seen == nil || !now.Before(c.last) {
-		c.seen = map[identity.ID]logged{}
-		return
-	}
-	examined := 0
-	for id, is := range c.seen {
-		if !now.Before(is.until) || len(c.seen) >= maxRecentClients {
-			delete(c.seen, id)
-		}
-		if examined++; examined == recentSweep {
-			return
-		}
+// expire forgets what has expired, and gives memory back once most of a flood has.
+func (c *recentClients) expire(now time.Time) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	maps.DeleteFunc(c.seen, func(_ identity.ID, is logged) bool { return !now.Before(is.until) })
+	if n := len(c.seen); 4*n < c.peak {
+		smaller := make(map[identity.ID]logged, n)
+		maps.Copy(smaller, c.seen)
+		c.seen, c.peak = smaller, n
 	}
 }
 

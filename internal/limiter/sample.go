@@ -7,6 +7,7 @@ import (
 	"strings"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
@@ -88,12 +89,15 @@ func (s *requestSample) take() Sample {
 	return taken
 }
 
-// TakeSample returns the sample of the zone's requests in a store in which it counts, and begins another.
-func (z *Zone) TakeSample(in *stores.Handle) Sample {
-	if z.bound[ownStore].handle == in {
-		return z.bound[ownStore].sample.take()
+// TakeSample returns the sample of the zone's requests in a store in which it counts, and begins another. It
+// forgets what has expired of what was logged of clients.
+func (z *Zone) TakeSample(in *stores.Handle, now time.Time) Sample {
+	bound := &z.bound[ownStore]
+	if bound.handle != in {
+		bound = &z.bound[rolloutStore]
 	}
-	return z.bound[rolloutStore].sample.take()
+	bound.recent.expire(now)
+	return bound.sample.take()
 }
 
 // isForwarded reports whether a proxy tells, in a header that Caddy does not believe or that the

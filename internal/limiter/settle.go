@@ -70,7 +70,14 @@ func (t *tracker) end() {
 // endLease gives back the leases of e. What runs on behind Caddy after its client has left
 // counts for a while.
 func (t *tracker) endLease(e *evaluation) {
-	if e.lease() == nil {
+	l := e.lease()
+	if l == nil {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.timer == nil {
+		// The process ends.
 		return
 	}
 	isAborted := t.isCut()
@@ -78,7 +85,7 @@ func (t *tracker) endLease(e *evaluation) {
 		e.noteAborted(t)
 	}
 	e.notePace(t, isAborted, func(z *Zone) bool { return z.isLease })
-	e.lease().end()
+	l.giveBack()
 }
 
 // lease returns the lease of the request's slots, or nil.
@@ -432,11 +439,15 @@ func (l *Limiter) empty(z *boundZone, req store.Request, spent spend) {
 
 // undo refunds what was taken, because the request does not go on.
 func (e *evaluation) undo() {
-	if e.rare != nil {
-		e.rare.lease.stop()
+	all := func(*inZone) bool { return true }
+	if l := e.lease(); l == nil {
+		e.giveBack(all)
+	} else {
+		l.mu.Lock()
+		defer l.mu.Unlock()
 		e.rare.lease = nil
+		l.giveBackWith(all)
 	}
-	e.giveBack(func(*inZone) bool { return true })
 	for _, z := range e.zones {
 		spent := z.spend
 		if z.needsID && z.ChargeBefore {

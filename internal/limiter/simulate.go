@@ -87,7 +87,7 @@ func (s *Simulation) foreseeWait(r *http.Request, began time.Time) {
 	switch {
 	case !waits:
 		return
-	case line != nil && !line.room.hasPlace(w, line.ask.ClientKey, line.MaxWaitQueue):
+	case line != nil && !line.room.hasPlace(w, line.ask.ClientKey, line.latest().MaxWaitQueue):
 		t.turnAway(w, line)
 		return
 	}

@@ -279,7 +279,7 @@ func (t *tracker) lineUp(w *waiter, r *http.Request) (line *inZone, waits bool) 
 	}
 	id := lineOf(&line.ask.Request)
 	stood := w.room == line.room && w.line == id
-	if !line.room.stand(w, id, line.MaxWaitQueue) {
+	if !line.room.stand(w, id, line.latest().MaxWaitQueue) {
 		t.turnAway(w, line)
 		return line, false
 	}

@@ -73,6 +73,7 @@ func (s *queueSite) load(buckets store.Store, handlers ...[]*Zone) {
 		}
 		s.limiters = append(s.limiters, New(Config{Zones: zones, Logger: zap.NewNop(), Now: time.Now, Store: handle, LogRefusals: LogNone}))
 	}
+	handle.Run()
 	for _, l := range s.limiters {
 		l.Run()
 	}

@@ -187,8 +187,8 @@ type zoneState struct {
 	pace    pace
 	aborted abortedRequests
 	users   int
-	// started are the zones of the configs that use it and have started, the latest last.
-	started []*Zone
+	// accepted are the zones of the configs that use it and run, the latest last.
+	accepted []*Zone
 }
 
 // zoneStates are the states in use. Unlike [caddy.UsagePool] they begin none while one
@@ -219,15 +219,21 @@ func acquireState(handle *stores.Handle, zone string) *zoneState {
 
 // run notes that the config of z runs, until its store is closed.
 func (z *boundZone) run() {
+	if !z.handle.EnterRunning() {
+		// The config ended before it ran.
+		return
+	}
+	defer z.handle.Leave()
 	s := z.zoneState
 	zoneStates.Lock()
-	s.started = append(s.started, z.Zone)
+	s.accepted = append(s.accepted, z.Zone)
 	zoneStates.Unlock()
-	z.expectSeries(z.onError, z.handle.IsRemote())
+	// What is expected stays so while any config has the zone: only configs that run may add to it.
+	z.expectSeries(z.onError, z.handle.IsInMemory())
 	z.handle.OnClose(func() {
 		zoneStates.Lock()
 		defer zoneStates.Unlock()
-		s.started = slices.DeleteFunc(s.started, func(other *Zone) bool { return other == z.Zone })
+		s.accepted = slices.DeleteFunc(s.accepted, func(other *Zone) bool { return other == z.Zone })
 	})
 	s.room.wakeAll()
 }
@@ -237,8 +243,8 @@ func (z *boundZone) run() {
 func (z *boundZone) latest() *Zone {
 	zoneStates.Lock()
 	defer zoneStates.Unlock()
-	if n := len(z.started); n > 0 && z.started[n-1].limit == z.limit {
-		return z.started[n-1]
+	if n := len(z.accepted); n > 0 && z.accepted[n-1].limit == z.limit {
+		return z.accepted[n-1]
 	}
 	return z.Zone
 }

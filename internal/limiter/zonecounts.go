@@ -16,12 +16,15 @@ type ZoneCounts struct {
 	Stores []string
 }
 
-// CountsOfZones returns the counts of the zones that are in use, by their names.
+// CountsOfZones returns the counts of the zones of configs that run, by their names.
 func CountsOfZones() map[string]ZoneCounts {
 	all := map[string]ZoneCounts{}
 	zoneStates.Lock()
 	defer zoneStates.Unlock()
 	for id, state := range zoneStates.used {
+		if len(state.accepted) == 0 {
+			continue
+		}
 		c, isKnown := all[id.Zone]
 		if !isKnown {
 			for o := telemetry.Allowed; o < telemetry.Outcomes; o++ {
@@ -37,7 +40,7 @@ func CountsOfZones() map[string]ZoneCounts {
 
 // expectSeries has those series of the zone exported, while they are 0, that its options can bring
 // about in a store. What operators or rare faults bring about is exported once it has happened.
-func (z *Zone) expectSeries(onError string, isRemote bool) {
+func (z *Zone) expectSeries(onError string, isInMemory bool) {
 	c := z.Counts
 	expect := func(canCount bool, counters ...*telemetry.Counter) {
 		for _, counter := range counters {
@@ -48,11 +51,13 @@ func (z *Zone) expectSeries(onError string, isRemote bool) {
 	}
 	expect(true, &c.Requests, &c.Declined, &c.Decisions[telemetry.Allowed], &c.Decisions[telemetry.Refused])
 	expect(z.Enforce != nil, &c.Decisions[telemetry.WouldRefuse])
-	expect(isRemote && onError == stores.OnErrorAllow, &c.Decisions[telemetry.ErrorAllowed])
-	expect(isRemote && onError == stores.OnErrorDeny, &c.Decisions[telemetry.ErrorRefused])
-	expect(!isRemote, &c.Evicted)
+	// The limit lets clients pass for whom it is not enforced.
+	allows := onError == stores.OnErrorAllow || onError == stores.OnErrorDeny && z.Enforce != nil
+	expect(!isInMemory && allows, &c.Decisions[telemetry.ErrorAllowed])
+	expect(!isInMemory && onError == stores.OnErrorDeny, &c.Decisions[telemetry.ErrorRefused])
+	expect(isInMemory, &c.Evicted)
 	expect(!z.isLease, &c.Charged)
-	expect(!z.isLease && !z.Free.IsEmpty() && z.Free != usuallyFree, &c.Free)
+	expect(!z.isLease && !z.Free.IsEmpty() && z.Free != UsuallyFree, &c.Free)
 	expect(z.mayGiveBack, &c.Refunded)
 	expect(!z.Forgives.IsEmpty(), &c.Forgiven)
 	expect(z.Warn > 0, &c.Near)
@@ -66,8 +71,8 @@ func (z *Zone) expectSeries(onError string, isRemote bool) {
 	expect(len(z.paths) > 0 || z.readsSize, &causes[telemetry.BrokenOff])
 }
 
-// usuallyFree are the statuses that cost nothing unless options say otherwise.
-var usuallyFree = func() (s StatusSet) {
+// UsuallyFree are the statuses that cost nothing unless options say otherwise.
+var UsuallyFree = func() (s StatusSet) {
 	s.Add(http.StatusNotModified)
 	return s
 }()

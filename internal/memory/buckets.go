@@ -52,6 +52,8 @@ type Buckets struct {
 	// count is the number of places in use. A bucket takes its place before it is
 	// inserted, and leaves it after it is removed.
 	count atomic.Int64
+	// most is the bound of the latest view that runs, or 0.
+	most atomic.Int64
 
 	// nearest has each stripe's earliest due, readable without the stripe's lock.
 	// The values lie side by side in a few cache lines.
@@ -66,6 +68,12 @@ func NewBuckets() *Buckets {
 		b.stripes[i].nearest, b.stripes[i].limits = &b.nearest[i], &b.limits
 		b.stripes[i].publish()
 	}
+	b.limits.Pause = identity.ReusePause
+	b.limits.InUse = func(note func(number uint32)) {
+		for i := range b.stripes {
+			b.stripes[i].noteLimits(note)
+		}
+	}
 	return b
 }
 
@@ -74,9 +82,7 @@ func (b *Buckets) Len() int { return int(b.count.Load()) }
 
 // Recall makes r ask for what the bucket's last request did, and reports whether there was one.
 func (b *Buckets) Recall(r *store.Request) bool {
-	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.stripes[b.stripeOf(id)]
-	s.mu.Lock()
+	s, id := b.lock(r, false)
 	defer s.mu.Unlock()
 	found := s.find(id)
 	return found != nil && found.asked.Recall(r)
@@ -85,14 +91,14 @@ func (b *Buckets) Recall(r *store.Request) bool {
 // run runs op on the bucket of r. An insertion leaves at most maxBuckets buckets, or
 // fewer than before.
 func (b *Buckets) run(op algorithm.Operation, r *store.Request, now int64, by *Store) store.State {
-	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.stripes[b.stripeOf(id)]
+	s, id := b.lock(r, op != algorithm.Peek && op != algorithm.Refund)
 	st, found, revived := s.run(op, id, r, now, false)
 	switch {
 	case revived:
 		b.sweep(now)
 	case !found && keeps(op, r.Limit):
 		b.reserve(now, by)
+		s, id = b.lock(r, true)
 		if st, found, _ = s.run(op, id, r, now, true); found {
 			b.count.Add(-1)
 		}
@@ -114,6 +120,21 @@ func keeps(op algorithm.Operation, limit *store.Limit) bool {
 	}
 }
 
+// lock locks the bucket's stripe, and returns it and the bucket's identity. A bucket is only inserted if
+// inserts is set.
+func (b *Buckets) lock(r *store.Request, inserts bool) (*stripe, identity.ID) {
+	for {
+		limit := b.limits.Of(r.Limit, inserts)
+		id := identity.ID{Limit: limit.Number, Key: r.ClientKey}
+		s := &b.stripes[b.stripeOf(id)]
+		s.mu.Lock()
+		if !limit.HasEnded() {
+			return s, id
+		}
+		s.mu.Unlock()
+	}
+}
+
 func (b *Buckets) stripeOf(id identity.ID) uint64 {
 	return id.Hash(b.seed) >> (64 - stripeBits)
 }
@@ -122,7 +143,7 @@ func (b *Buckets) stripeOf(id identity.ID) uint64 {
 func (b *Buckets) reserve(now int64, by *Store) {
 	for {
 		n := b.count.Load()
-		if n < by.maxBuckets {
+		if n < by.most() {
 			if b.count.CompareAndSwap(n, n+1) {
 				return
 			}
@@ -135,7 +156,7 @@ func (b *Buckets) reserve(now int64, by *Store) {
 		runtime.Gosched()
 	}
 	for range trimSize {
-		if b.count.Load() <= by.maxBuckets || !b.evict(now, by) {
+		if b.count.Load() <= by.most() || !b.evict(now, by) {
 			return
 		}
 		b.count.Add(-1)
@@ -161,7 +182,7 @@ func (b *Buckets) evict(now int64, by *Store) bool {
 		return false
 	}
 	if by.onEvict != nil && victim.counts(now) {
-		by.onEvict(b.limits.Limit(victim.bucket.limit).Zone)
+		by.onEvict(victim.limit.Zone)
 	}
 	return true
 }

@@ -117,6 +117,24 @@ func TestBoundIsLowered(t *testing.T) {
 	}
 }
 
+// TestBoundOfTheViewThatRuns counts for all views, so that a config that may be rejected evicts nothing.
+func TestBoundOfTheViewThatRuns(t *testing.T) {
+	f := newFixture(t, 100)
+	hour, trial := limit("hour", time.Hour), f.view(1)
+	f.store.Run()
+	for i := range 20 {
+		charge(trial, hour, clientKey(i), 1)
+	}
+	if n := f.buckets.Len(); n != 20 {
+		t.Errorf("%d buckets, want 20", n)
+	}
+	trial.Run()
+	f.charge(hour, "another", 1)
+	if n := f.buckets.Len(); n != 1 {
+		t.Errorf("%d buckets once the other view runs, want 1", n)
+	}
+}
+
 func TestExpiredBucketsGoFirst(t *testing.T) {
 	const half = 1000
 	f := newFixture(t, 2*half)

@@ -7,10 +7,13 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strconv"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -198,5 +201,80 @@ func TestClockThatIsSet(t *testing.T) {
 	}
 	if by, when := c.lastJump(); by != time.Hour || !when.Equal(at) {
 		t.Errorf("the last jump is by %v at %v", by, when)
+	}
+}
+
+// TestLimitsOfThePastLeaveNothing: limits without buckets give up their numbers, which concurrent requests do not mix up.
+func TestLimitsOfThePastLeaveNothing(t *testing.T) {
+	const rounds, together, churned, most = 500, 4, 50, 256
+	b := NewBuckets()
+	b.limits.Pause = 0
+	var now atomic.Int64
+	s := New(b, Options{Now: func() time.Time { return time.UnixMicro(now.Load()) }})
+	kept := &store.Limit{Zone: "kept", Window: 24 * time.Hour}
+	for round := range rounds {
+		now.Add(time.Second.Microseconds())
+		limits := []*store.Limit{{Zone: strconv.Itoa(round), Window: time.Second}, kept}
+		var all sync.WaitGroup
+		// Numbers end meanwhile.
+		all.Go(func() {
+			for n := range churned {
+				b.limits.Of(&store.Limit{Zone: fmt.Sprint("churn", round, n), Window: time.Second}, true)
+			}
+		})
+		for range together {
+			all.Go(func() {
+				for _, limit := range limits {
+					store.Answers(t.Context(), s.Take, []store.Request{{Limit: limit, Events: rounds * together, Cost: 1}})
+				}
+			})
+		}
+		all.Wait()
+		for _, limit := range limits {
+			want := int64(together)
+			if limit == kept {
+				want *= int64(round + 1)
+			}
+			if st := store.Answers(t.Context(), s.Peek, []store.Request{{Limit: limit, Events: rounds * together, Cost: 1}})[0]; st.Used != want {
+				t.Fatalf("round %d: %d events of zone %s are counted, want %d", round, st.Used, limit.Zone, want)
+			}
+		}
+	}
+	for i := range b.stripes {
+		if n := len(b.stripes[i].indexes); n > most {
+			t.Fatalf("%d limits have indexes in a stripe after %d, want %d at most", n, rounds, most)
+		}
+	}
+	if err := b.Verify(); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestRequestIsOvertaken by the end of its limit's number, which another limit gets, before it inserts its bucket.
+func TestRequestIsOvertaken(t *testing.T) {
+	b := NewBuckets()
+	b.limits.InUse, b.limits.Pause = func(func(uint32)) {}, 0
+	s := New(b, Options{MaxBuckets: 1, OnEvict: func(string) {
+		// The request makes room, and inserts once the stripes are unlocked.
+		for i := range b.stripes {
+			b.stripes[i].mu.Lock()
+		}
+	}})
+	requestsOf := func(zone string) []store.Request {
+		return []store.Request{{Limit: &store.Limit{Zone: zone, Window: time.Hour}, Events: 10, Cost: 1}}
+	}
+	store.Answers(t.Context(), s.Take, requestsOf("before"))
+	taken := make(chan []store.State)
+	go func() { taken <- store.Answers(t.Context(), s.Take, requestsOf("overtaken")) }()
+	storetest.AwaitLock(t, "TestRequestIsOvertaken", "(*Buckets).lock")
+	for n := range 1000 {
+		b.limits.Of(requestsOf(strconv.Itoa(n))[0].Limit, true)
+	}
+	for i := range b.stripes {
+		b.stripes[i].mu.Unlock()
+	}
+	<-taken
+	if st := store.Answers(t.Context(), s.Peek, requestsOf("overtaken"))[0]; st.Used != 1 {
+		t.Errorf("%d events of the zone are counted, want 1", st.Used)
 	}
 }

@@ -6,10 +6,10 @@
 package memory
 
 import (
+	"cmp"
 	"context"
 	"time"
 
-	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -19,8 +19,8 @@ const DefaultMaxBuckets = 1_000_000
 
 // Options are the settings of one view of the buckets.
 type Options struct {
-	// MaxBuckets bounds the number of buckets whenever this view inserts one; zero
-	// or less means DefaultMaxBuckets. [Buckets] describes evictions.
+	// MaxBuckets bounds the number of buckets whenever a view inserts one, from
+	// [Store.Run] on; zero or less means DefaultMaxBuckets. [Buckets] describes evictions.
 	MaxBuckets int
 	// Now is the clock that decides; nil means time.Now.
 	Now func() time.Time
@@ -51,6 +51,12 @@ func New(buckets *Buckets, opts Options) *Store {
 	}
 	return &Store{buckets: buckets, maxBuckets: int64(opts.MaxBuckets), now: opts.Now, onEvict: opts.OnEvict, onJump: opts.OnJump}
 }
+
+// Run makes the view's bound that of all views.
+func (s *Store) Run() { s.buckets.most.Store(s.maxBuckets) }
+
+// most is how many buckets there may be. Before any view runs, each has its own bound.
+func (s *Store) most() int64 { return cmp.Or(s.buckets.most.Load(), s.maxBuckets) }
 
 // Check implements [store.Store].
 func (s *Store) Check(_ context.Context, asks []*store.Ask) {
@@ -115,14 +121,11 @@ func (s *Store) Recall(r *store.Request) bool { return s.buckets.Recall(r) }
 
 // Walk implements [store.Operable].
 func (s *Store) Walk(reqs []store.Request, about func(i int, r *store.Request) bool, visit func(i int, clientKey string, st *store.State)) {
-	asked := make(map[uint32]int, len(reqs))
-	for i := range reqs {
-		asked[s.buckets.limits.Number(reqs[i].Limit)] = i
-	}
+	asked := s.buckets.limits.Asked(reqs)
 	now := s.instant()
 	var r store.Request
 	look := func(b *bucket) {
-		i, ok := asked[b.limit]
+		i, ok := asked.Find(b.limit)
 		if !ok {
 			return
 		}
@@ -151,9 +154,7 @@ func (s *Store) Reset(_ context.Context, r store.Request) error {
 func (s *Store) Len() int { return s.buckets.Len() }
 
 func (b *Buckets) forget(r *store.Request) {
-	id := identity.ID{Limit: b.limits.Number(r.Limit), Key: r.ClientKey}
-	s := &b.stripes[b.stripeOf(id)]
-	s.mu.Lock()
+	s, id := b.lock(r, false)
 	found := s.find(id)
 	s.mu.Unlock()
 	if found != nil && s.evict(found) {

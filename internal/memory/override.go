@@ -101,10 +101,5 @@ func (s *Store) Audit(context.Context) ([]store.Audited, error) {
 	return all, nil
 }
 
-// Announce implements [store.Operable]: no other process counts here.
-func (*Store) Announce(context.Context, store.Presence, []store.Met) ([]store.Met, error) {
-	return nil, nil
-}
-
 // KeptKey implements [store.Operable].
 func (s *Store) KeptKey(clientKey string) string { return clientKey }

@@ -36,8 +36,8 @@ const never = math.MaxInt64
 
 // run runs op on the bucket, and reports whether it was found, and due. It inserts a
 // missing one if inserts is set; an op that leaves nothing to remember runs without.
+// It unlocks the stripe.
 func (s *stripe) run(op algorithm.Operation, id identity.ID, r *store.Request, now int64, inserts bool) (st store.State, found, revived bool) {
-	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.asked = *r
 	// A request may pin its client's headers, and its limit a config.
@@ -121,6 +121,17 @@ func (s *stripe) walk(from int, visit func(*bucket)) (more bool) {
 		visit(b)
 	}
 	return from+walkSize < len(s.queue)
+}
+
+// noteLimits calls note with the numbers of the limits that have buckets.
+func (s *stripe) noteLimits(note func(number uint32)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for n := range s.indexes {
+		if len(s.indexes[n].buckets) > 0 {
+			note(uint32(n)) //nolint:gosec // few
+		}
+	}
 }
 
 func (s *stripe) evict(b *bucket) bool {
@@ -221,6 +232,7 @@ const removed = -1
 type candidate struct {
 	stripe *stripe
 	bucket *bucket
+	limit  *store.Limit
 	share  float64
 	expiry int64
 }
@@ -234,7 +246,7 @@ func (c *candidate) offer(s *stripe, b *bucket, now int64) {
 	s.asked = store.Request{}
 	share, expiry := b.content.Share(limit, b.capacity, now), b.content.Expiry(limit)
 	if c.bucket == nil || share < c.share || share == c.share && expiry < c.expiry {
-		*c = candidate{stripe: s, bucket: b, share: share, expiry: expiry}
+		*c = candidate{stripe: s, bucket: b, limit: limit, share: share, expiry: expiry}
 	}
 }
 

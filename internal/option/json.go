@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"reflect"
+	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -56,10 +59,29 @@ func InJSON(err error) error {
 
 // Decode decodes the JSON of a module strictly. An error names the path of the field that is wrong.
 func Decode(text []byte, to any) error {
+	text = wholeNumbers(text)
 	if err := checkJSON("", text, reflect.TypeOf(to).Elem(), nil); err != nil {
 		return err
 	}
 	return caddy.StrictUnmarshalJSON(text, to)
+}
+
+// tokens matches texts and numbers.
+var tokens = regexp.MustCompile(`"(?:[^"\\]|\\.)*"|-?[0-9][0-9.eE+-]*`)
+
+// wholeNumbers writes whole numbers without the fraction or exponent that some programs give them, such as 1.0: JSON
+// has one kind of numbers, and the decoder two.
+func wholeNumbers(text []byte) []byte {
+	return tokens.ReplaceAllFunc(text, func(token []byte) []byte {
+		if token[0] == '"' || !bytes.ContainsAny(token, ".eE") {
+			return token
+		}
+		n, err := strconv.ParseFloat(string(token), 64)
+		if err != nil || n != math.Trunc(n) || math.Abs(n) > 1<<53 {
+			return token
+		}
+		return strconv.AppendInt(nil, int64(n), 10)
+	})
 }
 
 // enclosing is a struct around a value, and its field that has it.

@@ -22,6 +22,8 @@ type Row struct {
 	Field Field
 	// Check returns what is wrong with the field, also if JSON set it. Default: nothing.
 	Check func() error
+	// Values are what values of fields of JSON must be, beyond their types, in the words of a schema.
+	Values map[string]Schema
 	// Repeats reports whether the line may be repeated.
 	Repeats bool
 	// Section is the heading in docs/configuration.md above the table with this row,

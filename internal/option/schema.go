@@ -3,10 +3,13 @@ package option
 import (
 	"cmp"
 	"encoding/json"
+	"maps"
+	"math"
 	"reflect"
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/caddyserver/caddy/v2"
 )
@@ -16,6 +19,34 @@ type Schema map[string]any
 
 // Schemer is a type that knows the schema of its values, because it decodes them itself.
 type Schemer interface{ JSONSchema() Schema }
+
+// Ruled is a struct with rules about several of its fields together.
+type Ruled interface{ JSONRules() []Schema }
+
+// null is the type of null, which the decoder takes for a field that is not given.
+const null = "null"
+
+// Given holds where a field has another value than the zero one of its type.
+func Given(field string) Schema {
+	return Schema{"required": []string{field}, "properties": Schema{field: Schema{"not": Schema{"enum": []any{nil, "", 0, false, []any{}, Schema{}}}}}}
+}
+
+// Is holds where a field has one of some values.
+func Is(field string, values ...any) Schema {
+	return Schema{"required": []string{field}, "properties": Schema{field: Schema{"enum": values}}}
+}
+
+// Not holds where none of the schemas does.
+func Not(schemas ...Schema) Schema { return Schema{"not": Any(schemas...)} }
+
+// Any holds where one of the schemas does.
+func Any(schemas ...Schema) Schema { return Schema{"anyOf": schemas} }
+
+// If holds where the second schema does, or the first does not.
+func If(a, b Schema) Schema { return Schema{"if": a, "then": b} }
+
+// NamePattern matches the names of zones, stores and shards.
+func NamePattern() string { return name.String() }
 
 // SchemaOf returns the schema of a struct: its fields by their types, and what the rows say of them.
 func SchemaOf(t reflect.Type, rows []Row) Schema {
@@ -27,15 +58,54 @@ func SchemaOf(t reflect.Type, rows []Row) Schema {
 		if description != "" {
 			schema["description"] = description
 		}
-		if row.Default == "required" && row.Block == nil && name == row.Fields()[0] {
+		isRequired := row.Default == "required" && row.Block == nil && name == row.Fields()[0]
+		if isRequired {
 			required = append(required, name)
 		}
+		schema.allowNull(!isRequired, field.Type)
+		maps.Copy(schema, row.Values[name])
 		properties[name] = schema
 	}
-	return Schema{
+	schema := Schema{
 		"type": "object", "properties": properties, "required": required, "additionalProperties": false,
 		// Caddy's IDs of objects, such as @id.
 		"patternProperties": Schema{"^@": Schema{}},
+	}
+	if ruled, is := reflect.New(t).Interface().(Ruled); is {
+		schema.SetRules(ruled.JSONRules())
+	}
+	return schema
+}
+
+// SetRules sets the rules of an object, which null does not break.
+func (s Schema) SetRules(rules []Schema) {
+	maps.Copy(s, If(Schema{"type": "object"}, Schema{"allOf": rules}))
+}
+
+// allowNull makes null a value, or not. A [Schemer] says itself whether it may be one.
+func (s Schema) allowNull(allowed bool, t reflect.Type) {
+	var types []string
+	switch given := s["type"].(type) {
+	case string:
+		types = []string{given}
+	case []string:
+		types = slices.Clone(given)
+	default:
+		return
+	}
+	_, isSchemer := reflect.Zero(t).Interface().(Schemer)
+	switch has := slices.Contains(types, null); {
+	case has && !allowed:
+		types = slices.DeleteFunc(types, func(name string) bool { return name == null })
+	case !has && allowed && !isSchemer:
+		types = append(types, null)
+		if words, isChoice := s["enum"].([]any); isChoice {
+			s["enum"] = append(words, nil)
+		}
+	}
+	s["type"] = types
+	if len(types) == 1 {
+		s["type"] = types[0]
 	}
 }
 
@@ -134,7 +204,11 @@ func schemaOf(t reflect.Type, row Row, rows []Row) Schema {
 	}
 	switch t {
 	case reflect.TypeFor[caddy.Duration]():
-		return Schema{"type": []string{"string", "integer"}, "pattern": `^(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|μs|ms|s|m|h|d))+)$`}
+		return Schema{
+			"type": []string{"string", "integer"}, "pattern": `^\+?(0|(([0-9]+(\.[0-9]*)?|\.[0-9]+)(ns|us|µs|μs|ms|s|m|h|d))+)$`,
+			// A number of nanoseconds below a microsecond is meant in another unit.
+			"anyOf": []Schema{{"maximum": 0}, {"minimum": time.Microsecond}}, "minimum": 0, "maximum": math.MaxInt64,
+		}
 	case reflect.TypeFor[json.RawMessage]():
 		return Schema{}
 	}
@@ -148,7 +222,12 @@ func schemaOf(t reflect.Type, row Row, rows []Row) Schema {
 	case reflect.Struct:
 		return named(SchemaOf(t, row.inner(rows)), row)
 	default:
-		return row.choices(Schema{"type": jsonTypes[t.Kind()]})
+		schema := Schema{"type": jsonTypes[t.Kind()]}
+		if t.Kind() == reflect.Int || t.Kind() == reflect.Int64 {
+			// No option is below zero.
+			schema["minimum"], schema["maximum"] = 0, math.MaxInt64
+		}
+		return row.choices(schema)
 	}
 }
 
@@ -175,7 +254,11 @@ func (r Row) choices(schema Schema) Schema {
 	if r.Field.choice == nil {
 		return schema
 	}
-	schema["enum"] = strings.Split(r.Args, "|")
+	words := []any{""}
+	for word := range strings.SplitSeq(r.Args, "|") {
+		words = append(words, word)
+	}
+	schema["enum"] = words
 	return schema
 }
 

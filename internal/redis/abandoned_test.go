@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -74,6 +75,15 @@ func (g *gate) close() {
 	g.shut = make(chan struct{})
 }
 
+// letOthers lets connections pass that arrive from now on.
+func (g *gate) letOthers() (release func()) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	held := g.shut
+	g.shut = nil
+	return func() { close(held) }
+}
+
 func (g *gate) open() {
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -89,8 +99,14 @@ func abandon(t *testing.T, s *Store, way *gate) ([]store.Request, error) {
 	reqs := oneOf("k")
 	reqs[0].Limit = &store.Limit{Zone: "log", Algorithm: store.SlidingLog, Window: time.Hour}
 	reqs[0].ID = "request"
-	// Occupy the existing connections for takes, with those that a probe still uses.
-	client, occupied := clientOf(s.opts.Members[0].Shard.Servers()[0].Checks), uint32(0)
+	return reqs, abandonBy(t, s.Take, reqs, s.opts.Members[0].Shard.Servers()[0].Checks, way)
+}
+
+// abandonBy returns the error of an operation whose caller left while it waited for a connection of the lane.
+func abandonBy(t *testing.T, op func(context.Context, []*store.Ask), reqs []store.Request, lane *wire.Lane, way *gate) error {
+	t.Helper()
+	// Occupy the existing connections, with those that a probe still uses.
+	client, occupied := clientOf(lane), uint32(0)
 	eventually(t, "all connections are occupied", func() error {
 		for ; client.PoolStats().IdleConns > 0; occupied++ {
 			conn := client.Conn()
@@ -108,11 +124,36 @@ func abandon(t *testing.T, s *Store, way *gate) ([]store.Request, error) {
 		<-way.held
 		leave()
 	}()
-	err := store.Answers(ctx, s.Take, reqs)[0].Err
+	err := store.Answers(ctx, op, reqs)[0].Err
 	if !errors.Is(err, store.ErrUncertain) {
-		t.Fatalf("an abandoned take has error %v, want an uncertain one", err)
+		t.Fatalf("what was abandoned has error %v, want an uncertain one", err)
 	}
-	return reqs, err
+	return err
+}
+
+// TestRefundDoesNotOvertakeARenewal, which would take the slot back for another window.
+func TestRefundDoesNotOvertakeARenewal(t *testing.T) {
+	way := startGate(t, redistest.Start(t).Addr())
+	s := newStore(t, newShard(t, ShardOptions{Primary: way.listener.Addr().String()}), func(o *Options) { o.ChargeTimeout = waitTimeout })
+	waitUntilUp(t, s)
+	reqs := oneOf("k")
+	reqs[0].Limit = &store.Limit{Zone: "slots", Algorithm: store.Concurrency, Window: time.Hour}
+	reqs[0].ID = "request"
+	must(t, store.Answers(t.Context(), s.Take, reqs)[0].Err)
+	_ = abandonBy(t, s.Charge, reqs, s.opts.Members[0].Shard.Servers()[0].Charges, way)
+	release := way.letOthers()
+	done := make(chan error, 1)
+	s.RefundReported(storetest.Posts(reqs), func(_ int, st store.State) { done <- st.Err })
+	select {
+	case err := <-done:
+		t.Error("the refund overtook the renewal")
+		done <- err
+	case <-time.After(50 * time.Millisecond):
+		// It had time to: nothing shows that it waits.
+	}
+	release()
+	must(t, <-done)
+	used(t, "after the refund", store.Answers(t.Context(), s.Check, reqs)[0], 0)
 }
 
 // TestAbandonedTakeTellsItsEnd: one that is refused in the end has spent nothing.
@@ -218,7 +259,7 @@ func TestLostRepliesOfTakesAndRefunds(t *testing.T) {
 		shard := newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain, PoolSize: 1})
 		patient := newStore(t, shard, nil)
 		s := newStore(t, shard, func(o *Options) {
-			o.OnUndelivered = func(_ string, op algorithm.Operation, err error) {
+			o.OnUndelivered = func(_ string, _ *store.Limit, op algorithm.Operation, err error) {
 				if op != algorithm.Refund || !errors.Is(err, store.ErrUncertain) {
 					err = fmt.Errorf("%v ends with %w, want a refund whose outcome is unknown", op, err)
 				} else {

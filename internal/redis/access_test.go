@@ -73,7 +73,7 @@ func deniable(t *testing.T) (commands []string) {
 	t.Helper()
 	for _, word := range documentedRule(t) {
 		switch word {
-		case "~rl:*", "+evalsha", "+evalsha_ro", "+script|load", "+ping", "+info", "+mget":
+		case "~rl:*", "+evalsha", "+evalsha_ro", "+script|load", "+ping", "+info", "+mget", "+getrange":
 		default:
 			commands = append(commands, strings.TrimPrefix(word, "+"))
 		}

@@ -421,6 +421,34 @@ func TestServersAreFoundOverASlowLink(t *testing.T) {
 	}
 }
 
+// TestFailoverIsFollowedWhileASentinelIsSilent, however patient a store is.
+func TestFailoverIsFollowedWhileASentinelIsSilent(t *testing.T) {
+	t.Parallel()
+	sh, sentinels := sentinelShard(t, 1)
+	link := newDetour(t, sentinels.Nodes[0])
+	opts := sentinelOptions(sentinels)
+	opts.Dial = link.dial
+	shard := newShard(t, opts)
+	t.Cleanup(shard.Use(time.Hour))
+	ctx, cancel := context.WithTimeout(t.Context(), waitTimeout)
+	defer cancel()
+	shard.Await(ctx)
+	must(t, link.proxies[sentinels.Nodes[0].Addr()].SwallowReplies())
+	must(t, sh.Primary.Kill())
+	addr, err := sentinels.WaitForMaster(t.Context(), sh.Primary.Addr())
+	must(t, err)
+	began := time.Now()
+	eventually(t, "the new primary is followed", func() error {
+		if servers := shard.Servers(); len(servers) == 0 || servers[0].Primary != addr {
+			return fmt.Errorf("it is %s, and the servers are %+v", addr, servers)
+		}
+		return nil
+	})
+	if took := time.Since(began); took > 10*time.Second {
+		t.Errorf("it is followed after %v", took)
+	}
+}
+
 // TestSilentNodesDoNotHideTheOthers: nodes that do not answer are asked at the same time, and last the
 // next time.
 func TestSilentNodesDoNotHideTheOthers(t *testing.T) {

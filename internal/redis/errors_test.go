@@ -70,7 +70,7 @@ func TestRefusedChargeIsGivenUpAtItsDeadline(t *testing.T) {
 	waitUntilUp(t, s)
 	must(t, server.Client().Do(t.Context(), serverRefusals["OOM"].refuse...).Err())
 	reported := make(chan error, 1)
-	s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
+	s.opts.OnUndelivered = func(_ string, _ *store.Limit, _ algorithm.Operation, err error) { reported <- err }
 	// On a machine that stands still, a reply may come after the charge was given up, or none was tried.
 	eventually(t, "the refusal is told", func() error {
 		s.ChargeReported(storetest.Posts(oneOf("k")), nil)
@@ -119,7 +119,7 @@ func TestSwallowedReplyCountsOnce(t *testing.T) {
 		"Waited": func(s *Store) error { return store.Answers(context.Background(), s.Charge, oneOf("k"))[0].Err },
 		"Detached": func(s *Store) error {
 			reported := make(chan error, 1)
-			s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported <- err }
+			s.opts.OnUndelivered = func(_ string, _ *store.Limit, _ algorithm.Operation, err error) { reported <- err }
 			s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 			return <-reported
 		},
@@ -175,7 +175,7 @@ func TestCutConnectionsCountNothingTwice(t *testing.T) {
 		s := newStore(t, newShard(t, ShardOptions{Primary: proxy.Addr(), NoPipelining: plain}), nil)
 		waitUntilUp(t, s)
 		var lost, uncertain, done atomic.Int64
-		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) {
+		s.opts.OnUndelivered = func(_ string, _ *store.Limit, _ algorithm.Operation, err error) {
 			if errors.Is(err, store.ErrUncertain) {
 				uncertain.Add(1)
 			} else {
@@ -385,7 +385,7 @@ func TestCloseDeliversQueuedCharges(t *testing.T) {
 			t.Errorf("%d charges were delivered, want %d", got, charges)
 		}
 		var reported error
-		s.opts.OnUndelivered = func(_ string, _ algorithm.Operation, err error) { reported = err }
+		s.opts.OnUndelivered = func(_ string, _ *store.Limit, _ algorithm.Operation, err error) { reported = err }
 		s.ChargeReported(storetest.Posts(oneOf("k")), nil)
 		if !errors.Is(reported, store.ErrNotExecuted) {
 			t.Errorf("a charge after Close is reported as %v", reported)
@@ -399,7 +399,7 @@ func TestCloseGivesUpOnASilentServer(t *testing.T) {
 	var undelivered atomic.Int64
 	s := newStore(t, shard, func(o *Options) {
 		o.ChargeTimeout = time.Hour
-		o.OnUndelivered = func(string, algorithm.Operation, error) { undelivered.Add(1) }
+		o.OnUndelivered = func(string, *store.Limit, algorithm.Operation, error) { undelivered.Add(1) }
 	})
 	waitUntilUp(t, s)
 	must(t, server.Pause())

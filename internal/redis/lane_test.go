@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -34,7 +35,14 @@ func TestConnectionsThatAreAllCutAreNotUsedAgain(t *testing.T) {
 	must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
 	must(t, taken.Close())
 	for what, op := range map[string]func(context.Context, []*store.Ask){"check": s.Check, "take": s.Take, "charge": s.Charge} {
+		killed := connections(t, server, "")
 		must(t, server.Client().Do(t.Context(), "CLIENT", "KILL", "TYPE", "normal").Err())
+		eventually(t, "the connections are cut", func() error {
+			if left := connections(t, server, ""); slices.ContainsFunc(killed, func(id string) bool { return slices.Contains(left, id) }) {
+				return fmt.Errorf("of %v there are %v", killed, left)
+			}
+			return nil
+		})
 		if err := store.Answers(t.Context(), op, oneOf("k"))[0].Err; err != nil {
 			t.Errorf("%s: %v", what, err)
 		}
@@ -45,6 +53,62 @@ func TestConnectionsThatAreAllCutAreNotUsedAgain(t *testing.T) {
 	if down := j.all(wire.ServerDown, server.Addr()); len(down) > 0 {
 		t.Errorf("the server was left out: %+v", down)
 	}
+}
+
+// connections returns the IDs of other connections to a server than its client's, of which that was the last command,
+// unless it is empty.
+func connections(t *testing.T, server *redistest.Server, last string) (ids []string) {
+	t.Helper()
+	list, err := server.Client().ClientList(t.Context()).Result()
+	must(t, err)
+	for line := range strings.Lines(list) {
+		if fields := strings.Fields(line); !slices.Contains(fields, "cmd=client|list") && (last == "" || slices.Contains(fields, "cmd="+last)) {
+			ids = append(ids, fields[0])
+		}
+	}
+	return ids
+}
+
+// TestInfoGoesRoundTheConnections for checks, so that none is closed for idleness.
+func TestInfoGoesRoundTheConnections(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	shard := newShard(t, ShardOptions{Primary: server.Addr()})
+	s := newStore(t, shard, nil)
+	waitUntilUp(t, s)
+	one, other := clientOf(shard.Owner(0).Checks).Conn(), clientOf(shard.Owner(0).Checks).Conn()
+	must(t, errors.Join(one.Ping(t.Context()).Err(), other.Ping(t.Context()).Err(), one.Close(), other.Close()))
+	eventually(t, "INFO was the last on two connections", func() error {
+		if n := len(connections(t, server, "info")); n < 2 {
+			return fmt.Errorf("it was on %d", n)
+		}
+		return nil
+	})
+}
+
+// TestChargesWithoutAPauseNeedNoPing.
+func TestChargesWithoutAPauseNeedNoPing(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil)
+	waitUntilUp(t, s)
+	charge := func() { must(t, store.Answers(t.Context(), s.Charge, oneOf("k"))[0].Err) }
+	pings := func() string {
+		stats, err := server.Info("commandstats")
+		must(t, err)
+		return stats["cmdstat_ping"]
+	}
+	eventually(t, "charges follow each other without a PING", func() error {
+		charge()
+		before := pings()
+		for range 3 {
+			charge()
+		}
+		if after := pings(); after != before {
+			return fmt.Errorf("there were %s, and are %s", before, after)
+		}
+		return nil
+	})
 }
 
 // forgotten is a connection that leads nowhere once it is cut, of which neither side has a sign.

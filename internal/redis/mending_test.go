@@ -433,6 +433,7 @@ func opens(t *testing.T, known *Overrides, server *redistest.Server) *Store {
 	t.Helper()
 	s := New(Options{CheckTimeout: waitTimeout, ChargeTimeout: waitTimeout, Overrides: known, Members: []Member{{Name: "a", Shard: newShard(t, ShardOptions{Primary: server.Addr()})}}})
 	mendsEach(s, 0)
+	s.Follow()
 	return s
 }
 

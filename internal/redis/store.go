@@ -61,9 +61,9 @@ type Options struct {
 	// a little longer.
 	ChargeTimeout time.Duration
 	// OnUndelivered, if set, receives each failure of a detached operation: the
-	// name of the shard, the operation, and an error that wraps
+	// name of the shard, the limit, the operation, and an error that wraps
 	// store.ErrNotExecuted or store.ErrUncertain. It must be quick.
-	OnUndelivered func(shard string, op algorithm.Operation, err error)
+	OnUndelivered func(shard string, limit *store.Limit, op algorithm.Operation, err error)
 }
 
 // operator has this name so that no field of a Store is exported.
@@ -115,7 +115,7 @@ func New(opts Options) *Store {
 	}
 	s.asker.OnUndelivered = func(r *store.Request, op algorithm.Operation, err error) {
 		if s.opts.OnUndelivered != nil {
-			s.opts.OnUndelivered(cmp.Or(r.Shard(), s.Owner(r.ClientKey)), op, err)
+			s.opts.OnUndelivered(cmp.Or(r.Shard(), s.Owner(r.ClientKey)), r.Limit, op, err)
 		}
 	}
 	var were []Member
@@ -138,6 +138,9 @@ func New(opts Options) *Store {
 		s.static = s.static && !m.Shard.Finds()
 	}
 	s.operator = operate.NewOperator(opts.Members, were, s.asker, opts.Now, cmp.Or(opts.Overrides, &Overrides{}))
+	if opts.Overrides == nil {
+		s.Follow()
+	}
 	s.opts = opts
 	return s
 }
@@ -256,4 +259,5 @@ func (s *Store) Hurry(clientKey string) {
 var (
 	_ store.Remote   = (*Store)(nil)
 	_ store.Operable = (*Store)(nil)
+	_ store.Shared   = (*Store)(nil)
 )

@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/ledger"
+	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
@@ -67,7 +68,7 @@ func (s *Run) newProcess(name string, rng *stream) *process {
 
 // open begins a process.
 func (p *process) open() {
-	p.opts.OnUndelivered = func(shard string, op algorithm.Operation, requests int64, err error) {
+	p.opts.OnUndelivered = func(shard string, _ *store.Limit, op algorithm.Operation, requests int64, err error) {
 		if op == opCharge {
 			p.givenLock.Lock()
 			p.given = append(p.given, undelivered{shard, requests, err})

@@ -3,13 +3,14 @@ package stores
 import (
 	"context"
 	"sync"
-	"sync/atomic"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
+	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // Pool keeps what outlives configs, and counts references: LoadOrNew and
@@ -42,22 +43,15 @@ type closer interface {
 	Close(ctx context.Context)
 }
 
-// failedAtExit counts the charges that failed while the process ended, and uncertainAtExit those of them that
-// the store may have counted.
-var failedAtExit, uncertainAtExit atomic.Int64
-
-// NoteLost notes that charges or refunds to a shard of a store have failed with err, for [Opened.Lost], and
-// counts them for the log of a process that ends.
-func NoteLost(store, shard string, charges int64, err error) {
+// NoteLost notes that an operation for some requests under a limit, at a shard of a store, has failed with err, for
+// [Opened.Lost] and for the log of a process that ends.
+func NoteLost(name, shard string, limit *store.Limit, op algorithm.Operation, requests int64, err error) {
 	outcome := telemetry.OutcomeLabel(err)
 	if outcome == telemetry.OutcomeLost {
-		failureOf{store, shard, true}.note(time.Now(), err)
+		failureOf{name, shard, true}.note(time.Now(), err)
 	}
 	if caddy.Exiting() {
-		failedAtExit.Add(charges)
-		if outcome == telemetry.OutcomeUncertain {
-			uncertainAtExit.Add(charges)
-		}
+		atExit.note(loss{name, limit.Zone, lossOf(limit, op, err)}, requests, outcome == telemetry.OutcomeUncertain)
 	}
 }
 
@@ -107,25 +101,46 @@ func bounded(run func(ctx context.Context)) func() {
 	}
 }
 
-// End delivers, at the end of the process, what waits in ledgers and flushes
-// what is in the pool, even if it is in use. It waits for that and for earlier
-// flushes, and logs how many charges were lost, and of how many the outcome is uncertain.
-func End(logger *zap.Logger) {
+// Ending begins the end of the process, and returns what bounds it. Refunds that shards do not execute are repeated
+// until then.
+func Ending() context.Context {
 	flushes.mu.Lock()
-	flushes.ending = true
-	flushes.mu.Unlock()
-	time.AfterFunc(exitTimeout, endFlushLife)
+	defer flushes.mu.Unlock()
+	if !flushes.ending {
+		flushes.ending = true
+		time.AfterFunc(exitTimeout, endFlushLife)
+		for _, pooled := range inPool[pooledLedger]() {
+			pooled.registry.RepeatRefunds(flushLife)
+		}
+	}
+	return flushLife
+}
+
+// End delivers, at the end of the process, what waits in ledgers, flushes what is in the
+// pool, and closes the stores of modules, even if they are in use. It waits for that and for
+// earlier flushes, and logs what was lost.
+func End(logger *zap.Logger) {
+	Ending()
 	flushes.ledgers.Wait()
+	inUse.Range(func(open, _ any) bool {
+		flushes.ledgers.Go(func() { open.(*Opened).presence.withdraw(flushLife) })
+		return true
+	})
 	// Requests of older configs still use these.
 	for _, pooled := range inPool[pooledLedger]() {
-		pooled.registry.End(flushLife)
+		flushes.ledgers.Go(func() { pooled.registry.End(flushLife) })
 	}
+	flushes.ledgers.Wait()
 	flushes.mu.Lock()
 	for _, c := range inPool[closer]() {
 		flushes.shards.Go(bounded(c.Close))
 	}
 	flushes.ended = true
 	flushes.mu.Unlock()
+	inUse.Range(func(open, _ any) bool {
+		flushes.shards.Go(open.(*Opened).closeModule)
+		return true
+	})
 
 	done := make(chan struct{})
 	go func() {
@@ -136,7 +151,5 @@ func End(logger *zap.Logger) {
 	case <-done:
 	case <-time.After(exitTimeout + time.Second):
 	}
-	if n := failedAtExit.Load(); n > 0 {
-		logger.Error("charges were lost at exit", zap.Int64("charges", n), zap.Int64("uncertain", uncertainAtExit.Load()))
-	}
+	atExit.log(logger)
 }

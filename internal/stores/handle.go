@@ -18,6 +18,7 @@ import (
 	"github.com/caddyserver/caddy/v2"
 	"go.uber.org/zap"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -27,7 +28,8 @@ type Module interface {
 	// OpenStore opens the store that has this name in the config, without I/O. The store
 	// may be a [store.Remote] and [store.Operable] too.
 	// Its counts survive as long as some store of that name is open. A request
-	// that outlives its config may open it again after it was closed.
+	// that outlives its config may open it again after it was closed. The config may be
+	// rejected until it runs: until then the store changes nothing for others.
 	OpenStore(name string) (store.Store, error)
 
 	// CloseStore ends the use of what OpenStore returned, once for each call
@@ -37,6 +39,12 @@ type Module interface {
 	// OnErrorDefault returns what zones without an on_error of their own do:
 	// allow, deny or local.
 	OnErrorDefault() string
+}
+
+// Runner is a [Module] that is told when its config runs.
+type Runner interface {
+	// RunStore lets an open store of the module change what others use.
+	RunStore(name string, open store.Store)
 }
 
 // What a zone does while its store cannot answer.
@@ -64,9 +72,10 @@ type Handle struct {
 	users atomic.Int64
 	open  atomic.Pointer[Opened]
 	mu    sync.Mutex
-	ended bool
-	// wasOpened is set once the store has been opened.
-	wasOpened bool
+	// unloaded is set once the config has ended, and hasRun once it runs, for good: a request opens the store anew after
+	// the config has ended.
+	unloaded bool
+	hasRun   atomic.Bool
 	// onClose are called when the store is closed, and onOverrides until then when overrides
 	// have changed.
 	onClose, onOverrides []func()
@@ -177,17 +186,26 @@ func (h *Handle) reportOverrides() {
 	}
 }
 
-// Run lets the ledger of the store, if that is open, deliver what waits, and follows what
-// operators change: the config runs.
+// Run lets the ledger of the store deliver what waits, and follows what operators change: the config
+// runs, unless it has ended meanwhile.
 func (h *Handle) Run() {
 	open := h.EnterOpen()
 	if open == nil {
 		return
 	}
 	defer h.Leave()
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.unloaded {
+		return
+	}
+	h.hasRun.Store(true)
 	open.Accounts.Run()
+	if m, ok := h.Module.(Runner); ok {
+		m.RunStore(h.Name, open.Base)
+	}
 	if open.overrides != nil {
-		open.overrides.start()
+		open.overrides.run()
 	}
 	if open.presence != nil {
 		open.presence.start()
@@ -222,11 +240,10 @@ func (h *Handle) Enter() (*Opened, error) {
 		if err != nil {
 			return nil, err
 		}
-		if h.wasOpened {
+		if h.hasRun.Load() {
 			// The request outlived its config, which delivers nothing any more.
 			open.Accounts.Stop()
 		}
-		h.wasOpened = true
 		h.open.Store(open)
 	}
 	h.users.Add(1)
@@ -243,10 +260,13 @@ func (h *Handle) EnterOpen() *Opened {
 	return nil
 }
 
+// EnterRunning is EnterOpen if the config runs, or did, and reports whether that is so.
+func (h *Handle) EnterRunning() bool { return h.hasRun.Load() && h.EnterOpen() != nil }
+
 // ReportError counts an error of the store about a client, notes it for [Opened.Unanswered], and logs one of
 // each kind a minute.
 func (h *Handle) ReportError(now time.Time, zone, clientKey string, err error) {
-	if open := h.open.Load(); open != nil {
+	if open := h.open.Load(); open != nil && h.hasRun.Load() {
 		failureOf{h.Name, open.Accounts.Owner(clientKey), false}.note(now, err)
 	}
 	kind := store.KindOf(err)
@@ -267,6 +287,16 @@ func (h *Handle) IsRemote() bool {
 	return open != nil && open.IsRemote
 }
 
+// IsInMemory reports whether the store is open, and that of the module memory.
+func (h *Handle) IsInMemory() bool {
+	open := h.open.Load()
+	if open == nil {
+		return false
+	}
+	_, isInMemory := open.Base.(*memory.Store)
+	return isInMemory
+}
+
 // Leave ends what Enter began.
 func (h *Handle) Leave() {
 	if h.users.Add(-1) > 0 {
@@ -275,15 +305,14 @@ func (h *Handle) Leave() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.users.Load() == 0 {
-		if open := h.open.Swap(nil); open != nil && !h.ended {
+		if open := h.open.Swap(nil); open != nil {
 			h.close(open)
 		}
 	}
 }
 
-// Unload ends the config's use of the store. At the end of the process it closes
-// the store, even if requests that outlasted the grace period still use it:
-// otherwise their charges would not be delivered.
+// Unload ends the config's use of the store. At the end of the process requests that
+// outlasted the grace period, and upgraded connections, may use it until [End].
 func (h *Handle) Unload() {
 	if open := h.open.Load(); open != nil {
 		if open.presence != nil {
@@ -293,20 +322,14 @@ func (h *Handle) Unload() {
 		if open.overrides != nil {
 			open.overrides.stop()
 		}
-		if !caddy.Exiting() {
+		h.mu.Lock()
+		// A rejected config has not run: requests that it has served go on in its store.
+		if h.unloaded = true; h.hasRun.Load() && !caddy.Exiting() {
 			open.Accounts.Stop()
 		}
+		h.mu.Unlock()
 	}
 	h.Leave()
-	if !caddy.Exiting() {
-		return
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if open := h.open.Load(); open != nil && !h.ended {
-		h.ended = true
-		h.close(open)
-	}
 }
 
 // close ends the use of the store. mu is held.
@@ -324,5 +347,5 @@ func (h *Handle) close(open *Opened) {
 	if open.newcomers != nil {
 		_, _ = Pool.Delete(knownClientsKey(h.Name))
 	}
-	h.leaveAccounts(open.Accounts)
+	h.leaveAccounts(open)
 }

@@ -18,6 +18,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/storetest"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
+	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
 // countingModule counts how often its store is opened and closed.
@@ -166,24 +167,54 @@ func newRemoteHandle(t *testing.T) (*Handle, *remoteStore) {
 	return h, s
 }
 
-// TestRejectedConfigDeliversNothing once it has ended, although it ran for a
-// moment: Caddy starts the apps of a config one by one, and a later one can fail.
+// TestRejectedConfigDeliversNothing of others, though it has started, and what it served itself counts in its own store.
 func TestRejectedConfigDeliversNothing(t *testing.T) {
 	running, good := newRemoteHandle(t)
 	defer running.Unload()
 	running.Run()
 	rejected, bad := newRemoteHandle(t)
-	bad.away.Store(true)
-	rejected.Run()
 	r := store.Request{
 		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
 		ClientKey: "alice", Events: 100, Cost: 1,
 	}
 	charge := func() { running.open.Load().Charge([]*store.Request{new(r)}) }
 	charge()
+	own, err := rejected.Enter()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer rejected.Leave()
+	other := r
+	other.ClientKey = "bob"
+	own.Charge([]*store.Request{new(other)})
 	rejected.Unload()
 	charge()
+	own.Charge([]*store.Request{new(other)})
 	good.awaitUsed(t, r, 2)
+	bad.awaitUsed(t, other, 2)
+	bad.awaitUsed(t, r, 0)
+	good.awaitUsed(t, other, 0)
+}
+
+// TestConfigThatHasEndedDoesNotRun: its store may end just before Caddy's acceptance is noticed.
+func TestConfigThatHasEndedDoesNotRun(t *testing.T) {
+	running, good := newRemoteHandle(t)
+	defer running.Unload()
+	running.Run()
+	ended, bad := newRemoteHandle(t)
+	if _, err := ended.Enter(); err != nil {
+		t.Fatal(err)
+	}
+	defer ended.Leave()
+	ended.Unload()
+	ended.Run()
+	r := store.Request{
+		Limit:     &store.Limit{Zone: "zone", Algorithm: store.FixedWindow, Window: time.Hour},
+		ClientKey: "alice", Events: 100, Cost: 1,
+	}
+	running.open.Load().Charge([]*store.Request{new(r)})
+	good.awaitUsed(t, r, 1)
+	bad.awaitUsed(t, r, 0)
 }
 
 // TestOvertakenRequestChargesTheRunningStore: the shards of the running config may own
@@ -370,11 +401,11 @@ func TestPeekShowsThePresentOwner(t *testing.T) {
 // TestUncertainChargesAreNotLost: operators are told of those that no shard will get.
 func TestUncertainChargesAreNotLost(t *testing.T) {
 	began, o := time.Now(), &Opened{Name: t.Name()}
-	NoteLost(o.Name, "a", 1, store.ErrUncertain)
+	NoteLost(o.Name, "a", new(store.Limit), algorithm.Charge, 1, store.ErrUncertain)
 	if err := o.Lost("a", began); err != nil {
 		t.Errorf("lost: %v", err)
 	}
-	NoteLost(o.Name, "a", 1, store.ErrNotExecuted)
+	NoteLost(o.Name, "a", new(store.Limit), algorithm.Charge, 1, store.ErrNotExecuted)
 	if o.Lost("a", began) == nil {
 		t.Error("a charge that was not executed is not lost")
 	}

@@ -3,6 +3,7 @@ package stores
 import (
 	"context"
 	"reflect"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -20,6 +21,8 @@ type Opened struct {
 	Name string
 	// at is when it was opened.
 	at time.Time
+	// closeModule closes the module's store, once.
+	closeModule func()
 	// Base is the module's store.
 	Base store.Store
 	// Operable is Base if operators may ask it, and otherwise nil.
@@ -83,6 +86,9 @@ type Accounts interface {
 	Leave()
 }
 
+// inUse has each Opened of a module, until that is closed: [End] closes those that requests still use.
+var inUse sync.Map
+
 func (h *Handle) newOpened() (*Opened, error) {
 	s, err := h.Module.OpenStore(h.Name)
 	if err != nil {
@@ -91,12 +97,17 @@ func (h *Handle) newOpened() (*Opened, error) {
 	operable, _ := s.(store.Operable)
 	remote, isRemote := s.(store.Remote)
 	open := &Opened{at: time.Now(), Name: h.Name, Base: s, Operable: operable, IsRemote: isRemote}
+	open.closeModule = sync.OnceFunc(func() {
+		inUse.Delete(open)
+		h.Module.CloseStore()
+	})
 	h.keepAccounts(open, remote)
 	open.newcomers = h.newNewcomers(open.Accounts)
-	if operable != nil && isRemote {
-		open.presence = newPresence(operable)
+	if shared, isShared := s.(store.Shared); isShared {
+		open.presence = newPresence(h.Name, shared)
 	}
 	open.overrides = newOverrides(operable, h.overridePeriod(), h.reportOverrides)
+	inUse.Store(open, nil)
 	return open, nil
 }
 
@@ -305,18 +316,21 @@ func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 // leaveAccounts leaves the accounts, and closes the module's store. While something
 // waits that is delivered through that store, both happen later: once it is delivered, another
 // config delivers it, or there is no more time. Until then a new config finds the registry, and
-// what waits.
-func (h *Handle) leaveAccounts(a Accounts) {
+// what waits. What others know of the config is withdrawn before, too.
+func (h *Handle) leaveAccounts(open *Opened) {
+	a := open.Accounts
 	leave := func() {
 		a.Leave()
 		_, _ = Pool.Delete(h.ledgerKey())
-		h.Module.CloseStore()
+		open.closeModule()
 	}
-	if !a.IsNeeded() {
+	if !a.IsNeeded() && !open.presence.isTold() {
 		leave()
 		return
 	}
 	deliver(func(ctx context.Context) {
+		// First, because the flush may take all the time.
+		open.presence.withdraw(ctx)
 		a.Flush(ctx)
 		leave()
 	})

@@ -39,8 +39,10 @@ type overrides struct {
 	looked  chan struct{}
 	period  time.Duration
 	started sync.Once
-	life    context.Context
-	stop    context.CancelFunc
+	// due has an element if the next look is due.
+	due  chan struct{}
+	life context.Context
+	stop context.CancelFunc
 }
 
 // overridePeriod is the time for which an answer of the store is trusted.
@@ -72,14 +74,31 @@ func newOverrides(kept store.Operable, period time.Duration, changed func()) *ov
 	if kept == nil {
 		return nil
 	}
-	o := &overrides{kept: kept, changed: changed, looked: make(chan struct{}), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
+	o := &overrides{kept: kept, changed: changed, looked: make(chan struct{}), due: make(chan struct{}, 1), period: max(cmp.Or(period, overridePeriod), minOverridePeriod)}
 	o.life, o.stop = context.WithCancel(context.Background())
 	return o
 }
 
-// start looks at the overrides from now on, until stop is called: not before the config
-// runs, because one that is only validated makes no calls.
-func (o *overrides) start() { o.started.Do(func() { go o.follow() }) }
+// start looks at the overrides from now on, until stop is called, and reports whether that is new: not before a
+// request needs them or the config runs, because one that is only validated makes no calls.
+func (o *overrides) start() (isNew bool) {
+	o.started.Do(func() {
+		isNew = true
+		go o.follow()
+	})
+	return isNew
+}
+
+// run is start, once the config runs, and looks at once: before that the store may show those of another config.
+func (o *overrides) run() {
+	if o.start() {
+		return
+	}
+	select {
+	case o.due <- struct{}{}:
+	default:
+	}
+}
 
 func (o *overrides) follow() {
 	first, cancel := context.WithTimeout(o.life, firstLook)
@@ -94,6 +113,8 @@ func (o *overrides) follow() {
 		}
 		select {
 		case <-time.After(pause):
+			err = o.refresh(o.life)
+		case <-o.due:
 			err = o.refresh(o.life)
 		case <-o.life.Done():
 			return
@@ -254,11 +275,14 @@ func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideCh
 // lost is the outcome of setting an override that the last look, which ended with err, does not show:
 // where it can have seen all, somebody has changed it since.
 func (o *overrides) lost(set *store.Override, err error) store.OverrideOutcome {
-	current := o.current.Load()
-	if err = cmp.Or(err, current.Damaged()); err != nil {
+	current, id := o.current.Load(), o.keptID(set.ID())
+	if err == nil && current.IsDamaged(id) {
+		err = current.Damaged()
+	}
+	if err != nil {
 		return store.OverrideOutcome{Err: fmt.Errorf("it was written, and does not hold: %w", err)}
 	}
-	return store.OverrideOutcome{Before: current.Of(o.keptID(set.ID()), set.Since), Err: store.ErrChanged}
+	return store.OverrideOutcome{Before: current.Of(id, set.Since), Err: store.ErrChanged}
 }
 
 var errStillThere = errors.New("the store still shows it")

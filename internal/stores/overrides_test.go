@@ -76,6 +76,22 @@ func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 	}
 }
 
+// TestOverridesAreLookedAtAgainOnceTheConfigRuns, at once: requests that it served before had those of another one.
+func TestOverridesAreLookedAtAgainOnceTheConfigRuns(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, h := openLooked(t, nil)
+		h.OverridesOf("api", "alice", time.Now)
+		set(t, s, store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()})
+		h.Run()
+		synctest.Wait()
+		if n := s.looks.Load(); n != 2 || h.OverridesOf("api", "alice", time.Now).Block == nil {
+			t.Errorf("after %d looks the override is not known", n)
+		}
+		h.open.Load().overrides.stop()
+		synctest.Wait()
+	})
+}
+
 // TestOverrideIsReadBack: one that cannot be read is an error, also where the look shows what it was to
 // replace.
 func TestOverrideIsReadBack(t *testing.T) {
@@ -84,7 +100,7 @@ func TestOverrideIsReadBack(t *testing.T) {
 	kept := map[store.OverrideID]*store.Override{}
 	s, h := openLooked(t, nil)
 	s.shows = func() (*store.OverrideSet, error) {
-		return store.NewOverrideSet(kept, map[store.OverrideID]error{{}: store.ErrDamaged}), nil
+		return store.NewOverrideSet(kept, map[store.OverrideID]error{o.ID(): store.ErrDamaged}), nil
 	}
 	if err := h.SetOverride(t.Context(), o); !errors.Is(err, store.ErrDamaged) {
 		t.Errorf("the first one: %v", err)
@@ -125,7 +141,8 @@ func TestOverrideThatIsOvertaken(t *testing.T) {
 	earlier, kept := o, map[store.OverrideID]*store.Override{}
 	earlier.Since = 1
 	s, h := openLooked(t, nil)
-	s.shows = func() (*store.OverrideSet, error) { return store.NewOverrideSet(kept, nil), nil }
+	damaged := map[store.OverrideID]error{{Kind: store.OverrideBlock, Zone: "other"}: store.ErrDamaged}
+	s.shows = func() (*store.OverrideSet, error) { return store.NewOverrideSet(kept, damaged), nil }
 	for _, there := range []*store.Override{nil, &earlier} {
 		if there != nil {
 			kept[o.ID()] = there
@@ -239,7 +256,7 @@ func TestPanicsOfAStoreAreProblems(t *testing.T) {
 	s, _ := openLooked(t, nil)
 	o := store.Override{Kind: store.OverrideBlock, Zone: "api", ClientKey: "alice", Until: time.Now().Add(time.Hour).UnixMicro()}
 	set(t, s, o)
-	kept := &sharedStore{Store: s.Store}
+	kept := newSharedStore()
 	s.ask = func(context.Context) error {
 		if kept.panics.Load() {
 			panic("broken on purpose")
@@ -247,7 +264,7 @@ func TestPanicsOfAStoreAreProblems(t *testing.T) {
 		return nil
 	}
 	synctest.Test(t, func(t *testing.T) {
-		all, others := newOverrides(s, time.Second, func() {}), newPresence(kept)
+		all, others := newOverrides(s, time.Second, func() {}), newPresence(t.Name(), kept)
 		all.start()
 		others.start()
 		for _, panics := range []bool{false, true, false} {

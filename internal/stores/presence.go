@@ -29,6 +29,10 @@ const (
 	missedBeats = 3
 	// presenceTimeout bounds a telling.
 	presenceTimeout = 5 * time.Second
+	// mostDetails is how many parts of the configs of others are read after one telling.
+	mostDetails = 8
+	// lossListed is for how long a reload is a problem by which clients lost their counts.
+	lossListed = time.Hour
 )
 
 // ProcessID tells this process from others.
@@ -49,18 +53,36 @@ var (
 // presence tells other processes of this one, as long as a store is open, and finds out where their
 // configs do not agree with this one.
 type presence struct {
-	kept    store.Operable
+	// name is the store's.
+	name    string
+	kept    store.Shared
 	started sync.Once
 	life    context.Context
 	stop    context.CancelFunc
+	// ended is closed when the last beat is over, if there was one.
+	ended chan struct{}
+	// before is the config that ran when this one was made, or nil: it may end before this one runs.
+	before *placed
+	// ran are all that ran then.
+	ran []*presence
 
-	mu    sync.Mutex
-	zones map[string]string
+	mu sync.Mutex
+	// parts are the parts of this config, and digests their digests; nil until they are needed.
+	parts   map[store.Part]store.Details
+	digests map[store.Part]string
 	// seen are the other processes, by what they say, and looks those at each shard, by the name here.
-	seen          map[string]seenPresence
-	looks         map[string]looks
-	secret        string
+	seen  map[string]seenPresence
+	looks map[string]looks
+	// own is this process as the shards have it.
+	own store.Presence
+	// details are the parts of others that differ, by digest; of zones, those alone that differ from one here.
+	details       map[string]store.Details
 	disagreements []string
+	// shares are those of clients that are counted apart, by weights and names; of the goroutine that tells alone.
+	shares map[string]share
+	// loss is how many clients lost their counts when the config was loaded, at lostAt; empty if none did.
+	loss   string
+	lostAt time.Time
 	// first is this one's first beat, and twins are the shards, in pairs, that are one server: there this one
 	// finds itself under another name.
 	first int64
@@ -90,35 +112,138 @@ func (l looks) at(now time.Time) looks {
 	return l
 }
 
-func newPresence(kept store.Operable) *presence {
-	p := &presence{kept: kept, zones: map[string]string{}, seen: map[string]seenPresence{}, looks: map[string]looks{}, twins: map[[2]string]bool{}}
+func newPresence(name string, kept store.Shared) *presence {
+	p := &presence{
+		name: name, kept: kept, ended: make(chan struct{}), before: placedBefore(name),
+		parts: map[store.Part]store.Details{store.PartZones: {}, store.PartShards: kept.Weights()},
+		seen:  map[string]seenPresence{}, looks: map[string]looks{}, details: map[string]store.Details{}, twins: map[[2]string]bool{},
+	}
 	p.life, p.stop = context.WithCancel(context.Background())
+	running.Lock()
+	defer running.Unlock()
+	p.ran = slices.Clone(running.all)
+	running.names[name]++
+	context.AfterFunc(p.life, func() {
+		running.Lock()
+		defer running.Unlock()
+		if running.names[name]--; running.names[name] == 0 {
+			delete(running.names, name)
+		}
+	})
 	return p
 }
-
-// start tells others of this process from now on, until stop is called: not before the config runs.
-func (p *presence) start() { p.started.Do(func() { go p.follow() }) }
 
 // NoteZone notes that a zone counts in the store, with a digest of its definition.
 func (h *Handle) NoteZone(name, definition string) {
 	if open := h.open.Load(); open != nil && open.presence != nil {
 		open.presence.mu.Lock()
 		defer open.presence.mu.Unlock()
-		open.presence.zones[name] = definition
+		open.presence.parts[store.PartZones][name], open.presence.digests = definition, nil
 	}
 }
 
-// Disagreements are where the configs of other processes that use the shards do not agree with this one.
+// Disagreements are where the configs of other processes that use the shards do not agree with this one, and
+// whether clients lost their counts when this one was loaded.
 func (o *Opened) Disagreements() []string {
 	if o.presence == nil {
 		return nil
 	}
 	o.presence.mu.Lock()
 	defer o.presence.mu.Unlock()
-	return slices.Clone(o.presence.disagreements)
+	all := slices.Clone(o.presence.disagreements)
+	if o.presence.loss != "" && time.Since(o.presence.lostAt) < lossListed {
+		all = append(all, o.presence.loss)
+	}
+	return all
+}
+
+// running are the presences of the configs that run, oldest first. names counts the presences of each name, those of
+// a config that is being loaded included.
+var running = struct {
+	sync.Mutex
+	all   []*presence
+	names map[string]int
+}{names: map[string]int{}}
+
+// placed are the shards of a config that runs, and their weights.
+type placed struct {
+	weights store.Details
+	shards  []store.ShardFigures
+}
+
+// placedBefore returns the shards of the config that began to run last with a store of that name, or nil.
+func placedBefore(name string) *placed {
+	running.Lock()
+	defer running.Unlock()
+	for _, p := range slices.Backward(running.all) {
+		if p.name == name {
+			return &placed{p.kept.Weights(), p.kept.Shards()}
+		}
+	}
+	return nil
+}
+
+// akin returns the shards of the stores that go when p comes, because a store was renamed or a handler's own one was
+// changed: that ran when p was made, and share a server and the prefix of keys.
+func (p *presence) akin() (all []*placed) {
+	mine := ownersOf(p.kept.Shards())
+	running.Lock()
+	defer running.Unlock()
+	for _, other := range p.ran {
+		if running.names[other.name] > 1 || !slices.Contains(running.all, other) || other.kept.KeyPrefix() != p.kept.KeyPrefix() {
+			continue
+		}
+		shards := other.kept.Shards()
+		for address := range ownersOf(shards) {
+			if mine[address] != nil {
+				all = append(all, &placed{other.kept.Weights(), shards})
+				break
+			}
+		}
+	}
+	return all
+}
+
+// lossAtStart returns the loss since the store of that name or, if there was none, since one akin, of which there may be
+// several: there is none if one of them had the same shards.
+func (p *presence) lossAtStart() (loss string) {
+	before := []*placed{cmp.Or(placedBefore(p.name), p.before)}
+	if before[0] == nil {
+		before = p.akin()
+	}
+	for _, b := range before {
+		if loss = p.lossSince(b); loss == "" {
+			return ""
+		}
+	}
+	return loss
+}
+
+// start tells others of this process from now on, until stop is called: not before the config runs.
+func (p *presence) start() {
+	p.started.Do(func() {
+		_ = contain.Run(func() error {
+			loss := p.lossAtStart()
+			p.mu.Lock()
+			defer p.mu.Unlock()
+			p.loss, p.lostAt = loss, time.Now()
+			return nil
+		})
+		p.before, p.ran = nil, nil
+		running.Lock()
+		running.all = append(running.all, p)
+		running.Unlock()
+		go p.follow()
+	})
 }
 
 func (p *presence) follow() {
+	defer close(p.ended)
+	defer func() {
+		running.Lock()
+		defer running.Unlock()
+		running.all = slices.DeleteFunc(running.all, func(other *presence) bool { return other == p })
+	}()
 	for n := 0; ; n++ {
 		err := contain.Run(func() error { return p.tell(p.life, time.Now()) })
 		if errors.Is(err, contain.ErrPanic) {
@@ -138,13 +263,42 @@ func (p *presence) follow() {
 	}
 }
 
+// isTold reports whether others may know of this process by p.
+func (p *presence) isTold() bool {
+	if p == nil {
+		return false
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return len(p.own.At) > 0
+}
+
+// withdraw stops, and makes others forget this process's config: others that start do not compare it.
+func (p *presence) withdraw(ctx context.Context) {
+	if !p.isTold() {
+		return
+	}
+	p.stop()
+	<-p.ended
+	_ = contain.Run(func() error {
+		p.kept.Withdraw(ctx, p.own)
+		return nil
+	})
+}
+
 // tell tells others of this process, and takes in what they tell. It is now by the monotonic clock.
 func (p *presence) tell(ctx context.Context, now time.Time) error {
 	ctx, cancel := context.WithTimeout(ctx, presenceTimeout)
 	defer cancel()
 	p.mu.Lock()
-	mine := store.Presence{ID: ProcessID, Process: processName(), Zones: maps.Clone(p.zones), Beat: beats.Add(1)}
-	p.first = cmp.Or(p.first, mine.Beat)
+	if p.digests == nil {
+		p.digests, p.details = map[store.Part]string{}, map[string]store.Details{}
+		for part, content := range p.parts {
+			p.digests[part] = store.DigestOf(content.Text())
+		}
+	}
+	mine := store.Presence{ID: ProcessID, Process: processName(), Digests: p.digests, At: p.own.At, Beat: beats.Add(1)}
+	p.first, p.own.Beat = cmp.Or(p.first, mine.Beat), mine.Beat
 	var gone []store.Met
 	for key, s := range p.seen {
 		if p.looks[s.Here].long-s.at >= missedBeats*presencePeriod {
@@ -154,76 +308,57 @@ func (p *presence) tell(ctx context.Context, now time.Time) error {
 	}
 	p.mu.Unlock()
 	// While a shard is away, what the others have is known.
-	met, err := p.kept.Announce(ctx, mine, gone)
+	met, err := p.kept.Announce(ctx, mine, p.textOf, gone)
+	p.take(met, mine.Beat, now)
+	readErr := p.readDetails(ctx)
+	p.judge(now)
+	return errors.Join(err, readErr)
+}
+
+func (p *presence) textOf(part store.Part) []byte {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	return p.parts[part].Text()
+}
+
+// take takes in the processes at the shards. This one's own are of this beat, or those of its configs before,
+// where they were others.
+func (p *presence) take(met []store.Met, beat int64, now time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.life.Err() != nil {
+		return // the beat may have arrived all the same
+	}
+	p.own.At = nil
+	isThere, isFull := map[string]bool{}, map[string]bool{}
 	for i := range met {
-		if m := &met[i]; m.ID == ProcessID && m.Beat >= p.first && m.Shard != m.Here {
+		switch m := &met[i]; {
+		case m.ID != ProcessID || m.Beat < p.first:
+		case m.Shard != m.Here:
 			p.twins[[2]string{m.Here, m.Shard}], p.twins[[2]string{m.Shard, m.Here}] = true, true
-		}
-	}
-	isMine := func(m *store.Met) bool { return m.ID == ProcessID && m.Beat == mine.Beat }
-	for i := range met {
-		if m := &met[i]; isMine(m) {
+		case m.Beat == beat:
 			// The shard has answered.
-			p.secret, p.looks[m.Here] = m.Secret, p.looks[m.Here].at(now)
+			at := append(p.own.At, m.Here)
+			p.own, p.looks[m.Here] = m.Presence, p.looks[m.Here].at(now)
+			p.own.At = at
 		}
 	}
 	for i := range met {
-		if m := &met[i]; !isMine(m) {
-			p.take(m)
+		m := &met[i]
+		isFull[m.Here] = m.Full
+		if m.ID == ProcessID && m.Beat == beat {
+			continue
 		}
-	}
-	mine.Secret = p.secret
-	p.judge(mine)
-	return err
-}
-
-// take takes in one of the processes at a shard. This one's own are those of its configs before, where they
-// were others. mu is held.
-func (p *presence) take(met *store.Met) {
-	key := fmt.Sprint(met.ID, " ", met.Here, " ", met.Shard, " ", met.Secret, " ", met.Zones)
-	s, isKnown := p.seen[key]
-	if !isKnown || s.Beat != met.Beat {
-		s.at, s.isAlive = p.looks[met.Here].long, s.isAlive || isKnown
-	}
-	s.Met = *met
-	p.seen[key] = s
-}
-
-// judge finds the disagreements. mu is held.
-func (p *presence) judge(mine store.Presence) {
-	now := map[string]bool{}
-	for _, s := range p.seen {
-		for _, text := range s.disagreesWith(mine, p.twins) {
-			now[text] = true
+		key := fmt.Sprint(m.ID, " ", m.Here, " ", m.Shard, " ", m.Secret, " ", m.Layout, " ", m.Digests)
+		s, isKnown := p.seen[key]
+		if !isKnown || s.Beat != m.Beat {
+			s.at, s.isAlive = p.looks[m.Here].long, s.isAlive || isKnown
 		}
+		s.Met = *m
+		p.seen[key], isThere[key] = s, true
 	}
-	p.disagreements = slices.Sorted(maps.Keys(now))
-}
-
-// disagreesWith returns where a process does not agree with this one. The names of twins say nothing: they are
-// a problem of their own.
-func (s *seenPresence) disagreesWith(mine store.Presence, twins map[[2]string]bool) (texts []string) {
-	isOwn := s.ID == mine.ID
-	who := "the Caddy on " + s.Process
-	if isOwn {
-		who = "this Caddy's config before the last reload"
-	}
-	// Names of shards that were swapped are said at once; else the process has to be there.
-	if s.Shard != s.Here && !twins[[2]string{s.Here, s.Shard}] {
-		texts = append(texts, fmt.Sprintf("shard %s is shard %s for %s, so the same clients are counted on different servers: give the servers the same names everywhere", s.Here, s.Shard, who))
-	}
-	if isOwn || !s.isAlive {
-		return texts
-	}
-	if s.Secret != mine.Secret {
-		texts = append(texts, fmt.Sprintf("%s has another key_secret, so each counts the same clients by itself: give both the same one", who))
-	}
-	for zone, definition := range mine.Zones {
-		if other, ok := s.Zones[zone]; ok && other != definition {
-			texts = append(texts, fmt.Sprintf("zone %s is defined otherwise for %s, so their clients have two limits: load the same definition, or give one zone another name", zone, who))
-		}
-	}
-	return texts
+	// A process that a shard has no more has ended, unless the shard lacks room for it.
+	maps.DeleteFunc(p.seen, func(key string, s seenPresence) bool {
+		return !isThere[key] && p.looks[s.Here].last.Equal(now) && !isFull[s.Here]
+	})
 }

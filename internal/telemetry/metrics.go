@@ -141,14 +141,12 @@ func (m *Metrics) Register(registry *prometheus.Registry, others ...prometheus.C
 	return nil
 }
 
-// ExportUndelivered exports the counters of undelivered operations while they are 0:
+// ExportUndelivered exports the counters of undelivered operations at a shard while they are 0:
 // a rate over a series that begins with the first failure would miss that failure.
-func (m *Metrics) ExportUndelivered(store string, shards []string) {
-	for _, shard := range shards {
-		for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
-			for _, outcome := range []string{OutcomeLost, OutcomeUncertain, "expired"} {
-				m.Undelivered.WithLabelValues(store, shard, op.String(), outcome)
-			}
+func (m *Metrics) ExportUndelivered(store, shard string) {
+	for _, op := range []algorithm.Operation{algorithm.Charge, algorithm.Take, algorithm.Refund, algorithm.Penalize} {
+		for _, outcome := range []string{OutcomeLost, OutcomeUncertain, "expired"} {
+			m.Undelivered.WithLabelValues(store, shard, op.String(), outcome)
 		}
 	}
 }

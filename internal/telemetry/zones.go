@@ -1,6 +1,7 @@
 package telemetry
 
 import (
+	"math"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -22,8 +23,8 @@ func (c *Counter) Add(n int64) { c.n.Add(n) }
 // Inc adds 1.
 func (c *Counter) Inc() { c.n.Add(1) }
 
-// Value returns the sum.
-func (c *Counter) Value() int64 { return c.n.Load() }
+// Value returns the sum. It begins anew at 2^63, which costs can come to, because a counter is not negative.
+func (c *Counter) Value() int64 { return c.n.Load() & math.MaxInt64 }
 
 // Expect has the series exported from now on.
 func (c *Counter) Expect() { c.isExpected.Store(true) }

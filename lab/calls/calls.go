@@ -167,9 +167,9 @@ func newProcess(servers *redistest.Shard, opts ledger.Options) *process {
 	s := redis.New(redis.Options{
 		Members:      []redis.Member{{Name: "a", Shard: p.shard}},
 		CheckTimeout: patient, ChargeTimeout: patient,
-		OnUndelivered: func(string, algorithm.Operation, error) { p.lost.Add(1) },
+		OnUndelivered: func(string, *store.Limit, algorithm.Operation, error) { p.lost.Add(1) },
 	})
-	opts.OnUndelivered = func(_ string, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) }
+	opts.OnUndelivered = func(_ string, _ *store.Limit, _ algorithm.Operation, requests int64, _ error) { p.lost.Add(requests) }
 	p.ledger = ledger.New(ledger.NewRegistry(nil), s, opts)
 	p.ledger.Warm(context.Background())
 	return p

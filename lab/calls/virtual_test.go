@@ -201,7 +201,7 @@ func (v virtual) perRequest(t *testing.T, rate float64, counted time.Duration) (
 		// Charges that wait behind another one when their window ends are given up.
 		var expired atomic.Int64
 		opts := usual
-		opts.OnUndelivered = func(_ string, _ algorithm.Operation, requests int64, _ error) { expired.Add(requests) }
+		opts.OnUndelivered = func(_ string, _ *store.Limit, _ algorithm.Operation, requests int64, _ error) { expired.Add(requests) }
 		for i := range ledgers {
 			ledgers[i] = ledger.New(ledger.NewRegistry(nil), servers, opts)
 		}

@@ -1,5 +1,5 @@
-// Package zones measures Caddys with many zones and no clients, in memory and on a Redis server: the CPU time of
-// start, reload, scrape, exit and idling, and the memory, all beside those of the same sites without zones.
+// Package zones measures Caddys with many zones, in memory and on a Redis server: the CPU time of start, reload,
+// idling, scrape, a request in each zone, removal and exit, and the memory, beside that of the same sites without zones.
 package zones
 
 import (
@@ -50,7 +50,8 @@ func Run(ctx context.Context, args []string) error {
 	stores := map[string]any{"default": map[string]any{
 		"module": "redis", "shards": []any{map[string]any{"name": "a", "primary": redis.Primary().Addr()}},
 	}}
-	table := report.NewTable("zones", "store", "start, CPU s", "reload, CPU s", "scrape, CPU s", "exit, CPU s", "idle, % of a core", "kB a zone")
+	table := report.NewTable("zones", "store", "start, CPU s", "reload, CPU s", "scrape, CPU s", "a request, CPU µs", "removal, CPU s", "exit, CPU s",
+		"idle, % of a core", "kB a zone", "kB once it is removed")
 	var without float64
 	for _, c := range []struct {
 		zones, store string
@@ -65,13 +66,15 @@ func Run(ctx context.Context, args []string) error {
 		if err != nil {
 			return fmt.Errorf("%s: %w", c.store, err)
 		}
-		perZone := "-"
+		perZone := func(float64) string { return "-" }
 		if c.perSite == 0 {
 			without = f.heap
 		} else {
-			perZone = fmt.Sprintf("%.1f", (f.heap-without)/float64(*sites**zones)/1e3)
+			perZone = func(heap float64) string { return fmt.Sprintf("%.1f", (heap-without)/float64(*sites**zones)/1e3) }
 		}
-		table.Row(c.zones, c.store, seconds(f.start), seconds(f.reload), seconds(f.scrape), seconds(f.exit), fmt.Sprintf("%.1f", 100*f.idle), perZone)
+		table.Row(c.zones, c.store, seconds(f.start), seconds(f.reload), seconds(f.scrape),
+			fmt.Sprintf("%.0f", float64(f.round.Microseconds())/float64(*sites**zones)), seconds(f.removal), seconds(f.exit),
+			fmt.Sprintf("%.1f", 100*f.idle), perZone(f.heap), perZone(f.left))
 	}
 	fmt.Print(table.String())
 	return ctx.Err()
@@ -79,10 +82,11 @@ func Run(ctx context.Context, args []string) error {
 
 func seconds(d time.Duration) string { return fmt.Sprintf("%.2f", d.Seconds()) }
 
-// figures are CPU times, the share of a core that idling takes, and the bytes of the heap.
+// figures are CPU times, the share of a core that idling takes, and the bytes of the heap, with zones
+// before the round of requests and once they are removed after it.
 type figures struct {
-	start, reload, scrape, exit time.Duration
-	idle, heap                  float64
+	start, reload, scrape, round, removal, exit time.Duration
+	idle, heap, left                            float64
 }
 
 // running is a Caddy that is measured.
@@ -118,10 +122,13 @@ func measure(ctx context.Context, w *site.Workshop, perSite int, stores any) (f 
 	if f.start, err = p.CPU(); err != nil {
 		return f, err
 	}
-	if f.reload, err = c.costOf(func() error {
-		_, err := c.call(ctx, http.MethodPost, "/load", config(admin, addr, perSite, stores, "changed"))
-		return err
-	}); err != nil {
+	load := func(perSite int, answer string) (time.Duration, error) {
+		return c.costOf(func() error {
+			_, err := c.call(ctx, http.MethodPost, "/load", config(admin, addr, perSite, stores, answer))
+			return err
+		})
+	}
+	if f.reload, err = load(perSite, "changed"); err != nil {
 		return f, err
 	}
 	time.Sleep(5 * time.Second) // until the collector of garbage and first looks are over
@@ -134,6 +141,19 @@ func measure(ctx context.Context, w *site.Workshop, perSite int, stores any) (f 
 		return f, err
 	}
 	if f.heap, err = c.heap(ctx); err != nil {
+		return f, err
+	}
+	if f.round, err = c.costOf(func() error { return round(ctx, addr) }); err != nil {
+		return f, err
+	}
+	if f.removal, err = load(0, "none"); err != nil {
+		return f, err
+	}
+	time.Sleep(time.Second)
+	if f.left, err = c.heap(ctx); err != nil {
+		return f, err
+	}
+	if _, err = load(perSite, "again"); err != nil {
 		return f, err
 	}
 	f.exit, err = c.costOfExit()
@@ -201,6 +221,28 @@ func (c running) call(ctx context.Context, method, path string, body []byte) ([]
 		err = fmt.Errorf("status %d: %s", resp.StatusCode, strings.TrimSpace(string(text)))
 	}
 	return text, err
+}
+
+// round makes a request in each zone.
+func round(ctx context.Context, addr string) error {
+	for s := range *sites {
+		for z := range *zones {
+			req, err := http.NewRequestWithContext(ctx, http.MethodGet, fmt.Sprintf("http://%s/%d/", addr, z), nil)
+			if err != nil {
+				return fmt.Errorf("request a page: %w", err)
+			}
+			req.Host = fmt.Sprintf("site%d.example.com", s)
+			resp, err := http.DefaultClient.Do(req)
+			if err != nil {
+				return fmt.Errorf("request a page: %w", err)
+			}
+			_, err = io.Copy(io.Discard, resp.Body)
+			if resp.Body.Close(); err != nil || resp.StatusCode != http.StatusOK {
+				return fmt.Errorf("request a page: status %d: %w", resp.StatusCode, err)
+			}
+		}
+	}
+	return nil
 }
 
 // config is a config in JSON, so that it costs nothing to adapt.

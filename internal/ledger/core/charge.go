@@ -86,9 +86,10 @@ type Next struct {
 	// that of [Moment] from now on, or 0 if it stays.
 	Arrived  chan struct{}
 	Delivery int64
-	// Lost is how many requests' charges are given up, of the client with a key at a shard, and Err is
-	// why.
+	// Lost is how many requests' charges are given up, under a limit, of the client with a key at a shard,
+	// and Err is why.
 	Lost             int64
+	Limit            *store.Limit
 	ClientKey, Shard string
 	Err              error
 }
@@ -348,7 +349,7 @@ func (m *Moment) averageDelivery(took int64) int64 {
 }
 
 func lost(r *store.Request, requests int64, err error) Next {
-	return Next{Lost: requests, ClientKey: r.ClientKey, Shard: r.Shard(), Err: err}
+	return Next{Lost: requests, Limit: r.Limit, ClientKey: r.ClientKey, Shard: r.Shard(), Err: err}
 }
 
 // confirmCharge takes in the reply to the charge in flight.

@@ -250,7 +250,7 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, asks []*store.Ask, deadli
 			err = store.NotExecuted(err)
 		}
 		fail(asks, err)
-		if sent && op.Operation == algorithm.Take {
+		if sent && (op.Operation == algorithm.Take || op.Operation == algorithm.Charge && len(ids(asks)) > 0) {
 			abandon(l.Shard, c, asks, op)
 		}
 		return
@@ -262,7 +262,8 @@ func (a *Asker) ask(ctx context.Context, l *wire.Lane, asks []*store.Ask, deadli
 	c.Release()
 }
 
-// abandon makes the errors of takes that were sent tell how they end, which their caller does not await.
+// abandon makes the errors of takes, and of renewals of leases, that were sent tell how they end, which their
+// caller does not await.
 func abandon(shard *wire.Shard, c *wire.Call, asks []*store.Ask, op Op) {
 	reqs, ends := make([]store.Request, len(asks)), make([]store.Late, len(asks))
 	for n, asked := range asks {
@@ -281,8 +282,8 @@ func abandon(shard *wire.Shard, c *wire.Call, asks []*store.Ask, op Op) {
 }
 
 // Post runs an operation at a primary without waiting. report, unless it is nil, receives the
-// state of each request of g by its place. A refund waits for a take of its ID that is under
-// way. Without servers, nil, nothing runs.
+// state of each request of g by its place. A refund waits for a take or renewal of its ID that is
+// under way. Without servers, nil, nothing runs.
 func (a *Asker) Post(op algorithm.Operation, at *wire.Servers, g Group, report func(i int, st store.State)) {
 	g = g.complete()
 	if at == nil {

@@ -346,6 +346,9 @@ func Held(bucket string) string { return bucket + " held" }
 // Presence returns the key of the processes that use a shard.
 func (k Keys) Presence() string { return k.Prefix + ":#present" }
 
+// Details returns the key of a part of a config, of which that is the digest.
+func (k Keys) Details(digest string) string { return k.Prefix + ":#config:" + digest }
+
 // Records returns the key of the records of a shard. Programs that disagree about their content do not meet.
 func (k Keys) Records() string { return k.Prefix + ":#records" + LayoutVersion }
 

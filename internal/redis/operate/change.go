@@ -370,11 +370,14 @@ func (p *Operator) replicated(ctx context.Context, shard *Shard) (has, of int) {
 // mostKept is the number of overrides that a shard keeps, ended ones included.
 func (p *Operator) mostKept() int { return 2 * p.most }
 
+// ownFields is how many fields of the hash are none of overrides.
+const ownFields = 5
+
 // send sends items to a shard, by calls with the operation op and a last one that is a change. It returns a reply to
 // each, or to the first ones and an error.
 func (p *Operator) send(ctx context.Context, shard *Shard, op string, items []item) (replies []frame, err error) {
 	for some := range slices.Chunk(items, changesInCall) {
-		args := []any{p.mostKept() + 5} // The hash has five fields of its own.
+		args := []any{p.mostKept() + ownFields}
 		for _, it := range some {
 			args = append(args, it.words(p.now())...)
 		}

@@ -25,6 +25,8 @@ const (
 	roundTrips = 5
 	// lagPeriod is the time between readings of a replica that has not caught up.
 	lagPeriod = 50 * time.Millisecond
+	// searchPause is the time before a search for nodes is repeated.
+	searchPause = 100 * time.Millisecond
 	// suffixTries bounds the search for a key in the slots of a node.
 	suffixTries = 1 << 20
 )
@@ -107,7 +109,7 @@ func (d *shardDiagnoser) add(addr string, findings ...store.Finding) {
 // timeout bounds the wait for a reply. A server that is slower than CheckTimeout is to be
 // found slow, and not out of reach.
 func (d *shardDiagnoser) timeout() time.Duration {
-	return max(d.operator.asker.CheckTimeout, infoTimeout)
+	return d.shard.Options.ReplyWithin(infoTimeout)
 }
 
 func (d *shardDiagnoser) run(ctx context.Context) {
@@ -270,10 +272,10 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 	defer c.Close()
 	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
-	result, err := c.FindAll(within)
-	for isTimeout(err) && within.Err() == nil {
+	result, err := c.FindAll(within, d.shard.Options.NodeTimeout())
+	for isTimeout(err) && wire.Pause(within, searchPause) {
 		// Connecting goes on after a search.
-		result, err = c.FindAll(within)
+		result, err = c.FindAll(within, d.shard.Options.NodeTimeout())
 	}
 	d.addForeign(result.Foreign)
 	if c.IsVague() {

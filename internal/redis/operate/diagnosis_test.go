@@ -263,10 +263,6 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			lone(slow.Addr()), func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 10*time.Millisecond, true },
 			[]string{"error slow " + slow.Addr()}, codeSlow, []string{"checks have 10ms", "check_timeout"},
 		},
-		"a server that is too slow for a second call": {
-			lone(slow.Addr()), func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 58*time.Millisecond, true },
-			[]string{"warning slow " + slow.Addr()}, codeSlow, []string{"has half", "check_timeout above"},
-		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			d := diagnosedAs(t, c.Options, c.change, c.want...)
@@ -297,6 +293,15 @@ func startRenamed(t *testing.T, server *redistest.Server, line func(n int64) str
 		text := regexp.MustCompile("run_id:.*\r\n").ReplaceAllString(text, line(asked.Add(1)))
 		return fmt.Sprintf("$%d\r\n%s", len(text), text)
 	}).Addr()
+}
+
+// TestDiagnosisOfAServerTooSlowForASecondCall of a check.
+func TestDiagnosisOfAServerTooSlowForASecondCall(t *testing.T) {
+	t.Parallel()
+	slow := redistest.StartProxy(t, redistest.Start(t, lasting).Addr())
+	must(t, slow.Delay(time.Second))
+	d := diagnosedAs(t, wire.Options{Primary: slow.Addr()}, func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 1900*time.Millisecond, true }, "warning slow "+slow.Addr())
+	mentions(t, d, codeSlow, "has half", "check_timeout above")
 }
 
 // startRefusal starts what answers each command with the same error, as proxies may.

@@ -41,13 +41,18 @@ func newShard(t testing.TB, opts wire.Options) *Shard {
 // newOperator returns an operator of a store on one shard with generous timeouts.
 func newOperator(t testing.TB, opts wire.Options, change func(*Operator)) *Operator {
 	t.Helper()
+	shard := newShard(t, opts)
+	if opts.DialTimeout == 0 {
+		t.Cleanup(shard.Use(redistest.WaitTimeout))
+	}
 	p := NewOperator(
-		[]Member{{Name: "a", Shard: newShard(t, opts)}},
+		[]Member{{Name: "a", Shard: shard}},
 		nil,
 		&ask.Asker{Keys: ask.Keys{Prefix: "rl"}, CheckTimeout: redistest.WaitTimeout, ChargeTimeout: redistest.WaitTimeout},
 		time.Now,
 		&Overrides{},
 	)
+	p.Follow()
 	if change != nil {
 		change(p)
 	}

@@ -28,9 +28,7 @@ func parseInfo(text string) info {
 
 // infoOf asks the server of a lane for INFO.
 func infoOf(ctx context.Context, l *wire.Lane) (info, error) {
-	ctx, cancel := context.WithTimeout(ctx, l.Shard.Options.ReplyWithin(infoTimeout))
-	defer cancel()
-	text, err := l.Info(ctx)
+	text, err := l.Info(ctx, infoTimeout)
 	if err != nil {
 		return nil, fmt.Errorf("ask %s for INFO: %w", l.Addr, err)
 	}

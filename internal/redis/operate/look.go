@@ -39,7 +39,7 @@ const (
 	// mendBytes bounds the bytes that a mending writes: a server may evict them at once.
 	mendBytes = 4 << 20
 	// mostSize is the mean size of overrides beyond which a shard is not read.
-	mostSize = 1 << 10
+	mostSize = 512
 	// nearEnd is the difference between horizons that a mending ignores: clocks differ.
 	nearEnd = time.Minute
 )
@@ -70,6 +70,9 @@ type overrideHead struct {
 	// seen is when a process was last in touch, in milliseconds, or 0.
 	seen int64
 }
+
+// errExcess is the error of a content that is not read again for a while, because reading it costs the server much.
+var errExcess = fmt.Errorf("%w: it has more overrides", store.ErrFinal)
 
 var errOutOfTouch = errors.New("it was away for 90 days, so nothing there is believed, and it gets all anew")
 
@@ -109,7 +112,7 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 		p.remember(shard, func(s *shardOverrides) {
 			if _, isThere := l.heads[shard]; isThere && p.now().Before(s.until) {
 				delete(l.heads, shard)
-				l.failed[shard], err = s.excess, errors.Join(err, s.excess)
+				l.failed[shard], err = s.excess, errors.Join(err, fmt.Errorf("shard %s: %w", p.shardName(shard), s.excess))
 			}
 			s.seen, known[shard], at = max(s.seen, l.heads[shard].seen), s.number, p.overrides.at
 			l.seen, isRead = max(l.seen, s.seen), isRead || s.number > 0
@@ -130,7 +133,7 @@ func (p *Operator) look(ctx context.Context) (*look, error) {
 				r, err := p.read(ctx, shard, known[shard])
 				if err != nil {
 					l.failed[shard] = err
-					if errors.Is(err, store.ErrFinal) || errors.Is(err, wire.ErrFraming) {
+					if errors.Is(err, errExcess) || errors.Is(err, wire.ErrFraming) {
 						p.remember(shard, func(s *shardOverrides) { s.excess, s.until = err, p.now().Add(p.mendPeriod) })
 					}
 					return err
@@ -251,8 +254,8 @@ func (r *reading) take(p *Operator, reply string) (cursor string, err error) {
 			r.unsound[name] = true
 		}
 	}
-	if r.size += len(reply); len(r.learned.all) > p.mostKept() || r.size > max(p.mostKept()*mostSize, mendBytes) {
-		return "", fmt.Errorf("%w: it has more overrides than the %d, with those that have ended, that stores keep: find out what else writes to %s, and remove that", store.ErrFinal, p.mostKept(), p.asker.Keys.Overrides())
+	if r.size += len(reply); len(r.learned.all)+len(r.unsound) > p.mostKept()+ownFields || r.size > max(p.mostKept()*mostSize, mendBytes) {
+		return "", fmt.Errorf("%w than the %d, with those that have ended, that stores keep: find out what else writes to %s, and remove that", errExcess, p.mostKept(), p.asker.Keys.Overrides())
 	}
 	return frames[0].word, nil
 }

@@ -146,6 +146,7 @@ func (m *model) newCaddy(skew time.Duration) *modelCaddy {
 	}
 	// The shard was made outside of the model's time.
 	c.followPeriod = math.MinInt64
+	c.Follow()
 	c.ask = func(_ context.Context, shard *Shard, _ string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
 		s := c.at[shard]
 		if c.cut[s] {

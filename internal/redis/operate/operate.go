@@ -74,9 +74,9 @@ func (p *Operator) retired() []Member {
 	})
 }
 
-// operatorTimeout bounds a call for which no request waits, if CheckTimeout is not longer.
+// operatorTimeout is the least time for a call for which no request waits.
 const operatorTimeout = time.Second
 
 func (p *Operator) withinTimeout(ctx context.Context) (context.Context, context.CancelFunc) {
-	return context.WithTimeout(ctx, max(p.asker.CheckTimeout, operatorTimeout))
+	return context.WithTimeout(ctx, p.members[0].Shard.Options.ReplyWithin(operatorTimeout))
 }

@@ -250,6 +250,34 @@ type Overrides struct {
 	shown *overrideState
 	// mending is held while shards are mended.
 	mending sync.Mutex
+	// followers are the operators whose configs run.
+	followers map[*Operator]bool
+}
+
+// Follow notes that the config runs, until stop is called. Only then are shards mended.
+func (p *Operator) Follow() (stop func()) {
+	o := p.overrides
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if o.followers == nil {
+		o.followers = map[*Operator]bool{}
+	}
+	o.followers[p] = true
+	return func() {
+		o.mu.Lock()
+		defer o.mu.Unlock()
+		delete(o.followers, p)
+	}
+}
+
+// standing reports whether p follows the overrides and, if not, whether others do, and have read them. Otherwise the
+// config of p may be rejected: nothing of the state may get into its shards and, if others follow, nothing of its shards
+// into the state.
+func (o *Overrides) standing(p *Operator) (follows, areOthers bool) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	follows = o.followers[p]
+	return follows, !follows && o.state != nil && len(o.followers) > 0
 }
 
 // answered records that a shard has answered. After 90 days without an answer the state is dropped: its overrides may
@@ -303,13 +331,19 @@ func (p *Operator) learn(l *learned) *overrideState {
 }
 
 // Overrides implements [store.Operable]. It returns the latest versions of all shards, and starts a mending in the
-// background.
+// background if p follows. While another config runs, it returns what that one has read.
 func (p *Operator) Overrides(ctx context.Context) (*store.OverrideSet, error) {
+	follows, areOthers := p.overrides.standing(p)
+	if areOthers {
+		return p.shown(), nil
+	}
 	l, err := p.look(ctx)
 	if n := len(l.state.all); n > p.mostKept() {
 		err = errors.Join(err, fmt.Errorf("%w: there are %d overrides, with those that have ended: a shard that loses them has no room for all", store.ErrFinal, n))
 	}
-	p.mend(ctx, l)
+	if follows {
+		p.mend(ctx, l)
+	}
 	return p.shown(), err
 }
 

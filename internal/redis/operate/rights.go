@@ -41,6 +41,7 @@ var (
 		{"evalsha_ro", []any{absentScript, 0}},
 		{"script|load", []any{brokenScript}},
 		{"get", []any{inKey{}}},
+		{"getrange", []any{inKey{}, 0, 0}},
 		{"mget", []any{inKey{}}},
 		{"set", []any{inKey{}, "", "xx"}},
 		{"exists", []any{inKey{}}},
@@ -88,9 +89,10 @@ const moreWork = "it counts, with more work, and less is known of it"
 // then.
 var lesserCommands = map[string]string{
 	"evalsha_ro": moreWork, "mget": moreWork, "hlen": moreWork, "hsetnx": moreWork, "persist": moreWork, "ping": moreWork,
-	"pttl":    "penalties fail",
-	"zmscore": "refunds of costs above 1, and reservations, fail",
-	"hdel":    "blocks, grants and reservations fail",
+	"getrange": "zones and weights of other Caddys are not compared",
+	"pttl":     "penalties fail",
+	"zmscore":  "refunds of costs above 1, and reservations, fail",
+	"hdel":     "blocks, grants and reservations fail",
 }
 
 // executed matches the errors of Redis about the probes' arguments.

@@ -5,9 +5,9 @@ import (
 	"sync"
 )
 
-// Abandoned are takes that were sent and that their callers stopped waiting
-// for. A refund of the same ID waits for the take: on another connection it could
-// overtake the take, find nothing to give back, and leave the events spent.
+// Abandoned are takes, and renewals of leases, that were sent and that their callers stopped
+// waiting for. A refund of the same ID waits for them: on another connection it could
+// overtake them, find nothing to give back, and leave the events spent.
 type Abandoned struct {
 	mu sync.Mutex
 	// ends, by ID, are closed when the take has ended.

@@ -37,6 +37,8 @@ type Call struct {
 	tries int
 	// redirects counts the nodes that redirected it.
 	redirects int
+	// isApart is set if it runs outside the pipelines.
+	isApart bool
 	// Room is for the first command, if it calls a script.
 	Room ScriptCall
 }
@@ -57,7 +59,7 @@ func NewCall(deadline time.Time, fair time.Duration) *Call {
 func (c *Call) Release() {
 	clear(c.Cmds)
 	c.Cmds = c.Cmds[:0]
-	c.Detached, c.tries, c.redirects = nil, 0, 0
+	c.Detached, c.tries, c.redirects, c.isApart = nil, 0, 0, false
 	c.Room = ScriptCall{}
 	c.state.Store(callQueued)
 	callPool.Put(c)
@@ -144,28 +146,40 @@ func (l *Lane) DoAll(ctx context.Context, cmds ...*Command) error {
 	return doAll(ctx, cmds, l.Do)
 }
 
-// DoApart is DoAll on a connection of its own, one call at a time: replies to operators may be larger
-// than any that is believed, which breaks the connection, and says nothing of the server.
+// DoApart is DoAll outside the pipelines, one call at a time: replies to operators may be larger than any that is
+// believed, which breaks the connection, and says nothing of the server.
 func (l *Lane) DoApart(ctx context.Context, cmds ...*Command) error {
-	return doAll(ctx, cmds, l.apart)
+	return doAll(ctx, cmds, func(ctx context.Context, c *Call) (sent bool, err error) {
+		c.isApart = true
+		go l.runApart(c)
+		if sent, err = c.wait(ctx); err != nil {
+			err = fmt.Errorf("redis %s: %w", l.Addr, err)
+		}
+		return sent, err
+	})
 }
 
-func (l *Lane) apart(ctx context.Context, c *Call) (sent bool, err error) {
+// runApart makes a call once no other one runs apart.
+func (l *Lane) runApart(c *Call) {
+	ctx, cancel := context.WithDeadline(l.life, c.deadline)
+	defer cancel()
 	select {
 	case l.operators <- struct{}{}:
-	case <-ctx.Done():
-		return false, fmt.Errorf("redis %s: %w", l.Addr, ctx.Err())
-	}
-	c.state.Store(callSent)
-	go func() {
 		defer func() { <-l.operators }()
-		l.send(ctx, c.Cmds, true)
-		_ = l.Shard.Contain(l.Addr, func() error {
-			l.conclude(c)
-			return nil
-		})
-	}()
-	return c.wait(ctx)
+	case <-ctx.Done():
+	}
+	if !c.claim() {
+		return
+	}
+	if err := ctx.Err(); err != nil {
+		c.fail(fmt.Errorf("redis %s: %w", l.Addr, err))
+		return
+	}
+	l.send(ctx, c.Cmds, true)
+	_ = l.Shard.Contain(l.Addr, func() error {
+		l.conclude(c)
+		return nil
+	})
 }
 
 func doAll(ctx context.Context, cmds []*Command, do func(context.Context, *Call) (sent bool, err error)) error {

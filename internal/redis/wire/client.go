@@ -193,7 +193,8 @@ func (o *Options) connectToCharge(ctx context.Context, network, addr string) (ne
 	if err != nil {
 		return nil, err
 	}
-	return guard(conn, o.ConnectTimeout), nil
+	// The charge behind it must not run later than its time allows.
+	return guard(conn, func() time.Duration { return min(o.ConnectTimeout(), ReplyTimeout/2) }), nil
 }
 
 func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, error) {

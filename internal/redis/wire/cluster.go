@@ -21,6 +21,7 @@ import (
 type Cluster struct {
 	opts    *Options
 	history history
+	hope    hope
 	belief  belief
 	// isVague is set if nothing shows which cluster a node is of: IDs are missing, or differ between two answers of one
 	// node. Then all are of one group.
@@ -45,9 +46,7 @@ func NewCluster(opts *Options) *Cluster {
 
 // Find returns the primaries that a node of the cluster names, with their replicas and slots.
 func (c *Cluster) Find(ctx context.Context) (Found, error) {
-	ctx, cancel := context.WithTimeout(ctx, c.opts.SearchTimeout())
-	defer cancel()
-	found, err := c.FindAll(ctx)
+	found, err := c.FindAll(ctx, c.hope.within(findTimeout, c.opts.NodeTimeout()))
 	found.Roles = slices.DeleteFunc(found.Roles, func(r Roles) bool { return r.Primary == "" })
 	return found, err
 }
@@ -62,24 +61,30 @@ const (
 var errElsewhere = fmt.Errorf("all that answer lead to other servers than those that are known, which stay in use; they are followed once most of the given sources name them for %v", FollowAfter)
 
 // FindAll also returns the roles of nodes that have no primary. Mostly it asks the node that answered last. It asks all
-// given nodes regularly, and where they disagree, and then the others, because each that does not answer takes a timeout.
-func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
+// given nodes regularly, and where they disagree, and then the others, because each that does not answer takes the timeout.
+func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Found, err error) {
 	now := time.Now()
 	var views, failed []clusterView
-	if len(c.nodes) > 0 && !c.differ && now.Sub(c.census) < censusPeriod {
-		if v := &c.askAll(ctx, c.nodes[:1])[0]; v.err == nil && c.belief.relation(&v.answer) == sameServers && v.isCurrent(c.history.epoch) {
-			return c.accept(v, &decision{}, now)
-		}
-	}
 	addrs := appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
 	rest := appendNew(slices.Clone(c.opts.Cluster), c.nodes...)
 	var d decision
 	var best clusterView
 	judged := c.belief
+	if len(c.nodes) > 0 && !c.differ && now.Sub(c.census) < censusPeriod {
+		v := &c.askAll(ctx, c.nodes[:1], timeout)[0]
+		switch {
+		case v.err != nil:
+			failed = append(failed, *v)
+			rest = slices.DeleteFunc(rest, func(addr string) bool { return addr == v.from })
+		case c.belief.relation(&v.answer) == sameServers && v.isCurrent(c.history.epoch):
+			c.hope = c.hope.after(timeout, v.took, true)
+			return c.accept(v, &decision{}, now)
+		}
+	}
 	c.census = now
 	for n := max(len(c.opts.Cluster), together); len(rest) > 0 && ctx.Err() == nil; n = together {
 		n = min(n, len(rest))
-		for _, v := range c.askAll(ctx, rest[:n]) {
+		for _, v := range c.askAll(ctx, rest[:n], timeout) {
 			if v.err != nil {
 				failed = append(failed, v)
 			} else {
@@ -93,6 +98,7 @@ func (c *Cluster) FindAll(ctx context.Context) (found Found, err error) {
 			break
 		}
 	}
+	c.hope = c.hope.after(timeout, best.took, best.isCurrent(c.history.epoch))
 	var failures []error
 	var silent []string
 	for _, v := range failed {
@@ -177,6 +183,7 @@ type clusterView struct {
 	covers int
 	// epoch grows with each change of an owner.
 	epoch int64
+	took  time.Duration
 }
 
 // isCurrent reports whether the view is whole and of at least that epoch.
@@ -202,14 +209,16 @@ func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
 }
 
 // askAll asks nodes at the same time; the views are in their order.
-func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
+func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Duration) []clusterView {
 	views, moved := make([]clusterView, len(addrs)), make([]bool, len(addrs))
 	var all sync.WaitGroup
+	began := time.Now()
 	for i, addr := range addrs {
 		client := c.client(addr)
 		all.Go(func() {
 			err := contain.Run(func() error {
-				views[i] = c.ask(ctx, client, addr)
+				views[i] = c.ask(ctx, client, addr, timeout)
+				views[i].took = time.Since(began)
 				return nil
 			})
 			if err != nil {
@@ -219,7 +228,7 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string) []clusterView {
 		})
 	}
 	all.Wait()
-	c.noteVague(ctx, views)
+	c.noteVague(ctx, views, timeout)
 	for i, addr := range addrs {
 		views[i].source = slices.Index(c.opts.Cluster, addr)
 		if moved[i] || errors.Is(views[i].err, contain.ErrPanic) {
@@ -237,9 +246,9 @@ var vague = []string{"unidentified"}
 func (c *Cluster) IsVague() bool { return c.isVague.Load() }
 
 // noteVague notes nodes whose IDs say nothing, of which none would be followed for long.
-func (c *Cluster) noteVague(ctx context.Context, views []clusterView) {
+func (c *Cluster) noteVague(ctx context.Context, views []clusterView, timeout time.Duration) {
 	for i := range views {
-		if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i]) {
+		if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i], timeout) {
 			c.isVague.Store(true)
 			c.belief = belief{}
 		}
@@ -253,22 +262,21 @@ func (c *Cluster) noteVague(ctx context.Context, views []clusterView) {
 
 // hasVagueIDs asks a node again if its IDs have nothing in common with those of the nodes followed: some proxies make up
 // IDs.
-func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView) bool {
+func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView, timeout time.Duration) bool {
 	switch {
 	case len(v.marks) == 0:
 		return true
 	case !c.belief.isSet, foreignAt(c.foreign, v.from) != nil, c.belief.relation(&v.answer) == sameServers:
 		return false
 	}
-	again := c.ask(ctx, c.client(v.from), v.from)
+	again := c.ask(ctx, c.client(v.from), v.from, timeout)
 	return again.err == nil && !meet(v.marks, again.marks)
 }
 
 // ask asks one node, in one round trip.
-func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string) clusterView {
+func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, timeout time.Duration) clusterView {
 	v := clusterView{from: addr}
 	// Connecting may take longer than a search, and goes on when this ends.
-	timeout := c.opts.NodeTimeout()
 	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
 	defer cancel()
 	pipe := client.WithTimeout(timeout).Pipeline()

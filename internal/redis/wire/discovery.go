@@ -31,6 +31,23 @@ const (
 	obeyAfter = time.Minute
 )
 
+// hope is how long the next search waits for answers.
+type hope time.Duration
+
+// within returns it within bounds.
+func (h hope) within(least, most time.Duration) time.Duration {
+	return min(max(time.Duration(h), least), most)
+}
+
+// after returns that of a search after one that waited so long: twice the time that an answer took which was enough,
+// so that a silent server holds up none, or else twice that wait, because a link may be slow.
+func (h hope) after(waited, took time.Duration, isEnough bool) hope {
+	if isEnough {
+		return hope(2 * took)
+	}
+	return hope(2 * waited)
+}
+
 // finder finds the servers of a shard that are not given by their addresses.
 type finder interface {
 	Find(ctx context.Context) (Found, error)
@@ -140,18 +157,17 @@ type SentinelOptions struct {
 // Sentinel asks all sentinels and follows the one that knows of the latest
 // failover, and that it is over: one that was cut off may name a previous primary.
 type Sentinel struct {
-	master  string
+	opts    *Options
 	clients []*goredis.SentinelClient
 	// connect returns a client of one of the sentinels, by its place.
 	connect func(place int) *goredis.SentinelClient
-	opts    *Options
-	addrs   []string
 	history history
 	belief  belief
 	// decided is the last decision about who is followed, and foreign are the sentinels that lead elsewhere, as far as
 	// those that are silent last said.
 	decided decision
 	foreign []Foreign
+	hope    hope
 	// asked are the servers that were asked who they are, by address.
 	asked map[string]asked
 
@@ -170,7 +186,7 @@ type asked struct {
 // NewSentinel returns a finder that asks the sentinels of the options. It connects at its
 // first use.
 func NewSentinel(opts *Options) *Sentinel {
-	s := &Sentinel{master: opts.Sentinel.Master, opts: opts, addrs: opts.Sentinel.Addrs, asked: map[string]asked{}}
+	s := &Sentinel{opts: opts, asked: map[string]asked{}}
 	s.connect = func(place int) *goredis.SentinelClient {
 		o := clientOptions(opts.Sentinel.Addrs[place], opts)
 		o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
@@ -192,6 +208,7 @@ type SentinelReply struct {
 	// marks show who the primary is; they are empty if that is not known.
 	marks []string
 	Err   error
+	took  time.Duration
 }
 
 // answer returns the reply as the answer of a source.
@@ -212,7 +229,8 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 // Find returns the servers after the latest failover.
 func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	now := time.Now()
-	asking, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
+	wait := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
+	asking, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	replies := s.AskAll(asking)
 	// A sentinel that is silent must leave time to ask the primaries.
@@ -220,11 +238,14 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	defer cancel()
 	latest, foreign, err := s.Judge(identifying, replies, now)
 	found.Foreign = foreign
+	n, took := alike(replies, &latest)
+	// The others are no majority, without which there is no failover.
+	s.hope = s.hope.after(wait, took, err == nil && 2*n >= len(replies))
 	if err == nil {
 		err = s.history.follow(latest.epoch, true, now)
 	}
 	if err != nil {
-		return found, fmt.Errorf("ask the sentinels for %s: %w", s.master, err)
+		return found, fmt.Errorf("ask the sentinels for %s: %w", s.opts.Sentinel.Master, err)
 	}
 	found.Roles, found.Replaced = []Roles{latest.Roles}, s.decided.replaces
 	s.belief.follow(latest.answer(-1), &s.decided)
@@ -255,7 +276,7 @@ func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.
 	for _, n := range s.decided.group {
 		believed = append(believed, replies[places[n]])
 	}
-	for i, addr := range s.addrs {
+	for i, addr := range s.opts.Sentinel.Addrs {
 		if replies[i].Err != nil {
 			foreign = append(foreign, foreignAt(s.foreign, addr)...)
 		} else if slices.Contains(s.decided.foreign, slices.Index(places, i)) {
@@ -347,16 +368,18 @@ func MarksIn(field func(name string) string) (marks []string) {
 func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	answers := make([]SentinelReply, len(s.clients))
 	var all sync.WaitGroup
+	began := time.Now()
 	for i, client := range s.clients {
 		all.Go(func() {
 			err := contain.Run(func() error {
 				answers[i] = s.ask(ctx, client)
+				answers[i].took = time.Since(began)
 				return nil
 			})
 			if err != nil {
 				answers[i] = SentinelReply{Err: err}
 			}
-			if err != nil || s.opts.hasMoved(ctx, s.addrs[i]) {
+			if err != nil || s.opts.hasMoved(ctx, s.opts.Sentinel.Addrs[i]) {
 				// Its connection may be within a reply, or lead to a server that its name has left.
 				_ = client.Close()
 				s.clients[i] = s.connect(i)
@@ -375,7 +398,7 @@ func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err er
 		switch {
 		case a.Err != nil:
 			failures = append(failures, a.Err)
-		case a.isLater(&latest), !latest.isLater(&a) && alike(answers, &a) > alike(answers, &latest):
+		case a.isLater(&latest), !latest.isLater(&a) && moreAlike(answers, &a, &latest):
 			latest = a
 		}
 	}
@@ -385,18 +408,24 @@ func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err er
 	return latest, nil
 }
 
-// alike returns how many answers know the same as one, and name its primary.
-func alike(answers []SentinelReply, one *SentinelReply) (n int) {
+// alike returns how many answers know the same as one, and name its primary, and how long the last of them took.
+func alike(answers []SentinelReply, one *SentinelReply) (n int, took time.Duration) {
 	for i := range answers {
 		if a := &answers[i]; a.Err == nil && a.Primary == one.Primary && a.epoch == one.epoch && a.failsOver == one.failsOver {
-			n++
+			n, took = n+1, max(took, a.took)
 		}
 	}
-	return n
+	return n, took
+}
+
+func moreAlike(answers []SentinelReply, one, other *SentinelReply) bool {
+	n, _ := alike(answers, one)
+	m, _ := alike(answers, other)
+	return n > m
 }
 
 func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {
-	master, err := client.Master(ctx, s.master).Result()
+	master, err := client.Master(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}
@@ -405,15 +434,15 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a S
 	}
 	a.failsOver = hasFlag(master["flags"], "failover_in_progress")
 	// Until a failover has ended, MASTER has the new epoch, and the old address.
-	addr, err := client.GetMasterAddrByName(ctx, s.master).Result()
+	addr, err := client.GetMasterAddrByName(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}
 	if len(addr) != 2 || addr[0] == "" || addr[1] == "" {
-		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.master)}
+		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.opts.Sentinel.Master)}
 	}
 	a.Primary = net.JoinHostPort(addr[0], addr[1])
-	replicas, err := client.Replicas(ctx, s.master).Result()
+	replicas, err := client.Replicas(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}

@@ -156,7 +156,7 @@ func TestClusterWithoutIdentity(t *testing.T) {
 		mustFind(t, f)
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
-			if found, err := f.FindAll(ctx); err != nil || len(found.Foreign) > 0 || found.Replaced {
+			if found, err := f.FindAll(ctx, f.opts.NodeTimeout()); err != nil || len(found.Foreign) > 0 || found.Replaced {
 				t.Errorf("%s: %+v, %v", name, found, err)
 			}
 			cancel()
@@ -170,7 +170,7 @@ func TestClusterWithoutIdentity(t *testing.T) {
 // idAt returns the run ID of the server that a lane reaches.
 func idAt(t *testing.T, l *Lane) string {
 	t.Helper()
-	text, err := l.Info(t.Context())
+	text, err := l.Info(t.Context(), redistest.WaitTimeout)
 	redistest.Must(t, err)
 	return fieldOf(text, "run_id")
 }
@@ -178,7 +178,7 @@ func idAt(t *testing.T, l *Lane) string {
 // hear reads INFO at a lane, as an examination does.
 func hear(t *testing.T, l *Lane) {
 	t.Helper()
-	text, err := l.Info(t.Context())
+	text, err := l.Info(t.Context(), redistest.WaitTimeout)
 	redistest.Must(t, err)
 	server := ServerIn(func(name string) string { return fieldOf(text, name) })
 	l.Shard.Hear(l.Addr, &server)

@@ -51,7 +51,7 @@ func guard(conn net.Conn, pings func() time.Duration) net.Conn {
 }
 
 // quietLimit is the time without a reply after which a connection may be closed or cut without a
-// sign: no server closes earlier for idleness.
+// sign: Redis closes none earlier. The PINGs, one a second at most, cost less than the INFO of each second.
 const quietLimit = time.Second
 
 // ping waits for the reply to a PING, an error too.
@@ -140,8 +140,16 @@ func (c *guarded) Read(b []byte) (n int, err error) {
 		_ = c.Close()
 		return 0, ErrFraming
 	}
+	if err != nil && c.bounds.isWithin() {
+		err = partError{err}
+	}
 	return n, err
 }
+
+// partError is the error of a read after part of a reply: the server has answered.
+type partError struct{ error }
+
+func (e partError) Unwrap() error { return e.error }
 
 // ErrFraming is the error of a connection whose server does not answer as one of the family does.
 var ErrFraming = errors.New("a reply is no RESP2, larger than any that is expected, or nests deeper")
@@ -169,6 +177,9 @@ type bounds struct {
 	// text and elements are what the reply has announced so far.
 	text, elements int
 }
+
+// isWithin reports whether part of a reply is to come.
+func (x *bounds) isWithin() bool { return x.skip > 0 || x.length > 0 || x.nested > 0 }
 
 // hold takes in what was read, and reports whether it is within the bounds.
 func (x *bounds) hold(b []byte) bool {

@@ -107,6 +107,10 @@ type Lane struct {
 	way  quickest
 	// operators is full while a call runs apart.
 	operators chan struct{}
+	// pinged is locked while a ping runs.
+	pinged sync.Mutex
+	// mute is how many INFOs in a row had no reply.
+	mute atomic.Int32
 	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc
@@ -184,18 +188,21 @@ const (
 // probe pings the servers that are left out, until the shard is closed, so that no
 // request waits to find out whether a server is back.
 func (s *Shard) probe() {
+	var pings sync.WaitGroup
+	defer pings.Wait()
 	for Pause(s.life, probePeriod) {
-		var pings sync.WaitGroup
 		s.mu.Lock()
 		// Also those of redirections only.
 		lanes := slices.Collect(maps.Values(s.lanes))
 		s.mu.Unlock()
 		for _, l := range lanes {
-			if !l.IsUp() {
-				pings.Go(func() { l.ping(s.life) })
+			if !l.IsUp() && l.pinged.TryLock() {
+				pings.Go(func() {
+					defer l.pinged.Unlock()
+					l.ping(s.life)
+				})
 			}
 		}
-		pings.Wait()
 	}
 }
 
@@ -270,8 +277,25 @@ func (l *Lane) LackOfTime(ctx context.Context, sample *Lane) error {
 	return err
 }
 
-// Info asks the server for INFO.
-func (l *Lane) Info(ctx context.Context) (text string, err error) {
+// longInfo is for which one of the INFOs to a server that had no reply to the last one there is the full time.
+const longInfo = 8
+
+// Info asks the server for INFO. It waits for a reply for that long at least, or as [Options.ReplyWithin] says, which is
+// rare after an INFO without a reply, because a silent server would hold up the examination of others.
+func (l *Lane) Info(ctx context.Context, least time.Duration) (text string, err error) {
+	timeout := l.Shard.Options.ReplyWithin(least)
+	if l.mute.Load()%longInfo != 0 {
+		timeout = least
+	}
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	defer func() {
+		if err == nil || IsReply(err) {
+			l.mute.Store(0)
+		} else {
+			l.mute.Add(1)
+		}
+	}()
 	err = l.contain(func(client *goredis.Client) (err error) {
 		text, err = client.Info(ctx).Result()
 		return err

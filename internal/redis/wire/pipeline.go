@@ -112,7 +112,7 @@ func (c *Command) answered() bool {
 
 // send tries every command once and sets the outcomes. A server that lacks a
 // script gets it and is asked again, and one that refuses plain writes is sent scripts. Of what is sent
-// apart, a reply beyond the bounds does not speak against the server.
+// apart, a reply beyond the bounds, or too long for the time, does not speak against the server.
 func (l *Lane) send(ctx context.Context, cmds []*Command, apart bool) {
 	var reported func(error)
 	err := ErrShardDown
@@ -130,7 +130,7 @@ func (l *Lane) send(ctx context.Context, cmds []*Command, apart bool) {
 	if errors.Is(fault, contain.ErrPanic) {
 		giveUp(cmds, fault)
 	}
-	if apart && errors.Is(fault, ErrFraming) {
+	if _, isPart := errors.AsType[partError](fault); apart && (isPart || errors.Is(fault, ErrFraming)) {
 		fault = nil
 	}
 	l.fault.note(fault)

@@ -38,10 +38,14 @@ func (l *Lane) redirect(c *Call) bool {
 				c.finish()
 			}
 		}
-		if to := l.Shard.laneAt(addr, l.persistent); to != nil {
-			to.Post(part)
-		} else {
+		switch to := l.Shard.laneAt(addr, l.persistent); {
+		case to == nil:
 			part.fail(fmt.Errorf("redis %s: %w", addr, ErrClosed))
+		case c.isApart:
+			part.isApart = true
+			go to.runApart(part)
+		default:
+			to.Post(part)
 		}
 	}
 	return true

@@ -351,6 +351,8 @@ func (s *Shard) Close(ctx context.Context) {
 	// most maxRedirects.
 	for s.closeLanes(ctx) {
 	}
+	// Those that waited for calls that have ended with the lanes.
+	s.Abandoned.await(context.Background())
 	s.end()
 	s.background.Wait()
 	s.retired.Wait()
