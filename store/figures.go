@@ -95,6 +95,8 @@ type ServerFigures struct {
 	JumpedAt time.Time
 	// Faults are what is set up wrongly there, each with the remedy.
 	Faults []string
+	// Unidentified is why nothing shows whether it is another server than before, with the remedy; empty if something does.
+	Unidentified string
 	// Lanes are the ways to it, one for each purpose.
 	Lanes []LaneFigures
 }

@@ -177,6 +177,9 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 		for _, fault := range server.Faults {
 			add(adminapi.ProblemMisconfigured, server.Address, fault, "%s is misconfigured: %s", name, fault)
 		}
+		if server.Unidentified != "" {
+			add(adminapi.ProblemUnidentified, server.Address, "", "%s is not identified: %s", name, server.Unidentified)
+		}
 		switch server.State {
 		case store.ServerLeftOut:
 			if purposes, why := leftOutOf(server); len(purposes) > 0 {

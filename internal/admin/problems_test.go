@@ -109,6 +109,10 @@ func TestProblemsOfShards(t *testing.T) {
 			[]store.ShardFigures{{Name: "a", Found: true, ReplacedAt: time.Now(), Servers: at("h:1", "1")}}, nil,
 			[]string{"other servers, which have nothing in common with those before, took the place of shard a's at " + time.Now().UTC().Format("2006-01-02")},
 		},
+		"a server that is not identified": {
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: []store.ServerFigures{{Address: "h:1", Role: store.RolePrimary, State: store.ServerUp, Unidentified: "no ID: name it"}}}}, nil,
+			[]string{"the primary h:1 of shard a is not identified: no ID: name it"},
+		},
 		"charges that wait": {
 			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}}, errOverload,
 			[]string{"charges wait for shard a: too many calls are waiting: add shards; meanwhile only this Caddy counts them"},

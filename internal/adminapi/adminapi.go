@@ -68,6 +68,8 @@ const (
 	ProblemForeignServer ProblemKind = "foreign_server"
 	// ProblemServerReplaced: a server has nothing in common with the one before it.
 	ProblemServerReplaced ProblemKind = "server_replaced"
+	// ProblemUnidentified: nothing shows whether a server is another one than before.
+	ProblemUnidentified ProblemKind = "unidentified"
 	// ProblemDisagreement: another Caddy has another config.
 	ProblemDisagreement ProblemKind = "disagreement"
 	// ProblemDamagedOverrides: what operators have set cannot all be read.
@@ -92,8 +94,8 @@ const (
 
 // ProblemKinds are all kinds, the worst first.
 var ProblemKinds = []ProblemKind{
-	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemForeignServer, ProblemServerReplaced, ProblemDisagreement,
-	ProblemDamagedOverrides,
+	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemForeignServer, ProblemServerReplaced, ProblemUnidentified,
+	ProblemDisagreement, ProblemDamagedOverrides,
 	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemMore,
 }
 

@@ -139,6 +139,30 @@ func TestAddressThatLeadsToServersInTurn(t *testing.T) {
 	})
 }
 
+// TestServerThatIsNotIdentified is no fault of its setup.
+func TestServerThatIsNotIdentified(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	text, err := server.Client().Info(t.Context()).Result()
+	must(t, err)
+	// A time that stands still would be a wrong clock.
+	text = strings.NewReplacer("run_id:", "run:", "server_time_usec:", "time:").Replace(text)
+	filter := redistest.StartFilter(t, server.Addr(), redistest.Refusing(fmt.Sprintf("$%d\r\n%s", len(text), text), "info"))
+	shard := newShard(t, ShardOptions{Primary: filter.Addr()})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	store.Answers(t.Context(), s.Check, oneOf("k"))
+	eventually(t, "it is not identified", func() error {
+		if f := s.Shards()[0].Servers[0]; !strings.Contains(f.Unidentified, "give the address of a Redis server") || len(f.Faults) > 0 || !shard.Owner(0).Checks.IsUp() {
+			return fmt.Errorf("it has %+v", f)
+		}
+		return nil
+	})
+	if found := j.all(wire.Misconfigured, filter.Addr()); len(found) > 0 {
+		t.Errorf("events: %+v", found)
+	}
+}
+
 // TestReplicaOfAnotherPrimaryIsLeftOut, because it does not have the buckets.
 func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	sh, other := redistest.StartShard(t, 0), redistest.StartShard(t, 1)

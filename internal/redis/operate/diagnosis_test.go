@@ -746,6 +746,28 @@ func TestDiagnosisOfAClusterWithAHungNode(t *testing.T) {
 	finds(t, "a node that hangs", diagnosedAs(t, opts, func(o *Operator) { o.asker.CheckTimeout = 2 * time.Second }, want), want)
 }
 
+// TestDiagnosisOfAClusterWithoutIdentity names the remedy.
+func TestDiagnosisOfAClusterWithoutIdentity(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 1, 0, lasting)
+	var asked atomic.Int64
+	var port string
+	filter := redistest.StartFilter(t, cluster.Addrs()[0], func(command []string) string {
+		switch strings.ToLower(strings.Join(command, " ")) {
+		case "cluster shards":
+			return "*0"
+		case "cluster slots":
+			id := fmt.Sprint("id", asked.Add(1))
+			return fmt.Sprintf("*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:%s\r\n$%d\r\n%s", port, len(id), id)
+		}
+		return ""
+	})
+	_, port, _ = net.SplitHostPort(filter.Addr())
+	d := diagnosed(t, wire.Options{Cluster: []string{filter.Addr()}}, nil)
+	finds(t, "IDs that change", d, "note unidentified", "warning no_replica "+filter.Addr())
+	mentions(t, d, codeVague, "IDs of its cluster's nodes", "in place of a proxy's")
+}
+
 // TestDiagnosisOfAClusterWithoutSomeSlots after a node without a replica has gone.
 func TestDiagnosisOfAClusterWithoutSomeSlots(t *testing.T) {
 	t.Parallel()

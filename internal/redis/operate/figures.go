@@ -45,8 +45,12 @@ func (s *Shard) serverFigures(role store.Role, lanes ...*wire.Lane) store.Server
 	seen, met := s.met[addr]
 	s.mu.Unlock()
 	f := store.ServerFigures{Address: addr, ID: seen.id, Role: role, State: store.ServerUp}
-	for _, fault := range seen.faults {
-		if fault != nil {
+	for what, fault := range seen.faults {
+		switch {
+		case fault == nil:
+		case what == faultIdentity:
+			f.Unidentified = fault.Error()
+		default:
 			f.Faults = append(f.Faults, fault.Error())
 		}
 	}

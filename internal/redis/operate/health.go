@@ -251,6 +251,8 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	}
 	for what, problem := range now.faults {
 		switch before := was.faults[what]; {
+		case what == faultIdentity:
+			// It is no mistake, and listed all the same.
 		case problem == nil && before != nil:
 			s.Emit(wire.Event{Kind: wire.Mended, Addr: l.Addr, Err: before})
 		case problem != nil && (before == nil || before.Error() != problem.Error()):

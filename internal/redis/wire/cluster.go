@@ -212,13 +212,18 @@ func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
 func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Duration) []clusterView {
 	views, moved := make([]clusterView, len(addrs)), make([]bool, len(addrs))
 	var all sync.WaitGroup
-	began := time.Now()
+	began, wasVague := time.Now(), c.IsVague()
+	for _, addr := range addrs {
+		c.client(addr)
+	}
 	for i, addr := range addrs {
-		client := c.client(addr)
 		all.Go(func() {
 			err := contain.Run(func() error {
-				views[i] = c.ask(ctx, client, addr, timeout)
+				views[i] = c.ask(ctx, c.clients[addr], addr, timeout)
 				views[i].took = time.Since(began)
+				if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i], timeout) {
+					c.isVague.Store(true)
+				}
 				return nil
 			})
 			if err != nil {
@@ -228,9 +233,14 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Durat
 		})
 	}
 	all.Wait()
-	c.noteVague(ctx, views, timeout)
+	if c.IsVague() && !wasVague {
+		c.belief = belief{}
+	}
 	for i, addr := range addrs {
 		views[i].source = slices.Index(c.opts.Cluster, addr)
+		if c.IsVague() {
+			views[i].marks = vague
+		}
 		if moved[i] || errors.Is(views[i].err, contain.ErrPanic) {
 			// Its connection may be within a reply, or lead to a server that its name has left.
 			c.disconnect(addr)
@@ -245,31 +255,16 @@ var vague = []string{"unidentified"}
 // IsVague reports whether nothing shows which cluster a node is of. Then all are believed.
 func (c *Cluster) IsVague() bool { return c.isVague.Load() }
 
-// noteVague notes nodes whose IDs say nothing, of which none would be followed for long.
-func (c *Cluster) noteVague(ctx context.Context, views []clusterView, timeout time.Duration) {
-	for i := range views {
-		if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i], timeout) {
-			c.isVague.Store(true)
-			c.belief = belief{}
-		}
-	}
-	if c.IsVague() {
-		for i := range views {
-			views[i].marks = vague
-		}
-	}
-}
-
 // hasVagueIDs asks a node again if its IDs have nothing in common with those of the nodes followed: some proxies make up
 // IDs.
 func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView, timeout time.Duration) bool {
 	switch {
 	case len(v.marks) == 0:
 		return true
-	case !c.belief.isSet, foreignAt(c.foreign, v.from) != nil, c.belief.relation(&v.answer) == sameServers:
+	case foreignAt(c.foreign, v.from) != nil, c.belief.relation(&v.answer) == sameServers:
 		return false
 	}
-	again := c.ask(ctx, c.client(v.from), v.from, timeout)
+	again := c.ask(ctx, c.clients[v.from], v.from, timeout)
 	return again.err == nil && !meet(v.marks, again.marks)
 }
 

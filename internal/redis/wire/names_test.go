@@ -3,8 +3,10 @@ package wire
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -139,4 +141,87 @@ func TestNameOfADemotedServer(t *testing.T) {
 		}
 		return nil
 	})
+}
+
+// TestNameOfASourceThatMoved leads its client to the server at which the name is at two looks, although its connection to
+// the one before lasts.
+func TestNameOfASourceThatMoved(t *testing.T) {
+	t.Parallel()
+	const name = "redis.test:6379"
+	before, after := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(redistest.WaitTimeout)), redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(2*redistest.WaitTimeout))
+	watching := []*redistest.Sentinels{redistest.StartSentinels(t, "limits", redistest.Start(t), 1, redistest.SentinelOptions{}), redistest.StartSentinels(t, "limits", redistest.Start(t), 1, redistest.SentinelOptions{})}
+	for kind, c := range map[string]struct {
+		at   []string
+		opts Options
+		// ask returns what differs between the answers of the two servers.
+		ask func(s *Shard) (answer func() (string, error), closed func())
+	}{
+		"node": {[]string{before.Addrs()[0], after.Addrs()[0]}, Options{Cluster: []string{name}}, func(s *Shard) (func() (string, error), func()) {
+			f := NewCluster(&s.Options)
+			return func() (string, error) {
+				v := &f.askAll(t.Context(), []string{name}, redistest.WaitTimeout)[0]
+				return strings.Join(v.marks, " "), v.err
+			}, f.Close
+		}},
+		"sentinel": {
+			[]string{watching[0].Addrs()[0], watching[1].Addrs()[0]}, Options{Sentinel: &SentinelOptions{Master: "limits", Addrs: []string{name}}},
+			func(s *Shard) (func() (string, error), func()) {
+				f := NewSentinel(&s.Options)
+				return func() (string, error) {
+					a := &f.AskAll(t.Context())[0]
+					return a.Primary, a.Err
+				}, f.Close
+			},
+		},
+	} {
+		records := []string{"10.0.0.1", "10.0.0.2"}
+		var moved atomic.Int64
+		c.opts.Dial = func(ctx context.Context, network, addr string) (net.Conn, error) {
+			if addr == name {
+				addr = net.JoinHostPort(records[moved.Load()], "6379")
+			}
+			host, _, _ := net.SplitHostPort(addr)
+			place := slices.Index(records, host)
+			if place < 0 {
+				return new(net.Dialer).DialContext(ctx, network, addr)
+			}
+			conn, err := new(net.Dialer).DialContext(ctx, network, c.at[place])
+			return reached{conn, addr}, err
+		}
+		s := newShard(t, c.opts)
+		n := s.Options.names
+		n.lookup = func(context.Context, string) ([]string, error) { return records[moved.Load():][:1], nil }
+		ask, closed := c.ask(s)
+		t.Cleanup(closed)
+		look := func() (answer string) {
+			t.Helper()
+			// A look is due.
+			n.mu.Lock()
+			was := n.peers[name]
+			was.looked = was.looked.Add(-revisitPeriod)
+			if !was.missing.IsZero() {
+				was.missing = was.missing.Add(-revisitPeriod)
+			}
+			if was.peer != "" {
+				n.peers[name] = was
+			}
+			n.mu.Unlock()
+			redistest.Eventually(t, "the "+kind+" answers", func() (err error) {
+				answer, err = ask()
+				return err
+			})
+			return answer
+		}
+		first := look()
+		moved.Store(1)
+		if got := look(); got != first {
+			t.Errorf("%s: one look moves it", kind)
+		}
+		redistest.Eventually(t, "the "+kind+" of the other server answers", func() error {
+			if got := look(); got == first {
+				return fmt.Errorf("it answers %s", got)
+			}
+			return nil
+		})
+	}
 }
