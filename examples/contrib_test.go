@@ -166,7 +166,6 @@ func TestContribNamesExportedMetrics(t *testing.T) {
 func TestProblemsHaveAlerts(t *testing.T) {
 	elsewhere := map[adminapi.ProblemKind]string{
 		adminapi.ProblemNoPrimary:   "RateLimitPrimaryAway",
-		adminapi.ProblemNoReplica:   "RateLimitBreakerOpen",
 		adminapi.ProblemChargesWait: "RateLimitChargesUnsent",
 		adminapi.ProblemStoreErrors: "RateLimitStoreErrors",
 		adminapi.ProblemUnchecked:   "RateLimitUnchecked",

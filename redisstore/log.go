@@ -118,14 +118,14 @@ func (l *shardLog) emitQueued() {
 	}
 }
 
-// emit emits an event for a server that is left out or back. It does not wait for
+// emit emits an event for a server that is left out or back, and is no sentinel. It does not wait for
 // the handlers of the event.
 func (l *shardLog) emit(shard string, e wire.Event) {
 	kind := telemetry.EventShardDown
 	if e.Kind == wire.ServerUp {
 		kind = telemetry.EventShardUp
 	}
-	if e.Kind != wire.ServerUp && e.Kind != wire.ServerDown || !l.events.Wants(kind) {
+	if e.Kind != wire.ServerUp && e.Kind != wire.ServerDown || e.Purpose == "" || !l.events.Wants(kind) {
 		return
 	}
 	select {

@@ -20,14 +20,6 @@ type ShardDiagnosis struct {
 	Keyspace string `json:"-"`
 }
 
-// The roles of servers that only a diagnosis shows.
-const (
-	// RoleSentinel is that of a sentinel.
-	RoleSentinel Role = "sentinel"
-	// RoleNode is that of a node of a cluster whose role is not known.
-	RoleNode Role = "node"
-)
-
 // ServerDiagnosis is the report on a server. What is empty is unknown.
 type ServerDiagnosis struct {
 	Address string `json:"address"`

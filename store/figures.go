@@ -9,6 +9,10 @@ type Role string
 const (
 	RolePrimary Role = "primary"
 	RoleReplica Role = "replica"
+	// RoleSentinel is that of a sentinel.
+	RoleSentinel Role = "sentinel"
+	// RoleNode is that of a node of a cluster whose role is not known.
+	RoleNode Role = "node"
 )
 
 // ShardFigures are the state of a shard.
@@ -23,15 +27,14 @@ type ShardFigures struct {
 	SearchFault error
 	// Unowned is how many slots of a Redis Cluster have no primary.
 	Unowned int
-	// Foreign are the given sentinels or nodes that lead to the servers of others.
-	Foreign []ForeignSource
+	// NoQuorum is why no majority of the given sentinels or nodes leads to the servers that were found, or nil.
+	NoQuorum error
 	// ReplacedAt is when servers last took the place of others with which they have nothing in common; zero if they did not.
 	ReplacedAt time.Time
-	Servers    []ServerFigures
+	// Servers are those that were given or, in an answer that was believed, named: also those that are gone, and the
+	// given sentinels and nodes.
+	Servers []ServerFigures
 }
-
-// ForeignSource is a sentinel or a node that was given and is left out, and the fault with its remedy.
-type ForeignSource struct{ Address, Fault string }
 
 // Twin is a server of one shard that is that of another one before it too.
 type Twin struct {
@@ -68,11 +71,11 @@ const (
 	// ServerUnmet: it has not been reached yet.
 	ServerUnmet ServerState = "unmet"
 	// ServerLeftOut: calls of it failed, so none are made for a while, for one
-	// purpose at least.
+	// purpose at least; or it is down, or no longer named.
 	ServerLeftOut ServerState = "left_out"
 	// ServerLagging: it is a replica that is too far behind to be asked.
 	ServerLagging ServerState = "lagging"
-	// ServerForeign: it is the replica of another primary than the shard's.
+	// ServerForeign: it is the replica of another primary than the shard's, or a sentinel or node that leads to one.
 	ServerForeign ServerState = "foreign"
 )
 
@@ -93,6 +96,8 @@ type ServerFigures struct {
 	// Jump is by how much a primary's clock was last set, at JumpedAt; zero if it was not.
 	Jump     time.Duration
 	JumpedAt time.Time
+	// Fault is why a server without lanes is not used, or nil.
+	Fault error
 	// Faults are what is set up wrongly there, each with the remedy.
 	Faults []string
 	// Unidentified is why nothing shows whether it is another server than before, with the remedy; empty if something does.
@@ -100,6 +105,9 @@ type ServerFigures struct {
 	// Lanes are the ways to it, one for each purpose.
 	Lanes []LaneFigures
 }
+
+// IsSource reports whether it only leads to the servers that count: a sentinel, or a node that these do not name.
+func (f *ServerFigures) IsSource() bool { return f.Role == RoleSentinel || f.Role == RoleNode }
 
 // What calls of a server are for.
 const (

@@ -158,8 +158,8 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 	case shard.Unowned > 0:
 		add(adminapi.ProblemNoPrimary, "", "", "%d slots of shard %s have no primary (see CLUSTER SLOTS)%s", shard.Unowned, shard.Name, after(consequences()))
 	}
-	for _, f := range shard.Foreign {
-		add(adminapi.ProblemForeignServer, f.Address, "", "%s, which shard %s was given, is left out: %s", f.Address, shard.Name, f.Fault)
+	if shard.NoQuorum != nil {
+		add(adminapi.ProblemNoQuorum, "", "", "shard %s: %s", shard.Name, oneLine(shard.NoQuorum))
 	}
 	if at := shard.ReplacedAt; now.Sub(at) < jumpListed {
 		add(adminapi.ProblemServerReplaced, "", "", "other servers, which have nothing in common with those before, took the place of shard %s's at %s, so clients have the counts there: if they are not the shard's, correct its addresses, or where these lead", shard.Name, at.UTC().Format(time.RFC3339))
@@ -180,21 +180,27 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 		if server.Unidentified != "" {
 			add(adminapi.ProblemUnidentified, server.Address, "", "%s is not identified: %s", name, server.Unidentified)
 		}
-		switch server.State {
-		case store.ServerLeftOut:
+		switch {
+		case server.IsSource() && server.State == store.ServerForeign:
+			add(adminapi.ProblemForeignServer, server.Address, "", "%s, which shard %s was given, is left out: %s", server.Address, shard.Name, server.Fault)
+		case server.IsSource():
+			// Only a majority is a loss.
+		case server.Fault != nil:
+			add(away, server.Address, "", "%s is left out: %s", name, oneLine(server.Fault))
+		case server.State == store.ServerLeftOut:
 			if purposes, why := leftOutOf(server); len(purposes) > 0 {
 				if server.Role == store.RolePrimary && slices.Contains(purposes, store.PurposeChecks) {
 					why += withoutPrimary(shard, consequences())
 				}
 				add(away, server.Address, "", "%s is left out of %s, because calls of it fail%s", name, strings.Join(purposes, " and "), why)
 			}
-		case store.ServerLagging:
+		case server.State == store.ServerLagging:
 			behind := "does not have its primary's data yet"
 			if server.LagKnown {
 				behind = fmt.Sprintf("is %.1f seconds behind", server.Lag.Seconds())
 			}
 			add(away, server.Address, "", "%s %s, so it is not asked", name, behind)
-		case store.ServerForeign:
+		case server.State == store.ServerForeign:
 			add(away, server.Address, "", "%s follows another primary, so it is not asked", name)
 		}
 	}
@@ -220,13 +226,13 @@ func jumped(by time.Duration, at time.Time) string {
 }
 
 // leftOutOf returns the purposes for which a server is not called, and ": " with the last error of a
-// call, if that is known.
+// call and its remedy, if that is known.
 func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {
 			purposes = append(purposes, lane.Purpose)
 			if lane.Fault != nil {
-				why = ": " + oneLine(lane.Fault)
+				why = withRemedy(lane.Fault)
 			}
 		}
 	}

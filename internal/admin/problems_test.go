@@ -99,8 +99,22 @@ func TestProblemsOfShards(t *testing.T) {
 			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}, {Name: "b", Found: true, Retired: true, Servers: at("h:1", "1")}}, nil, nil,
 		},
 		"a source of others": {
-			[]store.ShardFigures{{Name: "a", Found: true, Foreign: []store.ForeignSource{{Address: "s:1", Fault: "it leads to x:1: remove it"}}, Servers: at("h:1", "1")}}, nil,
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: append(at("h:1", "1"), store.ServerFigures{Address: "s:1", Role: store.RoleSentinel, State: store.ServerForeign, Fault: errors.New("it leads to x:1: remove it")})}}, nil,
 			[]string{"s:1, which shard a was given, is left out: it leads to x:1: remove it"},
+		},
+		"most sentinels are silent": {
+			[]store.ShardFigures{{Name: "a", Found: true, NoQuorum: errors.New("only 1 of the 3: restart"), Servers: append(at("h:1", "1"), store.ServerFigures{Address: "s:1", Role: store.RoleSentinel, State: store.ServerLeftOut})}}, nil,
+			[]string{"shard a: only 1 of the 3: restart"},
+		},
+		"a replica that is gone": {
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: append(at("h:1", "1"), store.ServerFigures{Address: "r:1", Role: store.RoleReplica, State: store.ServerLeftOut, Fault: errors.New("the sentinels cannot reach it: restart it")})}}, nil,
+			[]string{"the replica r:1 of shard a is left out: the sentinels cannot reach it: restart it"},
+		},
+		"a replica whose calls fail": {
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: append(at("h:1", "1"), store.ServerFigures{
+				Address: "r:1", Role: store.RoleReplica, State: store.ServerLeftOut, Lanes: []store.LaneFigures{{Purpose: store.PurposeChecks, Breaker: "open", Fault: store.WithKind(store.KindConnection, errors.New("refused"))}},
+			})}}, nil,
+			[]string{"the replica r:1 of shard a is left out of checks, because calls of it fail: refused: see that the server runs"},
 		},
 		"servers that were replaced": {
 			[]store.ShardFigures{{Name: "a", Found: true, ReplacedAt: time.Now().Add(-jumpListed), Servers: at("h:1", "1")}}, nil, nil,

@@ -60,8 +60,10 @@ const (
 	ProblemChargesWait ProblemKind = "charges_wait"
 	// ProblemUnchecked: on_error lets requests pass.
 	ProblemUnchecked ProblemKind = "unchecked"
-	// ProblemNoReplica: a replica is not asked.
+	// ProblemNoReplica: a replica is not asked, or is gone.
 	ProblemNoReplica ProblemKind = "no_replica"
+	// ProblemNoQuorum: most of the given sentinels or nodes are silent.
+	ProblemNoQuorum ProblemKind = "no_quorum"
 	// ProblemMisconfigured: a server is set up wrongly.
 	ProblemMisconfigured ProblemKind = "misconfigured"
 	// ProblemForeignServer: a sentinel or a node that was given leads to the servers of others.
@@ -94,7 +96,7 @@ const (
 
 // ProblemKinds are all kinds, the worst first.
 var ProblemKinds = []ProblemKind{
-	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemForeignServer, ProblemServerReplaced, ProblemUnidentified,
+	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemNoQuorum, ProblemMisconfigured, ProblemForeignServer, ProblemServerReplaced, ProblemUnidentified,
 	ProblemDisagreement, ProblemDamagedOverrides,
 	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemMore,
 }

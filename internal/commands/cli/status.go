@@ -208,6 +208,9 @@ func showStore(out io.Writer, st *adminapi.Store) {
 
 // breakers names the breakers that are not closed.
 func breakers(states map[string]string) string {
+	if len(states) == 0 {
+		return "-"
+	}
 	var open []string
 	for _, purpose := range []string{"checks", "charges"} {
 		if state := states[purpose]; state != "" && state != "closed" {

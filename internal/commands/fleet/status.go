@@ -148,11 +148,12 @@ func sameServers(a, b []adminapi.Shard) bool {
 	isSame := false
 	for i := range a {
 		for j := range b {
-			if a[i].Name != b[j].Name || len(a[i].Servers) == 0 || len(b[j].Servers) == 0 {
+			ours, theirs := counting(a[i].Servers), counting(b[j].Servers)
+			if a[i].Name != b[j].Name || len(ours) == 0 || len(theirs) == 0 {
 				continue
 			}
-			isSame = slices.ContainsFunc(a[i].Servers, func(s adminapi.Server) bool {
-				return slices.ContainsFunc(b[j].Servers, func(other adminapi.Server) bool { return other.Address == s.Address })
+			isSame = slices.ContainsFunc(ours, func(s adminapi.Server) bool {
+				return slices.ContainsFunc(theirs, func(other adminapi.Server) bool { return other.Address == s.Address })
 			})
 			if !isSame {
 				return false
@@ -160,6 +161,11 @@ func sameServers(a, b []adminapi.Shard) bool {
 		}
 	}
 	return isSame
+}
+
+// counting returns the servers that keep counts: sentinels may watch those of several stores.
+func counting(all []adminapi.Server) []adminapi.Server {
+	return slices.DeleteFunc(slices.Clone(all), func(s adminapi.Server) bool { return s.Role == store.RoleSentinel })
 }
 
 // addStore adds what a Caddy says of a store to what others say. It stays shared if all have it in the

@@ -58,6 +58,7 @@ const (
 	codeSentinels   = "sentinels_differ"
 	codeSlots       = "slots"
 	codeElsewhere   = "foreign_server"
+	codeNoQuorum    = "no_quorum"
 	codeTurns       = "round_robin"
 	codeVague       = "unidentified"
 )
@@ -92,6 +93,8 @@ type shardDiagnoser struct {
 	shard    *Shard
 	report   store.ShardDiagnosis
 	findings []store.Finding
+	// sources are the given sentinels or nodes.
+	sources []wire.Source
 }
 
 func finding(severity store.Severity, code, problem, remedy string) store.Finding {
@@ -156,6 +159,9 @@ func (d *shardDiagnoser) run(ctx context.Context) {
 			d.report.Servers = append(d.report.Servers, v.report)
 			d.add(v.report.Address, v.findings...)
 		}
+	}
+	if slices.ContainsFunc(found, func(r located) bool { return r.Primary != "" }) {
+		d.wantQuorum()
 	}
 }
 
@@ -236,16 +242,13 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 	answers := s.AskAll(within)
 	identifying, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.timeout(), timeLeft(ctx)/2))
 	defer cancel()
-	found, foreign, err := s.Judge(identifying, answers, time.Now())
-	d.addForeign(foreign)
-	isForeign := func(addr string) bool {
-		return slices.ContainsFunc(foreign, func(f wire.Foreign) bool { return f.Source == addr })
-	}
+	found, sources, err := s.Judge(identifying, answers, time.Now())
+	d.addSources(sources)
 	for i, a := range answers {
 		addr := d.shard.Options.Sentinel.Addrs[i]
 		d.report.Servers = append(d.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.Err == nil || wire.IsReply(a.Err)})
 		switch m, ok := wire.MeaningOf(a.Err); {
-		case isForeign(addr):
+		case sources[i].Leads != "":
 		case a.Err == nil && a.Primary != found.Primary:
 			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.Primary, found.Primary),
 				"see that the sentinels reach each other, and watch the same servers under this name"))
@@ -277,7 +280,7 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 		// Connecting goes on after a search.
 		result, err = c.FindAll(within, d.shard.Options.NodeTimeout())
 	}
-	d.addForeign(result.Foreign)
+	d.addSources(result.Sources)
 	if c.IsVague() {
 		d.add("", finding(store.SeverityNote, codeVague, wire.ErrVague.Problem, wire.ErrVague.Remedy))
 	}

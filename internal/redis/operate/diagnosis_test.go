@@ -657,6 +657,11 @@ func TestDiagnosisThroughSentinels(t *testing.T) {
 	mentions(t, d, codeUnfound, "the name nobody")
 	must(t, node.Kill())
 	finds(t, "a sentinel that is down", diagnosed(t, opts, nil), "error unreachable "+node.Addr())
+	other := sentinels.Nodes[1]
+	must(t, other.Kill())
+	d = diagnosed(t, opts, nil)
+	finds(t, "two of three that are down", d, "error unreachable "+node.Addr(), "error unreachable "+other.Addr(), "error no_quorum")
+	mentions(t, d, codeNoQuorum, "only 1 of the 3 given sentinels", other.Addr(), "restart")
 }
 
 // TestDiagnosisOfAnAddressOfSeveralServers names the remedy whichever it reaches first.

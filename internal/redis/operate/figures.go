@@ -1,6 +1,7 @@
 package operate
 
 import (
+	"slices"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
@@ -25,8 +26,8 @@ func (p *Operator) Shards() []store.ShardFigures {
 func (s *Shard) figures(name string) store.ShardFigures {
 	standing := s.Standing()
 	f := store.ShardFigures{Name: name, Kind: s.Kind, Found: s.IsFound(), SearchFault: s.SearchFault(), Unowned: s.Unowned(), ReplacedAt: standing.Replaced}
-	for i := range standing.Foreign {
-		f.Foreign = append(f.Foreign, store.ForeignSource{Address: standing.Foreign[i].Source, Fault: standing.Foreign[i].Fault().Error()})
+	if f.Found {
+		f.NoQuorum = wire.QuorumFault(standing.Sources, s.InCluster)
 	}
 	for _, at := range s.Servers() {
 		primary := s.serverFigures(store.RolePrimary, at.Checks, at.Charges)
@@ -35,6 +36,35 @@ func (s *Shard) figures(name string) store.ShardFigures {
 		for _, replica := range at.Replicas {
 			f.Servers = append(f.Servers, s.serverFigures(store.RoleReplica, replica))
 		}
+	}
+	for _, absent := range s.Absent() {
+		role := store.RoleReplica
+		if absent.HasSlots {
+			role = store.RolePrimary
+		}
+		f.Servers = append(f.Servers, store.ServerFigures{Address: absent.Addr, Role: role, State: store.ServerLeftOut, Fault: absent.Fault})
+	}
+	for i := range standing.Sources {
+		source := sourceFigures(&standing.Sources[i], s.InCluster)
+		isListed := slices.ContainsFunc(f.Servers, func(other store.ServerFigures) bool { return other.Address == source.Address })
+		if !isListed || source.State == store.ServerForeign {
+			f.Servers = append(f.Servers, source)
+		}
+	}
+	return f
+}
+
+// sourceFigures describes a given sentinel or node.
+func sourceFigures(source *wire.Source, inCluster bool) store.ServerFigures {
+	f := store.ServerFigures{Address: source.Addr, Role: store.RoleSentinel, State: store.ServerUp}
+	if inCluster {
+		f.Role = store.RoleNode
+	}
+	switch {
+	case source.Leads != "":
+		f.State, f.Fault = store.ServerForeign, source.Fault()
+	case source.IsSilent:
+		f.State, f.Fault = store.ServerLeftOut, source.Err
 	}
 	return f
 }

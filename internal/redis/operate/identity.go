@@ -2,6 +2,8 @@ package operate
 
 import (
 	"context"
+	"errors"
+	"slices"
 
 	goredis "github.com/redis/go-redis/v9"
 
@@ -12,11 +14,29 @@ import (
 // turnTries is how many connections look whether an address leads to one server.
 const turnTries = 4
 
-// addForeign adds the findings of sources that lead to the servers of others.
-func (d *shardDiagnoser) addForeign(foreign []wire.Foreign) {
-	for i := range foreign {
-		f := foreign[i].Fault()
-		d.add(foreign[i].Source, finding(store.SeverityWarning, codeElsewhere, f.Problem, f.Remedy))
+// addSources adds the findings of sources that lead to the servers of others.
+func (d *shardDiagnoser) addSources(sources []wire.Source) {
+	for i := range sources {
+		source := &sources[i]
+		if source.Leads != "" {
+			f := source.Fault()
+			d.add(source.Addr, finding(store.SeverityWarning, codeElsewhere, f.Problem, f.Remedy))
+		}
+	}
+	d.sources = sources
+}
+
+// wantQuorum adds a finding if most sources are silent. A search does not wait for one that was late.
+func (d *shardDiagnoser) wantQuorum() {
+	for i := range d.sources {
+		source := &d.sources[i]
+		source.IsSilent = source.Err != nil && !slices.ContainsFunc(d.report.Servers, func(v store.ServerDiagnosis) bool {
+			return v.Address == source.Addr && v.Role != store.RoleSentinel && v.Reachable
+		})
+	}
+	var f *wire.Fault
+	if errors.As(wire.QuorumFault(d.sources, d.shard.InCluster), &f) {
+		d.add("", finding(store.SeverityError, codeNoQuorum, f.Problem, f.Remedy))
 	}
 }
 

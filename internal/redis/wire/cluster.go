@@ -26,11 +26,11 @@ type Cluster struct {
 	// isVague is set if nothing shows which cluster a node is of: IDs are missing, or differ between two answers of one
 	// node. Then all are of one group.
 	isVague atomic.Bool
-	// census is when all given nodes were asked last, and differ is set if some led elsewhere then. foreign are these, as
-	// far as those that are silent last said.
+	// census is when all given nodes were asked last, and differ is set if some led elsewhere then, or have
+	// just fallen silent. sources are these, as they last answered.
 	census  time.Time
 	differ  bool
-	foreign []Foreign
+	sources []Source
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -44,11 +44,9 @@ func NewCluster(opts *Options) *Cluster {
 	return &Cluster{opts: opts, clients: map[string]*goredis.Client{}}
 }
 
-// Find returns the primaries that a node of the cluster names, with their replicas and slots.
+// Find returns the nodes that a node of the cluster names.
 func (c *Cluster) Find(ctx context.Context) (Found, error) {
-	found, err := c.FindAll(ctx, c.hope.within(findTimeout, c.opts.NodeTimeout()))
-	found.Roles = slices.DeleteFunc(found.Roles, func(r Roles) bool { return r.Primary == "" })
-	return found, err
+	return c.FindAll(ctx, c.hope.within(findTimeout, c.opts.NodeTimeout()))
 }
 
 const (
@@ -60,7 +58,7 @@ const (
 
 var errElsewhere = fmt.Errorf("all that answer lead to other servers than those that are known, which stay in use; they are followed once most of the given sources name them for %v", FollowAfter)
 
-// FindAll also returns the roles of nodes that have no primary. Mostly it asks the node that answered last. It asks all
+// FindAll gives each node that long. Mostly it asks the node that answered last. It asks all
 // given nodes regularly, and where they disagree, and then the others, because each that does not answer takes the timeout.
 func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Found, err error) {
 	now := time.Now()
@@ -106,17 +104,23 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		silent = append(silent, v.from)
 	}
 	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
-	c.belief, c.differ = judged, len(d.foreign) > 0
-	was := c.foreign
-	c.foreign = nil
+	c.belief = judged
+	was := c.sources
+	c.sources = nil
 	for _, addr := range c.opts.Cluster {
-		place := slices.IndexFunc(views, func(v clusterView) bool { return v.from == addr })
-		if place < 0 {
-			c.foreign = append(c.foreign, foreignAt(was, addr)...)
-		} else if slices.Contains(d.foreign, place) {
-			c.foreign = append(c.foreign, Foreign{Source: addr, Leads: firstPrimary(views[place].roles)})
+		source := sourceAt(was, addr)
+		isFrom := func(v clusterView) bool { return v.from == addr }
+		if place := slices.IndexFunc(views, isFrom); place >= 0 {
+			source = Source{Addr: addr}
+			if slices.Contains(d.foreign, place) {
+				source.Leads = firstPrimary(views[place].roles)
+			}
+		} else if place := slices.IndexFunc(failed, isFrom); place >= 0 {
+			source = source.miss(failed[place].err)
 		}
+		c.sources = append(c.sources, source)
 	}
+	c.differ = len(d.foreign) > 0 || slices.ContainsFunc(c.sources, func(s Source) bool { return s.Err != nil && !s.IsSilent })
 	if best.covers > 0 {
 		return c.accept(&best, &d, now)
 	}
@@ -124,7 +128,7 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		failures = append(failures, errElsewhere)
 	}
 	// ctx may have ended before a node was asked.
-	return Found{Foreign: c.foreign}, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(append(failures, ctx.Err())...))
+	return Found{Sources: c.sources}, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(append(failures, ctx.Err())...))
 }
 
 // believe returns the best view of the nodes that are believed.
@@ -152,13 +156,13 @@ func (c *Cluster) accept(v *clusterView, d *decision, now time.Time) (Found, err
 		c.history = history{}
 	}
 	if err := c.history.follow(v.epoch, v.isWhole, now); err != nil {
-		return Found{Foreign: c.foreign}, fmt.Errorf("ask the cluster for its slots: %w", err)
+		return Found{Sources: c.sources}, fmt.Errorf("ask the cluster for its slots: %w", err)
 	}
 	c.belief.follow(&v.answer, d)
 	if v.isWhole {
 		c.remember(v.roles, v.from)
 	}
-	return Found{Roles: v.roles, Foreign: c.foreign, Replaced: d.replaces}, nil
+	return Found{Roles: v.roles, Sources: c.sources, Replaced: d.replaces}, nil
 }
 
 func firstPrimary(found []Roles) string {
@@ -261,7 +265,7 @@ func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView, timeout time.
 	switch {
 	case len(v.marks) == 0:
 		return true
-	case foreignAt(c.foreign, v.from) != nil, c.belief.relation(&v.answer) == sameServers:
+	case sourceAt(c.sources, v.from).Leads != "", c.belief.relation(&v.answer) == sameServers:
 		return false
 	}
 	again := c.ask(ctx, c.clients[v.from], v.from, timeout)

@@ -57,8 +57,8 @@ type finder interface {
 // Found is the result of a search.
 type Found struct {
 	Roles []Roles
-	// Foreign are the given sources that lead elsewhere, also where the search has failed.
-	Foreign []Foreign
+	// Sources are those that were given, also where the search has failed.
+	Sources []Source
 	// Replaced is set if the servers share nothing with those that were followed before.
 	Replaced bool
 }
@@ -96,7 +96,7 @@ func (s *Shard) discover() {
 
 func (s *Shard) find() error {
 	found, err := s.finder.Find(s.life)
-	if err == nil && len(found.Roles) == 0 {
+	if err == nil && firstPrimary(found.Roles) == "" {
 		return ErrNoServers
 	}
 	if s.life.Err() != nil {
@@ -163,10 +163,9 @@ type Sentinel struct {
 	connect func(place int) *goredis.SentinelClient
 	history history
 	belief  belief
-	// decided is the last decision about who is followed, and foreign are the sentinels that lead elsewhere, as far as
-	// those that are silent last said.
+	// decided is the last decision about who is followed, and sources are the sentinels as they last answered.
 	decided decision
-	foreign []Foreign
+	sources []Source
 	hope    hope
 	// asked are the servers that were asked who they are, by address.
 	asked map[string]asked
@@ -236,8 +235,8 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	// A sentinel that is silent must leave time to ask the primaries.
 	identifying, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
 	defer cancel()
-	latest, foreign, err := s.Judge(identifying, replies, now)
-	found.Foreign = foreign
+	latest, sources, err := s.Judge(identifying, replies, now)
+	found.Sources = sources
 	n, took := alike(replies, &latest)
 	// The others are no majority, without which there is no failover.
 	s.hope = s.hope.after(wait, took, err == nil && 2*n >= len(replies))
@@ -252,9 +251,9 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	return found, nil
 }
 
-// Judge returns the answer to follow, and the sentinels that lead elsewhere. Where answers differ, it asks the primaries
+// Judge returns the answer to follow, and the sentinels as they last answered. Where answers differ, it asks the primaries
 // who they are.
-func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.Time) (latest SentinelReply, foreign []Foreign, err error) {
+func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.Time) (latest SentinelReply, sources []Source, err error) {
 	s.identify(ctx, replies)
 	s.mu.Lock()
 	if s.belief.isSet && len(s.belief.followed.servers) > 0 && s.belief.followed.servers[0] == s.metAt {
@@ -277,21 +276,33 @@ func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.
 		believed = append(believed, replies[places[n]])
 	}
 	for i, addr := range s.opts.Sentinel.Addrs {
+		source := Source{Addr: addr}
 		if replies[i].Err != nil {
-			foreign = append(foreign, foreignAt(s.foreign, addr)...)
+			source = sourceAt(s.sources, addr).miss(replies[i].Err)
 		} else if slices.Contains(s.decided.foreign, slices.Index(places, i)) {
-			foreign = append(foreign, Foreign{Source: addr, Leads: replies[i].Primary})
+			source.Leads = replies[i].Primary
 		}
+		sources = append(sources, source)
 	}
-	s.foreign = foreign
+	s.sources = sources
 	if len(believed) > 0 {
 		latest, err = s.Latest(believed)
-		return latest, foreign, err
+		latest.lists(believed)
+		return latest, sources, err
 	}
 	if _, err = s.Latest(replies); err == nil {
 		err = errElsewhere
 	}
-	return SentinelReply{}, foreign, err
+	return SentinelReply{}, sources, err
+}
+
+// lists adds the servers that only others list: a sentinel that was reset knows none.
+func (a *SentinelReply) lists(others []SentinelReply) {
+	known := slices.Concat([]string{a.Primary}, a.Replicas, a.Down)
+	for i := range others {
+		known = appendNew(known, slices.Concat(others[i].Replicas, others[i].Down)...)
+	}
+	a.Down = append(a.Down, known[1+len(a.Replicas)+len(a.Down):]...)
 }
 
 // meet notes the marks of the primary at an address, which change when it restarts, and when its replicas take over.
@@ -341,7 +352,7 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 				mu.Lock()
 				defer mu.Unlock()
 				marks[addr] = MarksIn(func(name string) string { return fieldOf(text, name) })
-				if err == nil || IsReply(err) || slices.ContainsFunc(s.foreign, func(f Foreign) bool { return f.Leads == addr }) {
+				if err == nil || IsReply(err) || slices.ContainsFunc(s.sources, func(source Source) bool { return source.Leads == addr }) {
 					s.asked[addr] = asked{marks[addr], time.Now()}
 				}
 				return err

@@ -26,6 +26,11 @@ func mustFind(t *testing.T, f finder) (found Found) {
 	return found
 }
 
+// foreignIn returns the sources that lead elsewhere.
+func foreignIn(all []Source) []Source {
+	return slices.DeleteFunc(slices.Clone(all), func(s Source) bool { return s.Leads == "" })
+}
+
 func requireFound(t *testing.T, what string, f finder, primary string, foreign ...string) {
 	t.Helper()
 	redistest.Eventually(t, what, func() error {
@@ -34,8 +39,8 @@ func requireFound(t *testing.T, what string, f finder, primary string, foreign .
 			t.Fatalf("%s: %+v replaces the servers before", what, found)
 		}
 		var sources []string
-		for _, source := range found.Foreign {
-			sources = append(sources, source.Source)
+		for _, source := range foreignIn(found.Sources) {
+			sources = append(sources, source.Addr)
 		}
 		if !slices.ContainsFunc(found.Roles, func(r Roles) bool { return r.Primary == primary }) || !slices.Equal(sources, foreign) {
 			return fmt.Errorf("found %+v, want %s, and foreign %q", found, primary, foreign)
@@ -110,8 +115,8 @@ func TestForeignSentinel(t *testing.T) {
 	f := NewSentinel(&s.Options)
 	t.Cleanup(f.Close)
 	requireFound(t, "most are followed", f, mine.Primary.Addr(), other.Addrs()...)
-	if found := mustFind(t, f); len(found.Foreign) != 1 || found.Foreign[0].Leads != leads {
-		t.Errorf("the foreign one leads to %+v, want %s", found.Foreign, leads)
+	if found := foreignIn(mustFind(t, f).Sources); len(found) != 1 || found[0].Leads != leads {
+		t.Errorf("the foreign one leads to %+v, want %s", found, leads)
 	}
 	told := f.asked[leads].at
 	mustFind(t, f)
@@ -156,7 +161,7 @@ func TestClusterWithoutIdentity(t *testing.T) {
 		mustFind(t, f)
 		for range 3 {
 			ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
-			if found, err := f.FindAll(ctx, f.opts.NodeTimeout()); err != nil || len(found.Foreign) > 0 || found.Replaced {
+			if found, err := f.FindAll(ctx, f.opts.NodeTimeout()); err != nil || len(foreignIn(found.Sources)) > 0 || found.Replaced {
 				t.Errorf("%s: %+v, %v", name, found, err)
 			}
 			cancel()

@@ -1,7 +1,6 @@
 package wire
 
 import (
-	"fmt"
 	"slices"
 	"time"
 )
@@ -192,32 +191,13 @@ func grouped(answers []answer) (groups []answerGroup) {
 	return groups
 }
 
-// Foreign is a source of a shard, a sentinel or a node, that leads to a server of others.
-type Foreign struct{ Source, Leads string }
-
-// foreignAt returns what is known of a source.
-func foreignAt(all []Foreign, source string) []Foreign {
-	if i := slices.IndexFunc(all, func(f Foreign) bool { return f.Source == source }); i >= 0 {
-		return all[i : i+1]
-	}
-	return nil
-}
-
-// Fault returns what is wrong with the source.
-func (f *Foreign) Fault() *Fault {
-	return &Fault{
-		Problem: fmt.Sprintf("it leads to %s, which has nothing in common with the servers that are followed", f.Leads),
-		Remedy:  "remove its address from the shard, or make it name the shard's servers",
-	}
-}
-
 // Standing says who is followed.
 type Standing struct {
 	// Since is when the servers that are followed, or those whose data they took over, were followed first.
 	Since time.Time
 	// Replaced is when they took the place of others, with which they have nothing in common; zero if they did not.
 	Replaced time.Time
-	Foreign  []Foreign
+	Sources  []Source
 }
 
 // Standing returns who is followed.
@@ -233,7 +213,7 @@ func (s *Shard) stand(found *Found) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	was := s.Standing()
-	now := Standing{was.Since, was.Replaced, found.Foreign}
+	now := Standing{was.Since, was.Replaced, found.Sources}
 	if len(found.Roles) > 0 && (was.Since.IsZero() || found.Replaced) {
 		now.Since = time.Now()
 	}
@@ -241,15 +221,6 @@ func (s *Shard) stand(found *Found) {
 		now.Replaced = now.Since
 		s.Emit(Event{Kind: Replaced, Addr: firstPrimary(found.Roles)})
 	}
+	s.tellSources(was.Sources, now.Sources)
 	s.standing.Store(&now)
-	for _, f := range found.Foreign {
-		if !slices.Contains(was.Foreign, f) {
-			s.Emit(Event{Kind: Misconfigured, Addr: f.Source, Err: f.Fault()})
-		}
-	}
-	for _, f := range was.Foreign {
-		if !slices.ContainsFunc(found.Foreign, func(other Foreign) bool { return other.Source == f.Source }) {
-			s.Emit(Event{Kind: Mended, Addr: f.Source, Err: f.Fault()})
-		}
-	}
 }

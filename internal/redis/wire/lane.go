@@ -48,6 +48,9 @@ const (
 	// one more than there are connections, because these can all be cut at once
 	// while the server is well.
 	breakerPause = time.Second
+	// mostMute is how many INFOs, and then pings or pipelines, have to fail in a row until a server is left out of
+	// which nobody asks anything.
+	mostMute = 2
 	// poolTimeout is never reached: there are as many connections as workers, one for
 	// health, and one for operators.
 	poolTimeout = 5 * time.Second
@@ -109,7 +112,7 @@ type Lane struct {
 	operators chan struct{}
 	// pinged is locked while a ping runs.
 	pinged sync.Mutex
-	// mute is how many INFOs in a row had no reply.
+	// mute is how many INFOs in a row had no reply. From mostMute on a ping tells whether the server is down.
 	mute atomic.Int32
 	// life ends when nothing more may be sent.
 	life context.Context
@@ -130,8 +133,10 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 	}
 	l.client.Store(l.newClient())
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
-		Timeout:       breakerPause,
-		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
+		Timeout: breakerPause,
+		ReadyToTrip: func(c gobreaker.Counts) bool {
+			return int(c.ConsecutiveFailures) > opts.connections() || c.ConsecutiveFailures >= mostMute && l.mute.Load() >= mostMute
+		},
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
 		OnStateChange: l.emitState,
 	})
@@ -289,17 +294,19 @@ func (l *Lane) Info(ctx context.Context, least time.Duration) (text string, err 
 	}
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
-	defer func() {
-		if err == nil || IsReply(err) {
-			l.mute.Store(0)
-		} else {
-			l.mute.Add(1)
-		}
-	}()
 	err = l.contain(func(client *goredis.Client) (err error) {
 		text, err = client.Info(ctx).Result()
 		return err
 	})
+	if err == nil || IsReply(err) {
+		l.mute.Store(0)
+		return text, err
+	}
+	// A proxy may close the connection on a word that it does not know.
+	if isClosed := isCut(err) && store.KindOf(err) != store.KindTimeout; l.mute.Add(1) >= mostMute && !isClosed && l.pinged.TryLock() {
+		defer l.pinged.Unlock()
+		l.ping(l.life)
+	}
 	return text, err
 }
 

@@ -112,6 +112,9 @@ type Shard struct {
 	// lanes are those in use; nil once the shard is closed.
 	lanes  map[laneKey]*Lane
 	closed bool
+	// expected are the servers of a shard that finds them, by address, and now is the clock for these.
+	expected map[string]expectation
+	now      func() time.Time
 	// retired are the lanes and clients that are being closed.
 	retired sync.WaitGroup
 	// listeners receive events; listened counts those there ever were.
@@ -147,6 +150,8 @@ func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 		InCluster: len(opts.Cluster) > 0,
 		events:    make(chan Event, eventRoom),
 		listeners: map[int]func(Event){},
+		expected:  map[string]expectation{},
+		now:       time.Now,
 	}
 	s.life, s.end = context.WithCancel(context.Background())
 	switch {
@@ -237,6 +242,9 @@ func (s *Shard) adopt(found []Roles) {
 	before := s.topology.Load()
 	next := new(topology)
 	for _, r := range found {
+		if r.Primary == "" {
+			continue
+		}
 		if s.InCluster {
 			if len(r.Slots) == 0 {
 				next.spare = append(next.spare, s.laneTo(r.Primary, false), s.laneTo(r.Primary, true))
@@ -256,6 +264,9 @@ func (s *Shard) adopt(found []Roles) {
 		}
 	}
 	s.retire(next)
+	if s.Finds() {
+		s.expect(found)
+	}
 }
 
 // serversIn returns the servers in these roles. mu is held.

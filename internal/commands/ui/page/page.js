@@ -37,7 +37,7 @@ function showStore(store) {
 	const body = el("tbody");
 	for (const shard of store.shards) {
 		const kind = shard.kind + (shard.retired ? ", retired" : "");
-		if (!(shard.servers || []).length) body.append(row(storeColumns, [shard.name, kind, "–", "–", el("td", {class: "bad"}, "not found")]));
+		if (!shard.found || !(shard.servers || []).length) body.append(row(storeColumns, [shard.name, kind, "–", "–", el("td", {class: "bad"}, "not found")]));
 		for (const s of shard.servers || []) {
 			const open = Object.entries(s.breakers || {}).filter(([, state]) => state !== "closed").map(([purpose]) => purpose);
 			const ok = s.state === "up" && !open.length;
