@@ -237,6 +237,12 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	identifying, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
 	defer cancel()
 	latest, foreign, err := s.Judge(identifying, replies, now)
+	if !s.belief.isSet && 2*len(s.decided.group) <= len(replies) && wait < s.opts.SearchTimeout() {
+		// A foreign one that is near must not be heard alone.
+		wait = s.opts.SearchTimeout()
+		replies = s.AskAll(identifying)
+		latest, foreign, err = s.Judge(identifying, replies, now)
+	}
 	found.Foreign = foreign
 	n, took := alike(replies, &latest)
 	// The others are no majority, without which there is no failover.

@@ -146,7 +146,8 @@ func (b *belief) follow(a *answer, d *decision) {
 	if excess := len(b.followed.marks) - mostMarks; excess > 0 && len(a.servers) > 0 {
 		b.followed.marks = b.followed.marks[excess:]
 	}
-	b.isSet = true
+	// Nothing shows who servers without marks and addresses are, so others are judged as the first ones.
+	b.isSet = len(b.followed.marks)+len(b.followed.servers) > 0
 }
 
 // mostMarks bounds the marks of servers behind sentinels. Each failover and each restart adds one or two.
@@ -192,7 +193,8 @@ func grouped(answers []answer) (groups []answerGroup) {
 	return groups
 }
 
-// Foreign is a source of a shard, a sentinel or a node, that leads to a server of others.
+// Foreign is a source of a shard, a sentinel or a node, that leads to a server of others, or to one that nothing identifies:
+// then Leads is empty.
 type Foreign struct{ Source, Leads string }
 
 // foreignAt returns what is known of a source.
@@ -205,6 +207,12 @@ func foreignAt(all []Foreign, source string) []Foreign {
 
 // Fault returns what is wrong with the source.
 func (f *Foreign) Fault() *Fault {
+	if f.Leads == "" {
+		return &Fault{
+			Problem: "it is left out, because the IDs of its cluster's nodes are missing or differ between two replies, so nothing shows where it leads",
+			Remedy:  "give the address of a node in place of a proxy's",
+		}
+	}
 	return &Fault{
 		Problem: fmt.Sprintf("it leads to %s, which has nothing in common with the servers that are followed", f.Leads),
 		Remedy:  "remove its address from the shard, or make it name the shard's servers",
@@ -238,6 +246,11 @@ func (s *Shard) stand(found *Found) {
 		now.Since = time.Now()
 	}
 	if found.Replaced {
+		// New connections to names that stay lead to the others.
+		for key, l := range s.lanes {
+			s.Options.names.forget(key.addr, "")
+			l.renew()
+		}
 		now.Replaced = now.Since
 		s.Emit(Event{Kind: Replaced, Addr: firstPrimary(found.Roles)})
 	}

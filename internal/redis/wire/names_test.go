@@ -78,7 +78,7 @@ func TestNameOfSeveralServers(t *testing.T) {
 		want("it did not answer", b)
 		dead[a+":6379"], turn = false, 1
 		want("it is back, and another one was reached meanwhile", b)
-		n.forget("redis:6379")
+		n.forget("redis:6379", "")
 		want("it was forgotten", a)
 		records = []string{b}
 		for look, moved := range []bool{false, false, true, false} {
@@ -159,7 +159,7 @@ func TestNameOfASourceThatMoved(t *testing.T) {
 		"node": {[]string{before.Addrs()[0], after.Addrs()[0]}, Options{Cluster: []string{name}}, func(s *Shard) (func() (string, error), func()) {
 			f := NewCluster(&s.Options)
 			return func() (string, error) {
-				v := &f.askAll(t.Context(), []string{name}, redistest.WaitTimeout)[0]
+				v := &f.askAll(t.Context(), []string{name}, redistest.WaitTimeout, redistest.WaitTimeout)[0]
 				return strings.Join(v.marks, " "), v.err
 			}, f.Close
 		}},
