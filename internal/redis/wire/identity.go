@@ -209,7 +209,7 @@ func foreignAt(all []Foreign, source string) []Foreign {
 func (f *Foreign) Fault() *Fault {
 	if f.Leads == "" {
 		return &Fault{
-			Problem: "it is left out, because the IDs of its cluster's nodes are missing or differ between two replies, so nothing shows where it leads",
+			Problem: "the IDs of its cluster's nodes are missing or differ between two replies, so nothing shows where it leads",
 			Remedy:  "give the address of a node in place of a proxy's",
 		}
 	}
