@@ -87,9 +87,6 @@ func newClient(addr string, opts *Options, persistent bool, shard *Shard) *gored
 		}
 		if who != nil && who.Err() == nil {
 			shard.meet(addr, who.Val())
-		} else if who != nil && !IsReply(who.Err()) {
-			// What was not read would be taken for other replies.
-			return fmt.Errorf("INFO at connecting: %w", who.Err())
 		}
 		if len(opts.Cluster) > 0 && !persistent {
 			// A replica in a Redis Cluster answers only after READONLY.

@@ -411,4 +411,7 @@ func TestINFOThatIsNone(t *testing.T) {
 	if text, err := l.client.Load().Echo(t.Context(), "word").Result(); err == nil && text != "word" {
 		t.Errorf("got %q", text)
 	}
+	if filter.Answered() == 0 {
+		t.Error("a new connection asks for no INFO")
+	}
 }
