@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -40,6 +41,8 @@ type pairSite struct {
 	byURL bool
 	// filtered is set if primaries are behind proxies that refuse plain charges.
 	filtered bool
+	// unidentified is set if they are behind proxies that change the run ID in each reply.
+	unidentified bool
 	// added is a shard that was not there before a resharding.
 	added string
 	// differing is set if a header says what the limit of a request is.
@@ -87,8 +90,8 @@ func (s *pairSite) redis(name string, shards []string, more ...string) string {
 			isNew = []string{"weight 1 was 0"}
 		}
 		line := caddytest.ShardOf(shard, s.p.shard(shard), isNew...)
-		if s.filtered {
-			line = strings.Replace(line, "primary "+s.p.shard(shard).Primary.Addr(), "primary "+s.p.filter(shard), 1)
+		if s.filtered || s.unidentified {
+			line = strings.Replace(line, "primary "+s.p.shard(shard).Primary.Addr(), "primary "+s.p.filter(shard, s), 1)
 		}
 		if s.byURL {
 			line = strings.Replace(line, "primary ", "url redis://", 1)
@@ -198,11 +201,25 @@ func (p *pairRun) shard(name string) *redistest.Shard {
 	return s
 }
 
-// filter returns the address of the proxy before the primary of that shard that refuses plain charges.
-func (p *pairRun) filter(name string) string {
+// filter returns the address of the proxy before the primary of that shard, which answers as the site says.
+func (p *pairRun) filter(name string, s *pairSite) string {
 	p.t.Helper()
 	if p.filters[name] == nil {
-		p.filters[name] = redistest.StartFilter(p.t, p.shard(name).Primary.Addr(), redistest.Refusing("-ERR unknown command", "hincrby"))
+		server, refuse, asked := p.shard(name).Primary, redistest.Refusing("-ERR unknown command", "hincrby"), new(atomic.Int64)
+		p.filters[name] = redistest.StartFilter(p.t, server.Addr(), func(command []string) string {
+			switch {
+			case s.filtered && refuse(command) != "":
+				return refuse(command)
+			case s.unidentified && strings.EqualFold(command[0], "info"):
+				// While the server is down it gets the command, as any other.
+				text, err := server.Client().Info(context.Background()).Result()
+				if err == nil {
+					text = strings.Replace(text, "run_id:", fmt.Sprint("run_id:", asked.Add(1)), 1)
+					return fmt.Sprintf("$%d\r\n%s", len(text), text)
+				}
+			}
+			return ""
+		})
 	}
 	return p.filters[name].Addr()
 }
@@ -478,6 +495,10 @@ var features = []feature{
 	{
 		name:      "plain charges refused",
 		configure: func(_ *pairRun, s *pairSite) { s.filtered = true },
+	},
+	{
+		name:      "servers not identified",
+		configure: func(_ *pairRun, s *pairSite) { s.unidentified = true },
 	},
 	{
 		name:      "ledger_trust 0",

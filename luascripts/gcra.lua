@@ -135,6 +135,8 @@ elseif op == 'refund' then
     local n = count()
     local share = math.min(math.max((n - later) / math.max(capacity, 1), 1 - since / (whole + part / events)), 1)
     if share > 0 then
+      -- The parts of another rate are others.
+      tat, rest, left = math.min(last, most), 0, math.min(last, most) - now
       back, changed = cost * share, true
       if n - back > n * exactness then
         tat = tat - math.min(math.floor(whole * share), left - 1)

@@ -274,7 +274,7 @@ func (b *GCRA) removeLast(r *store.Request, later, since, now int64) bool {
 // beside the events spent later, and which is left if it was alone. It returns how much of
 // the cost came back, rounded down, or -1 if nothing was left to refund.
 func (b *GCRA) removeShare(r *store.Request, later, since, now int64) (back int64) {
-	n, left := b.count(now), float64(b.TAT-now)
+	n := b.count(now)
 	whole, rest := DrainTime(r, r.Cost)
 	all := float64(whole) + float64(rest)/float64(r.Events)
 	share := max((n-float64(later))/float64(max(r.Capacity(), 1)), 1-float64(since)/all)
@@ -282,6 +282,9 @@ func (b *GCRA) removeShare(r *store.Request, later, since, now int64) (back int6
 		return -1
 	}
 	share = min(share, 1)
+	// The parts of another rate are others.
+	b.TAT, b.Rest = min(b.end(), store.MaxInteger), 0
+	left := float64(b.TAT - now)
 	cost := float64(float64(r.Cost) * share)
 	if n-cost > float64(n*exactness) {
 		b.TAT -= int64(min(math.Floor(float64(float64(whole)*share)), left-1))

@@ -331,3 +331,14 @@ func TestRaisedCopyHasTheEventsOfBoth(t *testing.T) {
 		}
 	}
 }
+
+// TestRefundAtAnotherRateLeavesASoundBucket: a rest that is no part of a microsecond would empty it in Redis.
+func TestRefundAtAnotherRateLeavesASoundBucket(t *testing.T) {
+	limit := store.Limit{Algorithm: store.GCRA, Window: time.Minute}
+	b := algorithm.New(&limit)
+	spent := take.Run(b, &store.Request{Limit: &limit, Events: 1 << 40, Cost: 1<<40 - 1}, origin)
+	left := refund.Run(b, &store.Request{Limit: &limit, Events: 1 << 50, Cost: 1<<40 - 17, Receipt: spent.Receipt}, origin)
+	if rest, parts := left.Content[1], left.Content[2]; spent.Content[1] == 0 || rest >= parts || left.Reset <= origin {
+		t.Errorf("after %v it holds %v", spent.Content, left.Content)
+	}
+}
