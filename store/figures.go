@@ -15,6 +15,9 @@ const (
 	RoleNode Role = "node"
 )
 
+// IsSource reports whether a server of that role only leads to those that keep counts.
+func (r Role) IsSource() bool { return r == RoleSentinel || r == RoleNode }
+
 // ShardFigures are the state of a shard.
 type ShardFigures struct {
 	// Name is the shard's, Kind how its servers are found: static, sentinel or
@@ -31,9 +34,9 @@ type ShardFigures struct {
 	NoQuorum error
 	// ReplacedAt is when servers last took the place of others with which they have nothing in common; zero if they did not.
 	ReplacedAt time.Time
-	// Servers are those that were given or, in an answer that was believed, named: also those that are gone, and the
-	// given sentinels and nodes.
-	Servers []ServerFigures
+	// Servers are those that were given or, in an answer that was believed, named: also those that are gone. Sources are
+	// the given sentinels, and the given nodes that are not among these, or lead elsewhere.
+	Servers, Sources []ServerFigures
 }
 
 // Twin is a server of one shard that is that of another one before it too.
@@ -105,9 +108,6 @@ type ServerFigures struct {
 	// Lanes are the ways to it, one for each purpose.
 	Lanes []LaneFigures
 }
-
-// IsSource reports whether it only leads to the servers that count: a sentinel, or a node that these do not name.
-func (f *ServerFigures) IsSource() bool { return f.Role == RoleSentinel || f.Role == RoleNode }
 
 // What calls of a server are for.
 const (

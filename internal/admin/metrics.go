@@ -108,10 +108,6 @@ func collectShard(found chan<- prometheus.Metric, name string, shard *store.Shar
 	anyLag := false
 	for i := range shard.Servers {
 		server := &shard.Servers[i]
-		if server.IsSource() {
-			// Rules take a shard of which any server is up for one that answers.
-			continue
-		}
 		servers[[2]string{string(server.Role), string(server.State)}]++
 		for j := range server.Lanes {
 			lane := &server.Lanes[j]

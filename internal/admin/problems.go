@@ -161,6 +161,12 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 	if shard.NoQuorum != nil {
 		add(adminapi.ProblemNoQuorum, "", "", "shard %s: %s", shard.Name, oneLine(shard.NoQuorum))
 	}
+	for i := range shard.Sources {
+		// Of those that are silent only a majority is a loss.
+		if source := &shard.Sources[i]; source.State == store.ServerForeign {
+			add(adminapi.ProblemForeignServer, source.Address, "", "%s, which shard %s was given, is left out: %s", source.Address, shard.Name, source.Fault)
+		}
+	}
 	if at := shard.ReplacedAt; now.Sub(at) < jumpListed {
 		add(adminapi.ProblemServerReplaced, "", "", "other servers, which have nothing in common with those before, took the place of shard %s's at %s, so clients have the counts there: if they are not the shard's, correct its addresses, or where these lead", shard.Name, at.UTC().Format(time.RFC3339))
 	}
@@ -181,10 +187,6 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 			add(adminapi.ProblemUnidentified, server.Address, "", "%s is not identified: %s", name, server.Unidentified)
 		}
 		switch {
-		case server.IsSource() && server.State == store.ServerForeign:
-			add(adminapi.ProblemForeignServer, server.Address, "", "%s, which shard %s was given, is left out: %s", server.Address, shard.Name, server.Fault)
-		case server.IsSource():
-			// Only a majority is a loss.
 		case server.Fault != nil:
 			add(away, server.Address, "", "%s is left out: %s", name, oneLine(server.Fault))
 		case server.State == store.ServerLeftOut:

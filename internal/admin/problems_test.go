@@ -99,11 +99,11 @@ func TestProblemsOfShards(t *testing.T) {
 			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1")}, {Name: "b", Found: true, Retired: true, Servers: at("h:1", "1")}}, nil, nil,
 		},
 		"a source of others": {
-			[]store.ShardFigures{{Name: "a", Found: true, Servers: append(at("h:1", "1"), store.ServerFigures{Address: "s:1", Role: store.RoleSentinel, State: store.ServerForeign, Fault: errors.New("it leads to x:1: remove it")})}}, nil,
+			[]store.ShardFigures{{Name: "a", Found: true, Servers: at("h:1", "1"), Sources: []store.ServerFigures{{Address: "s:1", Role: store.RoleSentinel, State: store.ServerForeign, Fault: errors.New("it leads to x:1: remove it")}}}}, nil,
 			[]string{"s:1, which shard a was given, is left out: it leads to x:1: remove it"},
 		},
 		"most sentinels are silent": {
-			[]store.ShardFigures{{Name: "a", Found: true, NoQuorum: errors.New("only 1 of the 3: restart"), Servers: append(at("h:1", "1"), store.ServerFigures{Address: "s:1", Role: store.RoleSentinel, State: store.ServerLeftOut})}}, nil,
+			[]store.ShardFigures{{Name: "a", Found: true, NoQuorum: errors.New("only 1 of the 3: restart"), Servers: at("h:1", "1"), Sources: []store.ServerFigures{{Address: "s:1", Role: store.RoleSentinel, State: store.ServerLeftOut}}}}, nil,
 			[]string{"shard a: only 1 of the 3: restart"},
 		},
 		"a replica that is gone": {

@@ -2,6 +2,7 @@ package admin
 
 import (
 	"net/http"
+	"slices"
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
@@ -94,8 +95,9 @@ func statusOfStore(handle *stores.Handle) adminapi.Store {
 		}
 		for _, shard := range open.Operable.Shards() {
 			answer := adminapi.Shard{Name: shard.Name, Kind: shard.Kind, Retired: shard.Retired, Found: shard.Found, Servers: []adminapi.Server{}}
-			for i := range shard.Servers {
-				answer.Servers = append(answer.Servers, statusOfServer(&shard.Servers[i]))
+			servers := slices.Concat(shard.Servers, shard.Sources)
+			for i := range servers {
+				answer.Servers = append(answer.Servers, statusOfServer(&servers[i]))
 			}
 			s.Shards = append(s.Shards, answer)
 		}

@@ -3,10 +3,13 @@ package redis
 import (
 	"errors"
 	"fmt"
+	"net"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -17,7 +20,7 @@ func awaitServers(t *testing.T, what string, s *Store, hasQuorum bool, away ...s
 	eventually(t, what, func() error {
 		f := s.Shards()[0]
 		var got []string
-		for _, server := range f.Servers {
+		for _, server := range slices.Concat(f.Servers, f.Sources) {
 			if server.State != store.ServerUp {
 				got = append(got, fmt.Sprint(server.Role, " ", server.Address, " ", server.State))
 			}
@@ -62,8 +65,32 @@ func TestLostRedundancyWithSentinel(t *testing.T) {
 	if text := s.Shards()[0].NoQuorum.Error(); !strings.Contains(text, "only 1 of the 3 given sentinels") || !strings.Contains(text, first.Addr()) {
 		t.Errorf("the fault is %s", text)
 	}
+	corrected := newStore(t, newShard(t, ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: sentinels.Addrs()[:1]}}), nil)
+	waitUntilUp(t, corrected)
+	awaitServers(t, "the list is corrected", corrected, true, "replica "+replica.Addr()+" left_out")
 	must(t, errors.Join(first.Restart(), second.Restart(), replica.Restart()))
 	awaitServers(t, "all are back", s, true)
+}
+
+// TestReplacedReplicaWithSentinel is missed until sentinels that are reset forget it.
+func TestReplacedReplicaWithSentinel(t *testing.T) {
+	t.Parallel()
+	sh, fresh := redistest.StartShard(t, 1), redistest.Start(t)
+	sentinels := redistest.StartSentinels(t, masterName, sh.Primary, 1, redistest.SentinelOptions{DownAfter: time.Second})
+	must(t, sentinels.WaitForReplicas(t.Context(), 1))
+	s := newStore(t, newShard(t, sentinelOptions(sentinels)), nil)
+	waitUntilUp(t, s)
+	awaitServers(t, "all are up", s, true)
+	must(t, sh.Replicas[0].Kill())
+	gone := "replica " + sh.Replicas[0].Addr() + " left_out"
+	awaitServers(t, "the replica is gone", s, true, gone)
+	host, port, err := net.SplitHostPort(sh.Primary.Addr())
+	must(t, errors.Join(err, fresh.Client().ReplicaOf(t.Context(), host, port).Err(), fresh.WaitInSyncWith(t.Context(), sh.Primary)))
+	must(t, sentinels.Nodes[0].Client().Do(t.Context(), "SENTINEL", "RESET", masterName).Err())
+	awaitServers(t, "it is replaced", s, true)
+	if servers := s.Shards()[0].Servers; len(servers) != 2 || servers[1].Address != fresh.Addr() {
+		t.Errorf("the servers are %+v", servers)
+	}
 }
 
 // TestLostReplicaOfACluster, and a given node that does not exist.
@@ -78,4 +105,41 @@ func TestLostReplicaOfACluster(t *testing.T) {
 	awaitServers(t, "the replica is gone", s, false, "replica "+cluster.Addrs()[1]+" left_out", "node "+dead.Addr()+" left_out")
 	must(t, cluster.Nodes[1].Restart())
 	awaitServers(t, "the replica is back", s, false, "node "+dead.Addr()+" left_out")
+}
+
+// TestReplacedReplicaOfACluster is missed until the nodes forget it.
+func TestReplacedReplicaOfACluster(t *testing.T) {
+	t.Parallel()
+	var nodes [3]*redistest.Server
+	for i := range nodes {
+		nodes[i] = redistest.Start(t, redistest.Args("--cluster-enabled", "yes", "--cluster-node-timeout", "1000"))
+	}
+	primary, gone, fresh := nodes[0].Client(), nodes[1], nodes[2]
+	must(t, primary.ClusterAddSlotsRange(t.Context(), 0, wire.SlotCount-1).Err())
+	id, err := primary.ClusterMyID(t.Context()).Result()
+	must(t, err)
+	join := func(node *redistest.Server) {
+		host, port, err := net.SplitHostPort(nodes[0].Addr())
+		must(t, errors.Join(err, node.Client().ClusterMeet(t.Context(), host, port).Err()))
+		eventually(t, "it is a replica", func() error { return node.Client().ClusterReplicate(t.Context(), id).Err() })
+	}
+	join(gone)
+	s := newStore(t, newShard(t, ShardOptions{Cluster: []string{nodes[0].Addr()}}), nil)
+	waitUntilUp(t, s)
+	awaitServers(t, "both are up", s, true)
+	eventually(t, "the replica is found", func() error {
+		if n := len(s.Shards()[0].Servers); n != 2 {
+			return fmt.Errorf("%d servers are found", n)
+		}
+		return nil
+	})
+	was, err := gone.Client().ClusterMyID(t.Context()).Result()
+	must(t, errors.Join(err, gone.Kill()))
+	awaitServers(t, "it is gone", s, true, "replica "+gone.Addr()+" left_out")
+	join(fresh)
+	must(t, primary.ClusterForget(t.Context(), was).Err())
+	awaitServers(t, "it is replaced", s, true)
+	if servers := s.Shards()[0].Servers; len(servers) != 2 || servers[1].Address != fresh.Addr() {
+		t.Errorf("the servers are %+v", servers)
+	}
 }

@@ -163,9 +163,9 @@ func sameServers(a, b []adminapi.Shard) bool {
 	return isSame
 }
 
-// counting returns the servers that keep counts: sentinels may watch those of several stores.
+// counting returns the servers that keep counts: sentinels may watch those of several stores, and nodes lead elsewhere.
 func counting(all []adminapi.Server) []adminapi.Server {
-	return slices.DeleteFunc(slices.Clone(all), func(s adminapi.Server) bool { return s.Role == store.RoleSentinel })
+	return slices.DeleteFunc(slices.Clone(all), func(s adminapi.Server) bool { return s.Role.IsSource() })
 }
 
 // addStore adds what a Caddy says of a store to what others say. It stays shared if all have it in the

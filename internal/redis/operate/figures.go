@@ -48,7 +48,7 @@ func (s *Shard) figures(name string) store.ShardFigures {
 		source := sourceFigures(&standing.Sources[i], s.InCluster)
 		isListed := slices.ContainsFunc(f.Servers, func(other store.ServerFigures) bool { return other.Address == source.Address })
 		if !isListed || source.State == store.ServerForeign {
-			f.Servers = append(f.Servers, source)
+			f.Sources = append(f.Sources, source)
 		}
 	}
 	return f
@@ -61,7 +61,7 @@ func sourceFigures(source *wire.Source, inCluster bool) store.ServerFigures {
 		f.Role = store.RoleNode
 	}
 	switch {
-	case source.Leads != "":
+	case source.IsForeign:
 		f.State, f.Fault = store.ServerForeign, source.Fault()
 	case source.IsSilent:
 		f.State, f.Fault = store.ServerLeftOut, source.Err

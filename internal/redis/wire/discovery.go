@@ -164,8 +164,12 @@ type Sentinel struct {
 	history history
 	belief  belief
 	// decided is the last decision about who is followed, and sources are the sentinels as they last answered.
-	decided decision
-	sources []Source
+	// believed are the replies that it believes.
+	decided  decision
+	believed []SentinelReply
+	sources  []Source
+	// patient is when a search last waited for as long as one may.
+	patient time.Time
 	hope    hope
 	// asked are the servers that were asked who they are, by address.
 	asked map[string]asked
@@ -229,6 +233,9 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	now := time.Now()
 	wait := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
+	if s.owesTime(now) {
+		wait, s.patient = s.opts.SearchTimeout(), now
+	}
 	asking, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
 	replies := s.AskAll(asking)
@@ -236,6 +243,12 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	identifying, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
 	defer cancel()
 	latest, sources, err := s.Judge(identifying, replies, now)
+	if !s.belief.isSet && 2*len(s.decided.group) <= len(replies) && wait < s.opts.SearchTimeout() {
+		// A foreign one that is near must not be heard alone.
+		wait = s.opts.SearchTimeout()
+		replies = s.AskAll(identifying)
+		latest, sources, err = s.Judge(identifying, replies, now)
+	}
 	found.Sources = sources
 	n, took := alike(replies, &latest)
 	// The others are no majority, without which there is no failover.
@@ -246,9 +259,21 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	if err != nil {
 		return found, fmt.Errorf("ask the sentinels for %s: %w", s.opts.Sentinel.Master, err)
 	}
-	found.Roles, found.Replaced = []Roles{latest.Roles}, s.decided.replaces
 	s.belief.follow(latest.answer(-1), &s.decided)
+	latest.addOthers(s.believed)
+	found.Roles, found.Replaced = []Roles{latest.Roles}, s.decided.replaces
 	return found, nil
+}
+
+// owesTime reports whether a sentinel may be far away that has not answered. One that is silent is seldom waited for.
+func (s *Sentinel) owesTime(now time.Time) bool {
+	return slices.ContainsFunc(s.sources, func(source Source) bool {
+		pause := silentAfter
+		if source.IsSilent {
+			pause = obeyAfter
+		}
+		return source.Err != nil && now.Sub(s.patient) >= pause
+	})
 }
 
 // Judge returns the answer to follow, and the sentinels as they last answered. Where answers differ, it asks the primaries
@@ -271,23 +296,22 @@ func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.
 	if s.decided.replaces {
 		s.history = history{}
 	}
-	var believed []SentinelReply
+	s.believed = nil
 	for _, n := range s.decided.group {
-		believed = append(believed, replies[places[n]])
+		s.believed = append(s.believed, replies[places[n]])
 	}
 	for i, addr := range s.opts.Sentinel.Addrs {
 		source := Source{Addr: addr}
 		if replies[i].Err != nil {
-			source = sourceAt(s.sources, addr).miss(replies[i].Err)
+			source = sourceAt(s.sources, addr).miss(replies[i].Err, now, s.patient.Equal(now))
 		} else if slices.Contains(s.decided.foreign, slices.Index(places, i)) {
-			source.Leads = replies[i].Primary
+			source.IsForeign, source.Leads = true, replies[i].Primary
 		}
 		sources = append(sources, source)
 	}
 	s.sources = sources
-	if len(believed) > 0 {
-		latest, err = s.Latest(believed)
-		latest.lists(believed)
+	if len(s.believed) > 0 {
+		latest, err = s.Latest(s.believed)
 		return latest, sources, err
 	}
 	if _, err = s.Latest(replies); err == nil {
@@ -296,13 +320,26 @@ func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.
 	return SentinelReply{}, sources, err
 }
 
-// lists adds the servers that only others list: a sentinel that was reset knows none.
-func (a *SentinelReply) lists(others []SentinelReply) {
-	known := slices.Concat([]string{a.Primary}, a.Replicas, a.Down)
-	for i := range others {
-		known = appendNew(known, slices.Concat(others[i].Replicas, others[i].Down)...)
+// addOthers adds the servers that only other replies list: a sentinel that was reset knows none. One that is new may be
+// known to others first.
+func (r *Roles) addOthers(replies []SentinelReply) {
+	known := map[string]bool{r.Primary: true}
+	for _, addr := range slices.Concat(r.Replicas, r.Down) {
+		known[addr] = true
 	}
-	a.Down = append(a.Down, known[1+len(a.Replicas)+len(a.Down):]...)
+	add := func(to *[]string, addrs []string) {
+		for _, addr := range addrs {
+			if !known[addr] {
+				*to, known[addr] = append(*to, addr), true
+			}
+		}
+	}
+	for i := range replies {
+		add(&r.Elsewhere, replies[i].Replicas)
+	}
+	for i := range replies {
+		add(&r.Down, replies[i].Down)
+	}
 }
 
 // meet notes the marks of the primary at an address, which change when it restarts, and when its replicas take over.

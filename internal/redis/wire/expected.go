@@ -13,25 +13,35 @@ const (
 	// forgetAfter is how long no source has named a server that was only seen until it is no longer expected: else a
 	// deployment that has shrunk would lack servers for ever.
 	forgetAfter = time.Hour
-	// mostMissed is how many answers of a source in a row have to be missing until that is said.
-	mostMissed = 3
+	// absentAfter is how long a server is not in use until that is said: after a failover, sentinels are not connected to
+	// its replicas for a moment.
+	absentAfter = time.Second
+	// silentAfter is how long a source has not answered until that is said.
+	silentAfter = 2 * time.Second
+	// mostExpected bounds the servers that are expected besides those in use: sources may name ever new ones.
+	mostExpected = 1000
 )
 
 // Source is a sentinel or a node that was given, and its last answer.
 type Source struct {
 	Addr string
-	// Leads is the primary of others to which it leads, or last led; empty if it leads to the servers that are followed.
-	Leads string
-	// Err is why it did not answer, or nil. IsSilent is set once it has missed several questions in a row.
+	// IsForeign is set if it does not lead to the servers that are followed, or did not when it last answered. Leads is the
+	// primary to which it leads, or empty if nothing identifies that.
+	IsForeign bool
+	Leads     string
+	// Err is why it did not answer, or nil, and missing since when. IsSilent is set once that lasts.
 	Err      error
-	missed   int
+	missing  time.Time
 	IsSilent bool
 }
 
-// miss returns the source after a question that had no answer.
-func (s Source) miss(err error) Source {
-	s.Err, s.missed = err, s.missed+1
-	s.IsSilent = s.missed >= mostMissed
+// miss returns the source after a question that had no answer at now. One that had not the full time may still be answered.
+func (s Source) miss(err error, now time.Time, hadTime bool) Source {
+	s.Err = err
+	if s.missing.IsZero() {
+		s.missing = now
+	}
+	s.IsSilent = s.IsSilent || hadTime && now.Sub(s.missing) >= silentAfter
 	return s
 }
 
@@ -45,46 +55,58 @@ func sourceAt(all []Source, addr string) Source {
 
 // Fault returns what is wrong with a source that leads elsewhere.
 func (s *Source) Fault() *Fault {
+	if s.Leads == "" {
+		return &Fault{
+			Problem: "the IDs of its cluster's nodes are missing or differ between two replies, so nothing shows where it leads",
+			Remedy:  "give the address of a node in place of a proxy's",
+		}
+	}
 	return &Fault{
 		Problem: fmt.Sprintf("it leads to %s, which has nothing in common with the servers that are followed", s.Leads),
 		Remedy:  "remove its address from the shard, or make it name the shard's servers",
 	}
 }
 
-// QuorumFault returns the fault of a shard of which no majority of the sources leads to its servers because some are
-// silent, or nil.
+// QuorumFault returns the fault of a shard of which no majority of the sources leads to its servers because some do not
+// answer, or nil.
 func QuorumFault(sources []Source, inCluster bool) error {
 	led := 0
-	var silent []string
+	var away, remedies []string
+	kind, consequence, login := "sentinels", "perhaps no replica can take the primary's place", "sentinel_username, sentinel_password or the name of the master"
+	if inCluster {
+		kind, consequence, login = "nodes", "a new cluster in its place would not be followed", "username or password"
+	}
 	for _, s := range sources {
 		switch {
+		case s.IsSilent && IsReply(s.Err):
+			away = append(away, s.Addr+" refuses: "+oneLine(s.Err))
+			remedies = appendNew(remedies, "correct "+login)
 		case s.IsSilent:
-			silent = append(silent, fmt.Sprintf("%s: %s", s.Addr, strings.Join(strings.Fields(s.Err.Error()), " ")))
-		case s.Leads == "":
+			away = append(away, s.Addr+": "+oneLine(s.Err))
+			remedies = appendNew(remedies, "restart the silent ones, or correct the list and reload")
+		case !s.IsForeign:
 			led++
 		}
 	}
-	if len(silent) == 0 || 2*led > len(sources) {
+	if len(away) == 0 || 2*led > len(sources) {
 		return nil
 	}
-	kind, consequence := "sentinels", "no replica can take the primary's place"
-	if inCluster {
-		kind, consequence = "nodes", "a new cluster in its place would not be followed"
-	}
 	return &Fault{
-		Problem: fmt.Sprintf("only %d of the %d given %s lead to its servers, so %s (%s)", led, len(sources), kind, consequence, strings.Join(silent, "; ")),
-		Remedy:  "restart the silent ones, or correct the list and reload",
+		Problem: fmt.Sprintf("only %d of the %d given %s lead to its servers, so %s (%s)", led, len(sources), kind, consequence, strings.Join(away, "; ")),
+		Remedy:  strings.Join(remedies, "; "),
 	}
 }
+
+func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
 // tellSources tells what has changed of the sources since a search before. mu is held.
 func (s *Shard) tellSources(was, now []Source) {
 	for i := range now {
 		source, before := &now[i], sourceAt(was, now[i].Addr)
 		switch {
-		case source.Leads != "" && source.Leads != before.Leads:
+		case source.IsForeign && (!before.IsForeign || source.Leads != before.Leads):
 			s.Emit(Event{Kind: Misconfigured, Addr: source.Addr, Err: source.Fault()})
-		case source.Leads == "" && before.Leads != "":
+		case !source.IsForeign && before.IsForeign:
 			s.Emit(Event{Kind: Mended, Addr: source.Addr, Err: before.Fault()})
 		}
 		switch {
@@ -98,52 +120,77 @@ func (s *Shard) tellSources(was, now []Source) {
 
 // expectation is a server that an accepted answer has named.
 type expectation struct {
-	// named is when a source named it last.
-	named time.Time
-	// isAbsent is set while it is not in use: all sources take it for down, or none names it. wasUsed is set once it was.
-	isAbsent, isNamed, wasUsed bool
+	// named is when a source named it last, and lost since when it is not in use; zero while it is.
+	named, lost time.Time
+	// among is how many servers were in use when it was last, or 0 if it never was.
+	among int
+	// isNamed is set if the sources name it as one that is down.
+	isNamed bool
 	// hasSlots is set if nothing has taken its place as the primary of its slots.
 	hasSlots bool
+	// isSaid is set while its absence is said.
+	isSaid bool
 }
 
-// expect notes the servers that an accepted answer names. A new one takes the place of one that is no longer named, as
-// after a move to another address. mu is held.
+// expect notes the servers that an accepted answer names. One that is no longer named is missed while fewer are in use than
+// with it. mu is held.
 func (s *Shard) expect(found []Roles) {
 	now, was := s.now(), s.expected
-	s.expected = map[string]expectation{}
-	came := 0
-	note := func(addr string, e expectation) {
-		if before, isKnown := was[addr]; !isKnown && !e.isAbsent {
-			came++
-		} else if before.isAbsent && !e.isAbsent {
+	next := map[string]expectation{}
+	for _, r := range found {
+		for _, addr := range append([]string{r.Primary}, r.Replicas...) {
+			if addr != "" {
+				next[addr] = expectation{named: now}
+			}
+		}
+	}
+	used, missed := len(next), 0
+	for addr, e := range next {
+		e.among = used
+		if next[addr] = e; was[addr].isSaid {
 			s.Emit(Event{Kind: ServerUp, Addr: addr, Purpose: PurposeChecks})
 		}
-		e.named, e.isNamed, e.wasUsed = now, true, was[addr].wasUsed || !e.isAbsent
-		s.expected[addr] = e
 	}
-	for _, r := range found {
-		if r.Primary != "" {
-			note(r.Primary, expectation{})
+	note := func(addr string, e expectation, isMissed bool) {
+		if isMissed && e.among > 0 {
+			missed++
 		}
-		for _, addr := range r.Replicas {
-			note(addr, expectation{})
+		if e.lost.IsZero() {
+			e.lost = now
 		}
-		for _, addr := range r.Down {
-			note(addr, expectation{isAbsent: true, hasSlots: r.Primary == "" && len(r.Slots) > 0})
-		}
-	}
-	gone := slices.SortedFunc(maps.Keys(was), func(a, b string) int { return cmp.Or(was[a].named.Compare(was[b].named), cmp.Compare(a, b)) })
-	gone = slices.DeleteFunc(gone, func(addr string) bool { return s.expected[addr].isNamed || !was[addr].wasUsed })
-	for _, addr := range gone[min(came, len(gone)):] {
-		if at := was[addr].named; now.Sub(at) < forgetAfter {
-			s.expected[addr] = expectation{named: at, isAbsent: true, wasUsed: true}
-		}
-	}
-	for addr, e := range s.expected {
-		if e.isAbsent && !was[addr].isAbsent {
+		wasSaid := e.isSaid
+		if e.isSaid = isMissed && now.Sub(e.lost) >= absentAfter; e.isSaid && !wasSaid {
 			s.Emit(Event{Kind: ServerDown, Addr: addr, Purpose: PurposeChecks, Err: s.absence(e)})
 		}
+		next[addr] = e
 	}
+	for _, r := range found {
+		for i, addr := range r.Down {
+			// A node that has lost its ID is named as it was too.
+			if _, isNoted := next[addr]; !isNoted && len(next) < used+mostExpected {
+				e := was[addr]
+				e.named, e.isNamed, e.hasSlots = now, true, r.Primary == "" && len(r.Slots) > 0 && i == 0
+				note(addr, e, true)
+			}
+		}
+		for _, addr := range r.Elsewhere {
+			if e, isKnown := was[addr]; isKnown {
+				e.named = now
+				was[addr] = e
+			}
+		}
+	}
+	gone := slices.DeleteFunc(slices.Collect(maps.Keys(was)), func(addr string) bool {
+		_, isNoted := next[addr]
+		return isNoted || was[addr].among == 0 || now.Sub(was[addr].named) >= forgetAfter
+	})
+	slices.SortFunc(gone, func(a, b string) int { return cmp.Or(was[b].named.Compare(was[a].named), cmp.Compare(a, b)) })
+	for _, addr := range gone[:min(len(gone), used+mostExpected-len(next))] {
+		e := was[addr]
+		e.isNamed, e.hasSlots = false, false
+		note(addr, e, used+missed < e.among)
+	}
+	s.expected = next
 }
 
 // Absent is a server that is expected and not in use.
@@ -154,12 +201,12 @@ type Absent struct {
 	Fault    error
 }
 
-// Absent returns the servers that are expected and not in use, by address.
+// Absent returns the servers that are expected and were not in use for a moment, by address.
 func (s *Shard) Absent() (all []Absent) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, addr := range slices.Sorted(maps.Keys(s.expected)) {
-		if e := s.expected[addr]; e.isAbsent {
+		if e := s.expected[addr]; e.isSaid {
 			all = append(all, Absent{addr, e.hasSlots, s.absence(e)})
 		}
 	}
@@ -177,6 +224,6 @@ func (s *Shard) absence(e expectation) error {
 	}
 	return &Fault{
 		Problem: fmt.Sprintf("%s named it last at %s", who, e.named.UTC().Format(time.RFC3339)),
-		Remedy:  fmt.Sprintf("add a server in its place, or wait: it is expected for %v", forgetAfter),
+		Remedy:  "add a server in its place, or wait: it is expected for an hour",
 	}
 }

@@ -48,8 +48,8 @@ const (
 	// one more than there are connections, because these can all be cut at once
 	// while the server is well.
 	breakerPause = time.Second
-	// mostMute is how many INFOs, and then pings or pipelines, have to fail in a row until a server is left out of
-	// which nobody asks anything.
+	// mostMute is how many INFOs have to fail in a row until a server of which nobody asks anything is pinged, and then
+	// how many pings until it is left out.
 	mostMute = 2
 	// poolTimeout is never reached: there are as many connections as workers, one for
 	// health, and one for operators.
@@ -112,8 +112,8 @@ type Lane struct {
 	operators chan struct{}
 	// pinged is locked while a ping runs.
 	pinged sync.Mutex
-	// mute is how many INFOs in a row had no reply. From mostMute on a ping tells whether the server is down.
-	mute atomic.Int32
+	// mute is how many INFOs in a row had no reply, and deaf is how many pings.
+	mute, deaf atomic.Int32
 	// life ends when nothing more may be sent.
 	life context.Context
 	end  context.CancelFunc
@@ -135,7 +135,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Timeout: breakerPause,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
-			return int(c.ConsecutiveFailures) > opts.connections() || c.ConsecutiveFailures >= mostMute && l.mute.Load() >= mostMute
+			return int(c.ConsecutiveFailures) > opts.connections() || l.deaf.Load() >= mostMute
 		},
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
 		OnStateChange: l.emitState,
@@ -191,7 +191,7 @@ const (
 )
 
 // probe pings the servers that are left out, until the shard is closed, so that no
-// request waits to find out whether a server is back.
+// request waits to find out whether a server is back, and those that may be down.
 func (s *Shard) probe() {
 	var pings sync.WaitGroup
 	defer pings.Wait()
@@ -201,7 +201,7 @@ func (s *Shard) probe() {
 		lanes := slices.Collect(maps.Values(s.lanes))
 		s.mu.Unlock()
 		for _, l := range lanes {
-			if !l.IsUp() && l.pinged.TryLock() {
+			if (!l.IsUp() || l.mute.Load() >= mostMute) && l.pinged.TryLock() {
 				pings.Go(func() {
 					defer l.pinged.Unlock()
 					l.ping(s.life)
@@ -211,7 +211,7 @@ func (s *Shard) probe() {
 	}
 }
 
-// ping lets the breaker close if it allows a try and the server answers.
+// ping lets the breaker close if it allows a try and the server answers, or open if that fails repeatedly.
 func (l *Lane) ping(ctx context.Context) {
 	reported, err := l.breaker.Allow()
 	if err != nil {
@@ -222,6 +222,11 @@ func (l *Lane) ping(ctx context.Context) {
 	err = l.contain(func(client *goredis.Client) error { return client.Ping(ctx).Err() })
 	l.fault.note(err)
 	l.Shard.Options.noteLogin(err)
+	if isServerFault(err) {
+		l.deaf.Add(1)
+	} else {
+		l.deaf.Store(0)
+	}
 	reported(err)
 }
 
@@ -298,14 +303,12 @@ func (l *Lane) Info(ctx context.Context, least time.Duration) (text string, err 
 		text, err = client.Info(ctx).Result()
 		return err
 	})
-	if err == nil || IsReply(err) {
+	switch {
+	case err == nil || IsReply(err):
 		l.mute.Store(0)
-		return text, err
-	}
-	// A proxy may close the connection on a word that it does not know.
-	if isClosed := isCut(err) && store.KindOf(err) != store.KindTimeout; l.mute.Add(1) >= mostMute && !isClosed && l.pinged.TryLock() {
-		defer l.pinged.Unlock()
-		l.ping(l.life)
+	case !isCut(err) || store.KindOf(err) == store.KindTimeout:
+		// A proxy may close the connection on a word that it does not know, and on PING too.
+		l.mute.Add(1)
 	}
 	return text, err
 }
@@ -374,7 +377,7 @@ func (l *Lane) NoteHidden(err error) {
 // lead to another server by now. Calls in flight end on the old ones.
 func (l *Lane) reconnect() {
 	if l.replacement.isDue(time.Now()) {
-		l.Shard.Options.names.forget(l.Addr)
+		l.Shard.Options.names.forget(l.Addr, "")
 		l.renew()
 	}
 }

@@ -77,7 +77,9 @@ type Roles struct {
 	Primary  string
 	Replicas []string
 	Down     []string
-	Slots    []SlotRange
+	// Elsewhere are those that only other sources than the one believed take for up.
+	Elsewhere []string
+	Slots     []SlotRange
 }
 
 // SlotRange is a range of slots, both ends included.
