@@ -28,6 +28,8 @@ type Cluster struct {
 	// census is when all given nodes were asked last. sources are these, as they last answered.
 	census  time.Time
 	sources []Source
+	// patient is when a search last waited longer for some.
+	patient time.Time
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -89,12 +91,14 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		judged = c.belief
 		best, d = c.believe(&judged, views, now)
 	}
+	isPatient := timeout >= c.opts.NodeTimeout()
 	isWaiting := isDue && timeout < c.opts.NodeTimeout() || !c.belief.isSet
 	for ; len(rest) > 0 && ctx.Err() == nil; n = together {
 		n = min(n, len(rest))
 		ask(rest[:n], timeout, timeout)
 		rest = rest[n:]
-		if isWaiting && 2*votesOf(views, d.group) <= len(c.opts.Cluster) {
+		if isWaiting && (2*votesOf(views, d.group) <= len(c.opts.Cluster) || owesTime(c.sources, c.patient, now)) {
+			isPatient, c.patient = true, now
 			ask(c.silent(&failed), c.opts.NodeTimeout(), c.connectTimeout())
 		}
 		if isWaiting = false; best.isCurrent(c.history.epoch) {
@@ -124,7 +128,7 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 				source.Leads = firstPrimary(views[place].roles)
 			}
 		} else if place := slices.IndexFunc(failed, isFrom); place >= 0 {
-			source = source.miss(failed[place].err, now, isDue)
+			source = source.miss(failed[place].err, now, isPatient)
 		}
 		c.sources = append(c.sources, source)
 	}

@@ -233,7 +233,7 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	now := time.Now()
 	wait := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
-	if s.owesTime(now) {
+	if owesTime(s.sources, s.patient, now) {
 		wait, s.patient = s.opts.SearchTimeout(), now
 	}
 	asking, cancel := context.WithTimeout(ctx, wait)
@@ -263,17 +263,6 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	latest.addOthers(s.believed)
 	found.Roles, found.Replaced = []Roles{latest.Roles}, s.decided.replaces
 	return found, nil
-}
-
-// owesTime reports whether a sentinel may be far away that has not answered. One that is silent is seldom waited for.
-func (s *Sentinel) owesTime(now time.Time) bool {
-	return slices.ContainsFunc(s.sources, func(source Source) bool {
-		pause := silentAfter
-		if source.IsSilent {
-			pause = obeyAfter
-		}
-		return source.Err != nil && now.Sub(s.patient) >= pause
-	})
 }
 
 // Judge returns the answer to follow, and the sentinels as they last answered. Where answers differ, it asks the primaries

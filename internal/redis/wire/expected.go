@@ -18,6 +18,8 @@ const (
 	absentAfter = time.Second
 	// silentAfter is how long a source has not answered until that is said.
 	silentAfter = 2 * time.Second
+	// silentPause is the time between two searches that wait longer for sources that are silent: these may be far away.
+	silentPause = time.Minute
 	// mostExpected bounds the servers that are expected besides those in use: sources may name ever new ones.
 	mostExpected = 1000
 )
@@ -43,6 +45,13 @@ func (s Source) miss(err error, now time.Time, hadTime bool) Source {
 	}
 	s.IsSilent = s.IsSilent || hadTime && now.Sub(s.missing) >= silentAfter
 	return s
+}
+
+// owesTime reports whether a search at now has to wait for sources that have not answered, after one that did.
+func owesTime(sources []Source, waited, now time.Time) bool {
+	return slices.ContainsFunc(sources, func(s Source) bool {
+		return s.Err != nil && (now.Sub(waited) >= silentPause || !s.IsSilent && now.Sub(waited) >= silentAfter)
+	})
 }
 
 // sourceAt returns what is known of a source.

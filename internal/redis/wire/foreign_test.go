@@ -189,6 +189,17 @@ func TestForeignSentinel(t *testing.T) {
 	if found := foreignIn(mustFind(t, f).Sources); len(found) != 1 || found[0].Leads != leads {
 		t.Errorf("the foreign one leads to %+v, want %s", found, leads)
 	}
+	given := other.Addrs()
+	for _, addr := range ours.Addrs() {
+		proxy := redistest.StartProxy(t, addr)
+		redistest.Must(t, proxy.Delay(searchReplies*findTimeout))
+		given = append(given, proxy.Addr())
+	}
+	slow := newShard(t, Options{Sentinel: &SentinelOptions{Master: name, Addrs: given}})
+	t.Cleanup(slow.Use(redistest.WaitTimeout))
+	waits := NewSentinel(&slow.Options)
+	t.Cleanup(waits.Close)
+	requireFound(t, "a near one is not heard alone", waits, mine.Primary.Addr(), other.Addrs()...)
 	told := f.asked[leads].at
 	mustFind(t, f)
 	if now := f.asked[leads].at; told.IsZero() || !now.Equal(told) && now.Sub(told) < FollowAfter {

@@ -164,7 +164,8 @@ func TestNamesOfAClusterThatWasMadeAnew(t *testing.T) {
 	n := s.Options.names
 	n.lookup = func(context.Context, string) ([]string, error) { return records[moved.Load():][:1], nil }
 	redistest.Eventually(t, "the cluster is found", s.find)
-	first, second := s.Owner(0), s.Owner(SlotCount-1)
+	// Owner would begin to search in the background.
+	first, second := s.Servers()[0], s.Servers()[1]
 	if first.Primary != given || second.Primary != other {
 		t.Fatalf("found %+v, %+v", first, second)
 	}
