@@ -273,7 +273,7 @@ func TestTwinShardsAreNoDisagreement(t *testing.T) {
 func TestLossByAReload(t *testing.T) {
 	at := func(shards ...string) (all []store.ShardFigures) {
 		for i := 0; i < len(shards); i += 2 {
-			all = append(all, store.ShardFigures{Name: shards[i], Servers: []store.ServerFigures{{Address: shards[i+1]}}})
+			all = append(all, store.ShardFigures{Name: shards[i], Servers: []store.ServerFigures{{Address: shards[i+1]}}, Sources: []store.ServerFigures{{Address: "sentinel"}}})
 		}
 		return all
 	}

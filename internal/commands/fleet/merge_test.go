@@ -115,6 +115,10 @@ func TestStoresOfOneName(t *testing.T) {
 		return s
 	}
 	unfound := adminapi.Store{Name: "s", Shared: true, Shards: []adminapi.Shard{{Name: "a"}}}
+	by := func(role store.Role, s adminapi.Store) adminapi.Store {
+		s.Shards[0].Servers = append(s.Shards[0].Servers, adminapi.Server{Address: "source:1", Role: role})
+		return s
+	}
 	for _, c := range []struct {
 		stores []adminapi.Store
 		want   bool
@@ -127,6 +131,8 @@ func TestStoresOfOneName(t *testing.T) {
 		{[]adminapi.Store{{Name: "s"}, shared("s", "r:1"), shared("s", "r:1")}, false},
 		{[]adminapi.Store{shared("s", "r:1"), unfound}, false},
 		{[]adminapi.Store{shared("s", "r:1"), shared("t", "r:2")}, true},
+		{[]adminapi.Store{by(store.RoleSentinel, shared("s", "r:1")), by(store.RoleSentinel, shared("s", "r:2"))}, false},
+		{[]adminapi.Store{by(store.RoleNode, shared("s", "r:1")), by(store.RoleNode, shared("s", "r:2"))}, false},
 	} {
 		var answers []adminapi.Status
 		for _, s := range c.stores {
