@@ -60,7 +60,7 @@ func overridesRemedy(err error) string {
 // withRemedy returns an error of a shard, after a separator, with what to do about it.
 func withRemedy(err error) string {
 	text := ": " + oneLine(err)
-	if remedy := remedies[store.KindOf(err)]; remedy != "" {
+	if remedy := remedies[store.KindOf(err)]; remedy != "" && !errors.As(err, new(interface{ HasRemedy() })) {
 		text += ": " + remedy
 	}
 	return text
