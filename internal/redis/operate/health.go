@@ -60,6 +60,11 @@ func (s *Shard) examine(ctx context.Context) {
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
 	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
+	if err == nil {
+		looking, cancel := context.WithTimeout(ctx, s.Options.ConnectTimeout()+s.Options.ReplyWithin(infoTimeout))
+		at.Checks.Revisit(looking)
+		cancel()
+	}
 	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
 	} else {
@@ -153,6 +158,7 @@ const (
 	faultMode
 	faultCommands
 	faultClock
+	faultIdentity
 	faultWritable
 	faultStale
 	faultKinds
@@ -214,13 +220,14 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	s.mu.Unlock()
 	now := was
 	if err == nil {
+		server := wire.ServerIn(func(name string) string { return i[name] })
+		s.Hear(l.Addr, &server)
 		now = i.sight()
 		now.faults = faultsOf(i, l != at.Checks, s.Shard)
-		if l != at.Checks && !s.Finds() && !now.isReplica && now.faults[faultMode] == nil {
-			now.faults[faultRole] = strayFault(now, s.sightOf(at.Primary))
-		}
-		if l != at.Checks && i.isDetached() && refusesStale(l) {
-			now.faults[faultStale] = errStale
+		if l == at.Checks {
+			now.faults[faultIdentity] = s.IdentityFault(l.Addr, i["run_id"])
+		} else {
+			s.judgeReplica(&now, i, at, l)
 		}
 		if s.Finds() && l == at.Checks && i.isReplica() {
 			now = now.demotedAfter(was, i)
@@ -236,6 +243,9 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	if err == nil || wire.IsReply(err) {
 		// A server that refuses INFO shows no mode, and may be another one than before.
 		now.faults[faultMode] = s.modeOf(ctx, i, func(ctx context.Context) bool { return l.Redirects(ctx, at.Checks) })
+		if now.faults[faultMode] == nil && l == at.Checks {
+			now.faults[faultMode] = s.TurnFault(l.Addr)
+		}
 		unfit := s.unfitness(ctx, l, now.faults[faultMode])
 		now.faults[faultCommands] = nil
 		for _, l := range lanes {
@@ -306,7 +316,7 @@ func accessFault(err error) error {
 
 const (
 	loginRefused = "it refuses the login"
-	infoRefused  = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
+	infoRefused  = "INFO is refused, so nothing shows whether it lags, is set up wrongly, or is another server than before"
 )
 
 // faultsOf returns the faults of a server, apart from its clock, as one of a shard.
@@ -335,6 +345,16 @@ func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 		}
 	}
 	return found
+}
+
+// judgeReplica adds the faults of a server as a replica of a primary.
+func (s *Shard) judgeReplica(now *sight, i info, at *wire.Servers, l *wire.Lane) {
+	if !s.Finds() && !now.isReplica && now.faults[faultMode] == nil {
+		now.faults[faultRole] = strayFault(*now, s.sightOf(at.Primary))
+	}
+	if i.isDetached() && refusesStale(l) {
+		now.faults[faultStale] = errStale
+	}
 }
 
 // strayFault returns the fault of a server that is given as a replica of a primary, and is a primary.

@@ -84,8 +84,8 @@ func TestRemediesOfFindings(t *testing.T) {
 		}
 	}
 	full, lonely, evicting := start("--maxmemory", "1", "--maxmemory-policy", "noeviction"), start("--min-replicas-to-write", "1"), start("--maxmemory-policy", "allkeys-lru")
-	forgetful, unasked, rightless, keyless, baseless := redistest.Start(t, redistest.Args("--save", "")), redistest.Start(t), start(), start(), start()
-	closed, crowded, down, hung, lacking := start("--requirepass", "secret"), start("--maxclients", "1"), start(), start(), start("--rename-command", "HINCRBY", "")
+	forgetful, unasked, rightless, keyless, baseless := redistest.Start(t, redistest.Args("--save", "")), redistest.Start(t, redistest.Args("--save", "3600 1")), start(), start(), start()
+	closed, crowded, down, lacking := start("--requirepass", "secret"), start("--maxclients", "1"), start(), start("--rename-command", "HINCRBY", "")
 	must(t, crowded.Client().Ping(t.Context()).Err())
 	must(t, down.Kill())
 	slow := redistest.StartProxy(t, primary)
@@ -99,8 +99,6 @@ func TestRemediesOfFindings(t *testing.T) {
 	must(t, detached.Replicas[0].PauseReplication())
 	late := redistest.StartShard(t, 1, lasting)
 	busy, _ := startBusy(t)
-	_ = hung
-
 	shardOf := func(s *redistest.Shard) wire.Options {
 		return wire.Options{Primary: s.Primary.Addr(), Replicas: []string{s.Replicas[0].Addr()}}
 	}
@@ -243,7 +241,8 @@ func TestRemediesOfSlots(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
 	defer cancel()
 	// It needs the address of a node, and asks.
-	fix := exec.CommandContext(ctx, "redis-cli", append(strings.Fields(strings.Replace(command, "fix", "fix "+cluster.Addrs()[0], 1)), "--cluster-yes")...)
+	fix := exec.CommandContext(ctx, "redis-cli", strings.Fields(strings.Replace(command, "fix", "fix "+cluster.Addrs()[0], 1))...)
+	fix.Stdin = strings.NewReader("yes\n")
 	if out, err := fix.CombinedOutput(); err != nil {
 		t.Logf("%v: %s", err, out)
 	}
