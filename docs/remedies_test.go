@@ -51,10 +51,10 @@ func TestRemediesNameTheirTests(t *testing.T) {
 }
 
 // named matches what is called a remedy in the code.
-var named = regexp.MustCompile(`(?i)remed(y|ies)|hint`)
+var named = regexp.MustCompile(`(?i)remed(y|ies)`)
 
 // problemPackages have the remedies of problems, errors and findings. Errors of configs have tables of their own.
-var problemPackages = []string{"internal/admin", "internal/limiter", "internal/memory", "internal/redis/ask", "internal/redis/operate", "internal/redis/wire", "internal/stores", "redisstore"}
+var problemPackages = []string{"internal/admin", "internal/memory", "internal/redis/ask", "internal/redis/operate", "internal/redis/wire", "internal/stores", "redisstore"}
 
 // remediesInCode returns the places of remedies in the code: of texts that are given for a field, variable, parameter
 // or key of that name, or that a function of that name returns, and of problems.
@@ -138,7 +138,10 @@ func (s *scan) collect(n ast.Node) bool {
 		}
 		isOfProblem := len(n.Args) > 0 && strings.HasPrefix(nameOf(n.Args[0]), "Problem")
 		isOfLog := len(n.Args) == 2 && nameOf(n.Fun) == "String" && named.MatchString(textOf(n.Args[0]))
-		s.addIf(isOfProblem || isOfLog, n.Args...)
+		s.addIf(isOfLog, n.Args...)
+		if isOfProblem {
+			s.addEnds(n.Args)
+		}
 	}
 	return true
 }
@@ -155,13 +158,27 @@ func (s *scan) addIf(isRemedy bool, expressions ...ast.Expr) {
 			}
 			if literal, ok := n.(ast.Expr); ok {
 				if text := strings.Trim(textOf(literal), ":; "); strings.Contains(text, " ") {
-					at := s.set.Position(literal.Pos())
-					s.found[text] = filepath.ToSlash(at.Filename) + ":" + strconv.Itoa(at.Line)
+					s.add(text, literal)
 				}
 			}
 			return true
 		})
 	}
+}
+
+// addEnds adds what the texts of a problem have after their last colon, unless it is given elsewhere.
+func (s *scan) addEnds(arguments []ast.Expr) {
+	for _, argument := range arguments {
+		text := textOf(argument)
+		if i := strings.LastIndex(text, ": "); i >= 0 && !strings.HasPrefix(text[i+2:], "%") {
+			s.add(text[i+2:], argument)
+		}
+	}
+}
+
+func (s *scan) add(text string, e ast.Expr) {
+	at := s.set.Position(e.Pos())
+	s.found[text] = filepath.ToSlash(at.Filename) + ":" + strconv.Itoa(at.Line)
 }
 
 // textOf returns the text of a literal, or "".

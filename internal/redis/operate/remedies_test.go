@@ -4,6 +4,9 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
 	"os/exec"
 	"regexp"
 	"slices"
@@ -99,6 +102,24 @@ func TestRemediesOfFindings(t *testing.T) {
 	must(t, detached.Replicas[0].PauseReplication())
 	late := redistest.StartShard(t, 1, lasting)
 	busy, _ := startBusy(t)
+	nameless := startRenamed(t, sh.Primary, func(int64) string { return "" })
+	hung, hungNode := start(), redistest.StartCluster(t, 1, 0, lasting, redistest.NodeTimeout(redistest.WaitTimeout)).Nodes[0]
+	for _, server := range []*redistest.Server{hung, hungNode} {
+		must(t, server.Pause())
+	}
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	old, err := ca.IssueServer(time.Now().Add(time.Hour))
+	must(t, err)
+	expired := redistest.Start(t, lasting, redistest.TLS(old), redistest.Args("--tls-auth-clients", "no"))
+	must(t, old.Renew(time.Now().Add(-time.Hour)))
+	must(t, expired.ReloadCertificate(t.Context()))
+	private := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no", "--requirepass", "secret")).Addr()
+	elsewhere := func(addr string) wire.Options {
+		return wire.Options{Primary: "redis.internal:6379", Credentials: login("", "secret"), Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, addr)
+		}}
+	}
 	shardOf := func(s *redistest.Shard) wire.Options {
 		return wire.Options{Primary: s.Primary.Addr(), Replicas: []string{s.Replicas[0].Addr()}}
 	}
@@ -168,8 +189,21 @@ func TestRemediesOfFindings(t *testing.T) {
 			must(t, err)
 			o.TLS = &tls.Config{RootCAs: ca.Pool(), Certificates: []tls.Certificate{pair}}
 		}},
-		"an unverified certificate":  {withTLS(secure, &tls.Config{InsecureSkipVerify: true}), codeUnverified, "remove insecure_skip_verify", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }},
-		"TLS that is not spoken":     {wire.Options{Primary: primary, TLS: &tls.Config{RootCAs: ca.Pool()}, DialTimeout: 100 * time.Millisecond}, codeUnreachable, "may speak no TLS", func(o *wire.Options, _ *store.Finding) { o.TLS, o.DialTimeout = nil, 0 }},
+		"an unverified certificate": {withTLS(secure, &tls.Config{InsecureSkipVerify: true}), codeUnverified, "remove insecure_skip_verify", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }},
+		"TLS that is not spoken":    {wire.Options{Primary: primary, TLS: &tls.Config{RootCAs: ca.Pool()}, DialTimeout: 100 * time.Millisecond}, codeUnreachable, "may speak no TLS", func(o *wire.Options, _ *store.Finding) { o.TLS, o.DialTimeout = nil, 0 }},
+		"TLS at a port without it":  {withTLS(web.Listener.Addr().String(), &tls.Config{RootCAs: ca.Pool()}), codeTLS, "remove tls, or give the port with TLS", func(o *wire.Options, _ *store.Finding) { o.Primary = secure }},
+		"a web server":              {lone(web.Listener.Addr().String()), codeUnreachable, "give the address of a Redis server", func(o *wire.Options, _ *store.Finding) { o.Primary = primary }},
+		"a server that hangs":       {wire.Options{Primary: hung.Addr(), DialTimeout: 300 * time.Millisecond}, codeUnreachable, "not overloaded", func(*wire.Options, *store.Finding) { must(t, hung.Resume()) }},
+		"a node that hangs":         {wire.Options{Cluster: []string{hungNode.Addr()}, DialTimeout: 300 * time.Millisecond}, codeUnfound, "to answer, and more with a longer check_timeout", func(*wire.Options, *store.Finding) { must(t, hungNode.Resume()) }},
+		"a server without a name":   {lone(nameless), codeVague, "in place of a proxy's", func(o *wire.Options, _ *store.Finding) { o.Primary = primary }},
+		"a password in the clear": {elsewhere(closed.Addr()), codePlain, "set up TLS there, and the option tls", func(o *wire.Options, _ *store.Finding) {
+			*o = elsewhere(private)
+			o.TLS = &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"}
+		}},
+		"an expired certificate": {withTLS(expired.Addr(), &tls.Config{RootCAs: ca.Pool()}), codeTLS, "renew the server's certificate", func(*wire.Options, *store.Finding) {
+			must(t, old.Renew(time.Now().Add(time.Hour)))
+			must(t, expired.ReloadCertificate(t.Context()))
+		}},
 		"TLS that is not configured": {lone(secure), codeUnreachable, "option tls", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -181,6 +215,9 @@ func TestRemediesOfFindings(t *testing.T) {
 			}
 			if c.code == codeSlow {
 				within = 10 * time.Millisecond
+			}
+			if opts.DialTimeout > 0 && c.code != codeSlow {
+				within = 0
 			}
 			look := func() []store.Finding {
 				return diagnosed(t, opts, func(o *Operator) { o.asker.ReadPrimary, o.asker.CheckTimeout = c.code != codeNoReplica, within }).Findings
@@ -198,7 +235,7 @@ func TestRemediesOfFindings(t *testing.T) {
 				must(t, err)
 				within = above + 20*time.Millisecond
 			}
-			eventually(t, "the remedy works", func() error {
+			eventually(t, name+": the remedy works", func() error {
 				for _, f := range look() {
 					if f.Code == c.code || f.Severity == store.SeverityError {
 						return fmt.Errorf("with %+v there is %+v", opts, f)
@@ -237,14 +274,34 @@ func TestRemediesOfSlots(t *testing.T) {
 	must(t, dead.Restart())
 	await(true)
 	must(t, dead.Kill())
-	command := regexp.MustCompile(`redis-cli (.*)\)`).FindStringSubmatch(await(false))[1]
+	fixByCommand(t, await(false), cluster.Addrs()[0])
+	await(true)
+}
+
+// TestRemedyOfSlotsThatNobodyHas gives them to a node.
+func TestRemedyOfSlotsThatNobodyHas(t *testing.T) {
+	t.Parallel()
+	node := redistest.StartCluster(t, 1, 0, lasting, redistest.NodeTimeout(redistest.WaitTimeout)).Nodes[0]
+	must(t, node.Client().ClusterDelSlots(t.Context(), 5, 6).Err())
+	opts := wire.Options{Cluster: []string{node.Addr()}}
+	d := diagnosed(t, opts, nil)
+	i := slices.IndexFunc(d.Findings, func(f store.Finding) bool { return f.Code == codeSlots })
+	if i < 0 {
+		t.Fatalf("the findings are %+v", d.Findings)
+	}
+	fixByCommand(t, d.Findings[i].Remedy, node.Addr())
+	diagnosedAs(t, opts, nil, "warning no_replica "+node.Addr())
+}
+
+// fixByCommand executes the command in a remedy, which needs the address of a node, and asks.
+func fixByCommand(t *testing.T, remedy, addr string) {
+	t.Helper()
+	command := regexp.MustCompile(`redis-cli (.*)\)`).FindStringSubmatch(remedy)[1]
 	ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
 	defer cancel()
-	// It needs the address of a node, and asks.
-	fix := exec.CommandContext(ctx, "redis-cli", strings.Fields(strings.Replace(command, "fix", "fix "+cluster.Addrs()[0], 1))...)
+	fix := exec.CommandContext(ctx, "redis-cli", strings.Fields(strings.Replace(command, "fix", "fix "+addr, 1))...)
 	fix.Stdin = strings.NewReader("yes\n")
 	if out, err := fix.CombinedOutput(); err != nil {
 		t.Logf("%v: %s", err, out)
 	}
-	await(true)
 }
