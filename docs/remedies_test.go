@@ -4,7 +4,6 @@ import (
 	"go/ast"
 	"go/parser"
 	"go/token"
-	"io/fs"
 	"path/filepath"
 	"regexp"
 	"strconv"
@@ -62,15 +61,19 @@ func remediesInCode(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	for _, folder := range problemPackages {
-		set := token.NewFileSet()
-		packages, err := parser.ParseDir(set, folder, func(info fs.FileInfo) bool { return !strings.HasSuffix(info.Name(), "_test.go") }, 0)
-		must(t, folder, err)
-		for _, p := range packages {
-			s := scan{set: set, found: found, parameters: map[string]int{}}
-			for _, visit := range []func(ast.Node) bool{s.declare, s.collect} {
-				for _, file := range p.Files {
-					ast.Inspect(file, visit)
-				}
+		s := scan{set: token.NewFileSet(), found: found, parameters: map[string]int{}}
+		var files []*ast.File
+		for _, path := range documents(t, folder+"/*.go") {
+			if strings.HasSuffix(path, "_test.go") {
+				continue
+			}
+			file, err := parser.ParseFile(s.set, path, nil, 0)
+			must(t, path, err)
+			files = append(files, file)
+		}
+		for _, visit := range []func(ast.Node) bool{s.declare, s.collect} {
+			for _, file := range files {
+				ast.Inspect(file, visit)
 			}
 		}
 	}

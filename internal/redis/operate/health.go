@@ -199,7 +199,7 @@ func (n sight) demotedAfter(was sight, i info) sight {
 	if n.demoted = was.demoted + 1; n.demoted >= mostDemoted {
 		n.faults[faultRole] = &wire.Fault{
 			Problem: fmt.Sprintf("it keeps being found as the primary, and is a replica of %s:%s", i["master_host"], i["master_port"]),
-			Remedy:  "see why the sentinels, or the cluster, do not follow: SENTINEL RESET, or CLUSTER FAILOVER",
+			Remedy:  "see why the sentinels, or the cluster, do not follow, or make it a primary again (REPLICAOF NO ONE)",
 		}
 	}
 	return n

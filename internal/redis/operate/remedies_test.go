@@ -216,9 +216,6 @@ func TestRemediesOfFindings(t *testing.T) {
 			if c.code == codeSlow {
 				within = 10 * time.Millisecond
 			}
-			if opts.DialTimeout > 0 && c.code != codeSlow {
-				within = 0
-			}
 			look := func() []store.Finding {
 				return diagnosed(t, opts, func(o *Operator) { o.asker.ReadPrimary, o.asker.CheckTimeout = c.code != codeNoReplica, within }).Findings
 			}
