@@ -126,10 +126,14 @@ func TestRemediesOfProblems(t *testing.T) {
 		},
 		"a busy server": func(t *testing.T) provoked {
 			server := redistest.Start(t, redistest.Args("--busy-reply-threshold", "1"))
+			program, end := context.WithCancel(t.Context())
 			return provoked{
 				site: site(shard("primary " + server.Addr())), kind: "store_errors", remedy: "end its script (SCRIPT KILL), and find the program that runs it",
-				provoke: func(*caddytest.Caddy) { go server.Client().Eval(context.Background(), "while true do end", nil) },
-				apply:   func(*caddytest.Caddy) { do(t, server, "SCRIPT", "KILL") },
+				provoke: func(*caddytest.Caddy) { go server.Client().Eval(program, "while true do end", nil) },
+				apply: func(*caddytest.Caddy) {
+					end()
+					do(t, server, "SCRIPT", "KILL")
+				},
 			}
 		},
 		"a right that is lacking": func(t *testing.T) provoked {
@@ -157,7 +161,7 @@ func TestRemediesOfProblems(t *testing.T) {
 			return provoked{
 				site: site(shard("primary " + server.Addr())), kind: "store_errors", remedy: "let no other program write keys with this key_prefix",
 				provoke: func(c *caddytest.Caddy) {
-					for _, key := range server.Client().Keys(t.Context(), "rl:*{*").Val() {
+					for _, key := range server.Client().Keys(t.Context(), "rl:*:api:*").Val() {
 						do(t, server, "SET", key, "text")
 					}
 				},
