@@ -213,11 +213,18 @@ func TestRemediesOfFindings(t *testing.T) {
 				must(t, late.Primary.Client().Set(t.Context(), "k", "v", 0).Err())
 				opts.MaxReplicaLag = 200 * time.Millisecond
 			}
+			lookTimeout := redistest.WaitTimeout
+			if c.DialTimeout > 0 {
+				lookTimeout = 8 * time.Second
+			}
 			if c.code == codeSlow {
 				within = 10 * time.Millisecond
 			}
 			look := func() []store.Finding {
-				return diagnosed(t, opts, func(o *Operator) { o.asker.ReadPrimary, o.asker.CheckTimeout = c.code != codeNoReplica, within }).Findings
+				// A search is repeated for half of the time.
+				ctx, cancel := context.WithTimeout(t.Context(), lookTimeout)
+				defer cancel()
+				return newOperator(t, opts, func(o *Operator) { o.asker.ReadPrimary, o.asker.CheckTimeout = c.code != codeNoReplica, within }).Diagnose(ctx).Findings
 			}
 			findings := look()
 			i := slices.IndexFunc(findings, func(f store.Finding) bool { return f.Code == c.code && strings.Contains(f.Remedy, c.remedy) })
