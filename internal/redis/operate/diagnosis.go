@@ -692,10 +692,10 @@ func (v *serverDiagnoser) judge(ctx context.Context) {
 		v.find(store.SeverityError, codeRole, fmt.Sprintf("it is found as a %s, and is none", v.report.Role), "a failover may be under way: check again when it has ended")
 	}
 	v.readPersistence(ctx)
+	if v.report.Role == store.RoleReplica && v.setting(ctx, "replica-serve-stale-data") == "no" {
+		v.findFault(store.SeverityWarning, codeStale, errStale)
+	}
 	if v.report.Role != store.RolePrimary {
-		if v.setting(ctx, "replica-serve-stale-data") == "no" {
-			v.findFault(store.SeverityWarning, codeStale, errStale)
-		}
 		return
 	}
 	v.lookForTurns(ctx)
