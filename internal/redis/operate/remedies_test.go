@@ -4,7 +4,6 @@ import (
 	"context"
 	"crypto/tls"
 	"fmt"
-	"net"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
@@ -80,6 +79,40 @@ func TestRemediesOfFindings(t *testing.T) {
 	mutual := redistest.Start(t, lasting, redistest.TLS(certificate)).Addr()
 	withTLS := func(addr string, config *tls.Config) wire.Options { return wire.Options{Primary: addr, TLS: config} }
 
+	rebound := func(o *wire.Options, f *store.Finding) {
+		*o = wire.Options{Primary: addressIn(primaryIn, f)}
+		if addr := addressIn(replicaIn, f); strings.Contains(f.Remedy, "replica") {
+			o.Replicas = []string{addr}
+		}
+	}
+	full, lonely, evicting := start("--maxmemory", "1", "--maxmemory-policy", "noeviction"), start("--min-replicas-to-write", "1"), start("--maxmemory-policy", "allkeys-lru")
+	forgetful, unasked, rightless, keyless, baseless := redistest.Start(t, redistest.Args("--save", "")), redistest.Start(t, redistest.Args("--save", "3600 1")), start(), start(), start()
+	closed, crowded, down, lacking := start("--requirepass", "secret"), start("--maxclients", "1"), start(), start("--rename-command", "HINCRBY", "")
+	must(t, crowded.Client().Ping(t.Context()).Err())
+	must(t, down.Kill())
+	slow := redistest.StartProxy(t, primary)
+	must(t, slow.Delay(30*time.Millisecond))
+	hidden := redistest.StartFilter(t, primary, redistest.Refusing("-ERR unknown command 'time'", "time")).Addr()
+	refusing := startRefusal(t)
+	foreigner, stray := redistest.StartShard(t, 1, lasting), start()
+	writable, stale, detached := redistest.StartShard(t, 1, lasting), redistest.StartShard(t, 1, lasting), redistest.StartShard(t, 1, lasting)
+	do(writable.Replicas[0], "CONFIG", "SET", "replica-read-only", "no")
+	do(stale.Replicas[0], "CONFIG", "SET", "replica-serve-stale-data", "no")
+	must(t, detached.Replicas[0].PauseReplication())
+	late := redistest.StartShard(t, 1, lasting)
+	busy, _ := startBusy(t)
+	nameless := startRenamed(t, sh.Primary, func(int64) string { return "" })
+	hung, hungNode := start(), redistest.StartCluster(t, 1, 0, lasting, redistest.NodeTimeout(redistest.WaitTimeout)).Nodes[0]
+	for _, server := range []*redistest.Server{hung, hungNode} {
+		must(t, server.Pause())
+	}
+	web := httptest.NewServer(http.NotFoundHandler())
+	t.Cleanup(web.Close)
+	old, err := ca.IssueServer(time.Now().Add(time.Hour))
+	must(t, err)
+	expired := redistest.Start(t, lasting, redistest.TLS(old), redistest.Args("--tls-auth-clients", "no"))
+	must(t, old.Renew(time.Now().Add(-time.Hour)))
+	must(t, expired.ReloadCertificate(t.Context()))
 	rebound := func(o *wire.Options, f *store.Finding) {
 		*o = wire.Options{Primary: addressIn(primaryIn, f)}
 		if addr := addressIn(replicaIn, f); strings.Contains(f.Remedy, "replica") {
@@ -196,10 +229,6 @@ func TestRemediesOfFindings(t *testing.T) {
 		"a server that hangs":       {wire.Options{Primary: hung.Addr(), DialTimeout: 300 * time.Millisecond}, codeUnreachable, "not overloaded", func(*wire.Options, *store.Finding) { must(t, hung.Resume()) }},
 		"a node that hangs":         {wire.Options{Cluster: []string{hungNode.Addr()}, DialTimeout: 300 * time.Millisecond}, codeUnfound, "to answer, and more with a longer check_timeout", func(*wire.Options, *store.Finding) { must(t, hungNode.Resume()) }},
 		"a server without a name":   {lone(nameless), codeVague, "in place of a proxy's", func(o *wire.Options, _ *store.Finding) { o.Primary = primary }},
-		"a password in the clear": {elsewhere(closed.Addr()), codePlain, "set up TLS there, and the option tls", func(o *wire.Options, _ *store.Finding) {
-			*o = elsewhere(private)
-			o.TLS = &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"}
-		}},
 		"an expired certificate": {withTLS(expired.Addr(), &tls.Config{RootCAs: ca.Pool()}), codeTLS, "renew the server's certificate", func(*wire.Options, *store.Finding) {
 			must(t, old.Renew(time.Now().Add(time.Hour)))
 			must(t, expired.ReloadCertificate(t.Context()))
