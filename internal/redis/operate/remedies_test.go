@@ -147,12 +147,7 @@ func TestRemediesOfFindings(t *testing.T) {
 	expired := redistest.Start(t, lasting, redistest.TLS(old), redistest.Args("--tls-auth-clients", "no"))
 	must(t, old.Renew(time.Now().Add(-time.Hour)))
 	must(t, expired.ReloadCertificate(t.Context()))
-	private := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no", "--requirepass", "secret")).Addr()
-	elsewhere := func(addr string) wire.Options {
-		return wire.Options{Primary: "redis.internal:6379", Credentials: login("", "secret"), Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
-			return new(net.Dialer).DialContext(ctx, network, addr)
-		}}
-	}
+
 	shardOf := func(s *redistest.Shard) wire.Options {
 		return wire.Options{Primary: s.Primary.Addr(), Replicas: []string{s.Replicas[0].Addr()}}
 	}
