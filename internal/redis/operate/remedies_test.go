@@ -113,40 +113,6 @@ func TestRemediesOfFindings(t *testing.T) {
 	expired := redistest.Start(t, lasting, redistest.TLS(old), redistest.Args("--tls-auth-clients", "no"))
 	must(t, old.Renew(time.Now().Add(-time.Hour)))
 	must(t, expired.ReloadCertificate(t.Context()))
-	rebound := func(o *wire.Options, f *store.Finding) {
-		*o = wire.Options{Primary: addressIn(primaryIn, f)}
-		if addr := addressIn(replicaIn, f); strings.Contains(f.Remedy, "replica") {
-			o.Replicas = []string{addr}
-		}
-	}
-	full, lonely, evicting := start("--maxmemory", "1", "--maxmemory-policy", "noeviction"), start("--min-replicas-to-write", "1"), start("--maxmemory-policy", "allkeys-lru")
-	forgetful, unasked, rightless, keyless, baseless := redistest.Start(t, redistest.Args("--save", "")), redistest.Start(t, redistest.Args("--save", "3600 1")), start(), start(), start()
-	closed, crowded, down, lacking := start("--requirepass", "secret"), start("--maxclients", "1"), start(), start("--rename-command", "HINCRBY", "")
-	must(t, crowded.Client().Ping(t.Context()).Err())
-	must(t, down.Kill())
-	slow := redistest.StartProxy(t, primary)
-	must(t, slow.Delay(30*time.Millisecond))
-	hidden := redistest.StartFilter(t, primary, redistest.Refusing("-ERR unknown command 'time'", "time")).Addr()
-	refusing := startRefusal(t)
-	foreigner, stray := redistest.StartShard(t, 1, lasting), start()
-	writable, stale, detached := redistest.StartShard(t, 1, lasting), redistest.StartShard(t, 1, lasting), redistest.StartShard(t, 1, lasting)
-	do(writable.Replicas[0], "CONFIG", "SET", "replica-read-only", "no")
-	do(stale.Replicas[0], "CONFIG", "SET", "replica-serve-stale-data", "no")
-	must(t, detached.Replicas[0].PauseReplication())
-	late := redistest.StartShard(t, 1, lasting)
-	busy, _ := startBusy(t)
-	nameless := startRenamed(t, sh.Primary, func(int64) string { return "" })
-	hung, hungNode := start(), redistest.StartCluster(t, 1, 0, lasting, redistest.NodeTimeout(redistest.WaitTimeout)).Nodes[0]
-	for _, server := range []*redistest.Server{hung, hungNode} {
-		must(t, server.Pause())
-	}
-	web := httptest.NewServer(http.NotFoundHandler())
-	t.Cleanup(web.Close)
-	old, err := ca.IssueServer(time.Now().Add(time.Hour))
-	must(t, err)
-	expired := redistest.Start(t, lasting, redistest.TLS(old), redistest.Args("--tls-auth-clients", "no"))
-	must(t, old.Renew(time.Now().Add(-time.Hour)))
-	must(t, expired.ReloadCertificate(t.Context()))
 
 	shardOf := func(s *redistest.Shard) wire.Options {
 		return wire.Options{Primary: s.Primary.Addr(), Replicas: []string{s.Replicas[0].Addr()}}

@@ -54,5 +54,5 @@ func KindFault(field func(name string) string, addr string, opts *Options) *Faul
 		primary := net.JoinHostPort(field("master_host"), field("master_port"))
 		return &Fault{Problem: problem + "a replica of " + primary, Remedy: fmt.Sprintf("write primary %s and replica %s in place of %s", primary, addr, given)}
 	}
-	return &Fault{Problem: problem + "a server without others", Remedy: fmt.Sprintf("write primary %s in place of %s", addr, given)}
+	return &Fault{Problem: problem + "a standalone server", Remedy: fmt.Sprintf("write primary %s in place of %s", addr, given)}
 }
