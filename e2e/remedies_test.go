@@ -142,7 +142,7 @@ func TestRemediesOfProblems(t *testing.T) {
 			lines := site(shard("primary "+server.Addr()), "username lim", "password s")
 			return provoked{
 				site: lines, kind: "store_errors", remedy: "let caddy rate-limit check list the rights that its user lacks",
-				apply: func(c *caddytest.Caddy) {
+				apply: func(*caddytest.Caddy) {
 					// The command is that of the finding.
 					m := regexp.MustCompile(`remedy: ACL SETUSER <user> (.*)`).FindStringSubmatch(checks(t, 1, nil, configOf(t, caddytest.RedisStore(shard("primary "+server.Addr()), "username lim", "password s"))))
 					if m == nil {
@@ -160,7 +160,7 @@ func TestRemediesOfProblems(t *testing.T) {
 			server := redistest.Start(t)
 			return provoked{
 				site: site(shard("primary " + server.Addr())), kind: "store_errors", remedy: "let no other program write keys with this key_prefix",
-				provoke: func(c *caddytest.Caddy) {
+				provoke: func(*caddytest.Caddy) {
 					for _, key := range server.Client().Keys(t.Context(), "rl:*:api:*").Val() {
 						do(t, server, "SET", key, "text")
 					}
