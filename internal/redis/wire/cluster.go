@@ -282,6 +282,7 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
 	if _, v.err = pipe.Exec(ctx); v.err != nil {
 		c.opts.noteLogin(v.err)
+		v.err = otherKind(ctx, v.err, addr, c.opts, client.Process)
 		return v
 	}
 	slots, err := owned.Slice()
