@@ -183,7 +183,12 @@ func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, err
 	case o.Dial != nil:
 		dial = o.Dial
 	case o.TLS != nil:
-		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: o.TLS}).DialContext
+		config := o.TLS
+		if o.Authorities != nil {
+			config = config.Clone()
+			config.RootCAs = o.Authorities()
+		}
+		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: config}).DialContext
 	}
 	return dial(ctx, network, addr)
 }
