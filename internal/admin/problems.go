@@ -18,11 +18,12 @@ type kind = adminapi.ProblemKind
 
 // logsItself are the kinds whose source logs a problem, with more than a text.
 var logsItself = []kind{
-	adminapi.ProblemNoPrimary, adminapi.ProblemStoreErrors, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
+	adminapi.ProblemNoPrimary, adminapi.ProblemStoreErrors, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemForeignServer,
+	adminapi.ProblemServerReplaced, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
 }
 
 const (
-	// jumpListed is for how long a problem is that a clock has jumped.
+	// jumpListed is for how long a problem is that a clock has jumped, or that a server was replaced.
 	jumpListed = time.Hour
 	// errorListed is for how long a problem is that a shard has not answered.
 	errorListed = 10 * time.Second
@@ -156,6 +157,12 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 		add(adminapi.ProblemNoPrimary, "", "", "the servers of shard %s are not found: %s%s", shard.Name, oneLine(shard.SearchFault), withoutPrimary(shard, consequences()))
 	case shard.Unowned > 0:
 		add(adminapi.ProblemNoPrimary, "", "", "%d slots of shard %s have no primary (see CLUSTER SLOTS)%s", shard.Unowned, shard.Name, after(consequences()))
+	}
+	for _, f := range shard.Foreign {
+		add(adminapi.ProblemForeignServer, f.Address, "", "%s, which shard %s was given, is left out: %s", f.Address, shard.Name, f.Fault)
+	}
+	if at := shard.ReplacedAt; now.Sub(at) < jumpListed {
+		add(adminapi.ProblemServerReplaced, "", "", "other servers, which have nothing in common with those before, took the place of shard %s's at %s, so clients have the counts there: if they are not the shard's, correct its addresses, or where these lead", shard.Name, at.UTC().Format(time.RFC3339))
 	}
 	for i := range shard.Servers {
 		server := &shard.Servers[i]

@@ -57,6 +57,9 @@ const (
 	codeClock       = "clock"
 	codeSentinels   = "sentinels_differ"
 	codeSlots       = "slots"
+	codeElsewhere   = "foreign_server"
+	codeTurns       = "round_robin"
+	codeVague       = "unidentified"
 )
 
 // Diagnose reports whether the servers are fit for the store, as [store.Operable] says. It uses
@@ -231,11 +234,18 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 	within, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.shard.Options.SearchTimeout(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.AskAll(within)
-	found, err := s.Latest(answers)
+	identifying, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.timeout(), timeLeft(ctx)/2))
+	defer cancel()
+	found, foreign, err := s.Judge(identifying, answers, time.Now())
+	d.addForeign(foreign)
+	isForeign := func(addr string) bool {
+		return slices.ContainsFunc(foreign, func(f wire.Foreign) bool { return f.Source == addr })
+	}
 	for i, a := range answers {
 		addr := d.shard.Options.Sentinel.Addrs[i]
 		d.report.Servers = append(d.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.Err == nil || wire.IsReply(a.Err)})
 		switch m, ok := wire.MeaningOf(a.Err); {
+		case isForeign(addr):
 		case a.Err == nil && a.Primary != found.Primary:
 			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.Primary, found.Primary),
 				"see that the sentinels reach each other, and watch the same servers under this name"))
@@ -262,11 +272,16 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 	defer c.Close()
 	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
-	found, err := c.FindAll(within, d.shard.Options.NodeTimeout())
+	result, err := c.FindAll(within, d.shard.Options.NodeTimeout())
 	for isTimeout(err) && wire.Pause(within, searchPause) {
 		// Connecting goes on after a search.
-		found, err = c.FindAll(within, d.shard.Options.NodeTimeout())
+		result, err = c.FindAll(within, d.shard.Options.NodeTimeout())
 	}
+	d.addForeign(result.Foreign)
+	if c.IsVague() {
+		d.add("", finding(store.SeverityNote, codeVague, wire.ErrVague.Problem, wire.ErrVague.Remedy))
+	}
+	found := result.Roles
 	if err != nil {
 		remedy := "correct what is wrong with the nodes, or give others in the option cluster"
 		if isTimeout(err) {
@@ -665,6 +680,7 @@ func (v *serverDiagnoser) judge(ctx context.Context) {
 	if v.report.Role != store.RolePrimary {
 		return
 	}
+	v.lookForTurns(ctx)
 	switch v.report.Persistence {
 	case persistenceOff:
 		v.find(store.SeverityWarning, codePersistence, "it keeps nothing on disk: a restart begins every window anew", "set appendonly yes, or accept it where windows are short")

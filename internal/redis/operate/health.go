@@ -59,6 +59,11 @@ func (s *Shard) examine(ctx context.Context) {
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
 	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
+	if err == nil {
+		looking, cancel := context.WithTimeout(ctx, s.Options.ConnectTimeout()+s.Options.ReplyWithin(infoTimeout))
+		at.Checks.Revisit(looking)
+		cancel()
+	}
 	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
 	} else {
@@ -152,6 +157,7 @@ const (
 	faultMode
 	faultCommands
 	faultClock
+	faultIdentity
 	faultKinds
 )
 
@@ -196,7 +202,12 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	s.mu.Unlock()
 	now := was
 	if err == nil {
+		server := wire.ServerIn(func(name string) string { return i[name] })
+		s.Hear(l.Addr, &server)
 		now = sight{id: i["run_id"], faults: faultsOf(i, l != at.Checks, s.Shard)}
+		if l == at.Checks {
+			now.faults[faultIdentity] = s.IdentityFault(l.Addr, i["run_id"])
+		}
 		if s.Finds() && l == at.Checks && i.isReplica() {
 			now = now.demotedAfter(was, i)
 		}
@@ -211,6 +222,9 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	if err == nil || wire.IsReply(err) {
 		// A server that refuses INFO shows no mode, and may be another one than before.
 		now.faults[faultMode] = s.modeOf(ctx, i, func(ctx context.Context) bool { return l.Redirects(ctx, at.Checks) })
+		if now.faults[faultMode] == nil && l == at.Checks {
+			now.faults[faultMode] = s.TurnFault(l.Addr)
+		}
 		unfit := s.unfitness(ctx, l, now.faults[faultMode])
 		now.faults[faultCommands] = nil
 		for _, l := range lanes {
@@ -281,7 +295,7 @@ func accessFault(err error) error {
 
 const (
 	loginRefused = "it refuses the login"
-	infoRefused  = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
+	infoRefused  = "INFO is refused, so nothing shows whether it lags, is set up wrongly, or is another server than before"
 )
 
 // faultsOf returns the faults of a server, apart from its clock, as one of a shard.

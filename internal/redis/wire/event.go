@@ -34,6 +34,8 @@ const (
 	Misconfigured
 	// Mended: what Err says is no longer wrong with a server.
 	Mended
+	// Replaced: other servers, which have nothing in common with those before, have taken their place.
+	Replaced
 	// Met: a server was reached for the first time, or after a restart; ID is its
 	// run ID.
 	Met
