@@ -232,17 +232,22 @@ func awaitLeftOut(c *caddytest.Caddy, words string, servers ...*redistest.Server
 func TestTLSShardsOfEveryKind(t *testing.T) {
 	t.Parallel()
 	ca := redistest.StartAuthority(t)
-	// Sentinels report IP addresses, which need server_name unless certificates list them.
+	// Sentinels report IP addresses, which need server_name unless certificates list them. The cluster reports names.
 	static, watched, sentinels, cluster := startKinds(t, map[string]redistest.Option{
 		"static":  redistest.TLS(issueServer(t, ca, "localhost")),
 		"watched": redistest.TLS(issueServer(t, ca, "redis.internal")),
-		"cluster": redistest.TLS(issueServer(t, ca, "127.0.0.1")),
+		"cluster": redistest.TLS(issueServer(t, ca, "localhost")),
 	}, redistest.SentinelOptions{})
+	named := func(s *redistest.Server) string { return strings.Replace(s.Addr(), "127.0.0.1", "localhost", 1) }
+	for _, node := range cluster.Nodes {
+		must(t, "name the node", node.Client().ConfigSet(t.Context(), "cluster-announce-hostname", "localhost").Err())
+		must(t, "announce the name", node.Client().ConfigSet(t.Context(), "cluster-preferred-endpoint-type", "hostname").Err())
+	}
 	client := issueClient(t, ca)
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
-		caddytest.ShardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
+		caddytest.ShardWith("static", "primary "+named(static.Primary)),
 		caddytest.ShardWith("watched", sentinelLine(sentinels), tlsBlock(ca, client, "server_name redis.internal")),
-		caddytest.ShardWith("cluster", "cluster "+cluster.Addrs()[0]),
+		caddytest.ShardWith("cluster", "cluster "+named(cluster.Nodes[0])),
 		tlsBlock(ca, client), "check_timeout 1m",
 	), 3, "1h"))
 	const clients = 30
