@@ -11,19 +11,29 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestClientCertificateIsReplaced with its files, and kept while they are invalid.
-func TestClientCertificateIsReplaced(t *testing.T) {
+// TestCertificatesAreReplaced with their files, and kept while these are invalid.
+func TestCertificatesAreReplaced(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	issued, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
 	redistest.Must(t, err)
-	c, err := loadClientCertificate(issued.CertFile(), issued.KeyFile())
+	trusted := filepath.Join(t.TempDir(), "ca.pem")
+	trust := func(a *redistest.Authority) error {
+		text, err := os.ReadFile(a.File())
+		redistest.Must(t, err)
+		return os.WriteFile(trusted, text, 0o600)
+	}
+	redistest.Must(t, trust(ca))
+	c, err := loadCertificates(trusted, issued.CertFile(), issued.KeyFile())
 	redistest.Must(t, err)
 	var reported []error
 	stop := c.listen(func(fault error) { reported = append(reported, fault) })
 	shown := func() []byte {
 		t.Helper()
-		pair, err := c.get(nil)
+		pair, err := c.client(nil)
 		redistest.Must(t, err)
+		if !c.authorities().Equal(ca.Pool()) {
+			t.Error("other authorities are trusted")
+		}
 		return pair.Certificate[0]
 	}
 	first := shown()
@@ -45,6 +55,8 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 			}
 			return os.Rename(other.KeyFile(), issued.KeyFile())
 		},
+		"authorities' garbage": func() error { return os.WriteFile(trusted, []byte("garbage"), 0o600) },
+		"no authorities":       func() error { return os.Remove(trusted) },
 	} {
 		reported = nil
 		redistest.Must(t, spoil())
@@ -56,6 +68,7 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 		if len(reported) != 1 || reported[0] == nil {
 			t.Errorf("%s: reported %v, want one fault", fault, reported)
 		}
+		redistest.Must(t, trust(ca))
 		redistest.Must(t, issued.Renew(time.Now().Add(2*time.Hour)))
 		third := shown()
 		if bytes.Equal(second, third) || len(reported) != 2 || reported[1] != nil {
@@ -65,6 +78,10 @@ func TestClientCertificateIsReplaced(t *testing.T) {
 	}
 	stop()
 	redistest.Must(t, os.Remove(issued.CertFile()))
+	shown()
+	redistest.Must(t, issued.Renew(time.Now().Add(time.Hour)))
+	ca = redistest.StartAuthority(t)
+	redistest.Must(t, trust(ca))
 	shown()
 	if len(reported) != 2 {
 		t.Errorf("%v is reported after the end", reported)

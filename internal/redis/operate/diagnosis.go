@@ -254,7 +254,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 		case sources[i].Leads != "":
 		case a.Err == nil && a.Primary != found.Primary:
 			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.Primary, found.Primary),
-				"see that the sentinels reach each other, and watch the same servers under this name"))
+				"see that the sentinels reach each other, watch the same servers under this name, and announce them alike (announce-hostnames)"))
 		case a.Err == nil:
 		case ok && m.Kind == store.KindAuth && m.Hint&wire.Shut == 0:
 			d.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.Err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))

@@ -59,6 +59,9 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 		}
 	case wire.IsDialError(err):
 		code, remedy = codeUnreachable, "see that it runs, and that the address is right"
+		if d.shard.InCluster {
+			remedy += "; a node that has moved names its old address until another one runs CLUSTER MEET with the new one, unless it has cluster-announce-ip"
+		}
 	case d.shard.Options.TLS != nil:
 		remedy = "see its log; it may want a client certificate: cert <file> <key> in tls"
 	default:

@@ -205,10 +205,12 @@ func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, err
 	case o.Dial != nil:
 		dial = o.Dial
 	case o.TLS != nil:
-		config := o.TLS
+		config := o.TLS.Clone()
+		if o.Authorities != nil {
+			config.RootCAs = o.Authorities()
+		}
 		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
 			// The address of a record stands for the name.
-			config = config.Clone()
 			config.ServerName = host
 		}
 		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: config}).DialContext

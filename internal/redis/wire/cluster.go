@@ -296,6 +296,13 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 		v.err = errors.New("it knows no slots")
 		return v
 	}
+	if addr := sharedIn(inSlots); addr != "" {
+		v.err = &Fault{
+			Problem: "it names no host of its nodes, of which several have the port of " + addr,
+			Remedy:  "set cluster-preferred-endpoint-type to ip or hostname on each",
+		}
+		return v
+	}
 	v.covers = Covered(v.roles)
 	v.epoch, _ = strconv.ParseInt(fieldOf(info.Val(), "cluster_current_epoch"), 10, 64)
 	v.isWhole = fieldOf(info.Val(), "cluster_state") == "ok" && v.covers == SlotCount
@@ -352,6 +359,8 @@ func (c *Cluster) client(addr string) *goredis.Client {
 type clusterNode struct {
 	id, addr          string
 	isPrimary, isDown bool
+	// isNameless is set if its cluster names no host for it.
+	isNameless bool
 }
 
 // ownedSlots are slots, their primary and its replicas.
@@ -379,7 +388,7 @@ func slotsIn(reply []any, from string) (all []ownedSlots) {
 			port, _ := node[1].(int64)
 			id, _ := node[2].(string)
 			owned.nodes = append(owned.nodes, clusterNode{
-				id: id, addr: nodeAddr(host, strconv.FormatInt(port, 10), from), isPrimary: len(owned.nodes) == 0,
+				id: id, addr: nodeAddr(host, strconv.FormatInt(port, 10), from), isPrimary: len(owned.nodes) == 0, isNameless: isNameless(host),
 			})
 		}
 		if len(owned.nodes) > 0 {
@@ -484,10 +493,27 @@ func (r *Roles) add(n clusterNode) {
 	}
 }
 
+func isNameless(host string) bool { return host == "" || host == "?" }
+
+// sharedIn returns the address of several nodes without a host that own slots, of which it can reach one, or "".
+func sharedIn(slots []ownedSlots) string {
+	owners := map[string]string{}
+	for _, owned := range slots {
+		owner := owned.nodes[0]
+		if id, isKnown := owners[owner.addr]; isKnown && id != owner.id {
+			return owner.addr
+		}
+		if owner.isNameless {
+			owners[owner.addr] = owner.id
+		}
+	}
+	return ""
+}
+
 // nodeAddr returns the address of a node that from has named. One without a host
 // name is on the host of from.
 func nodeAddr(host, port, from string) string {
-	if host == "" || host == "?" {
+	if isNameless(host) {
 		host, _, _ = net.SplitHostPort(from)
 	}
 	return net.JoinHostPort(host, port)

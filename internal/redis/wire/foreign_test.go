@@ -322,3 +322,28 @@ func TestAddressWithoutIdentity(t *testing.T) {
 		t.Errorf("%v, %+v", err, s.Standing())
 	}
 }
+
+// TestNodesWithoutHosts are on the host of the one that names them. Where several have one port no node is taken for another one.
+func TestNodesWithoutHosts(t *testing.T) {
+	t.Parallel()
+	ports := []int{1, 2}
+	filter := redistest.StartFilter(t, redistest.Start(t).Addr(), func(command []string) string {
+		switch strings.ToLower(strings.Join(command, " ")) {
+		case "cluster info":
+			return "$16\r\ncluster_state:ok"
+		case "cluster shards":
+			return "*0"
+		case "cluster slots":
+			return fmt.Sprintf("*2\r\n*3\r\n:0\r\n:8191\r\n*3\r\n$-1\r\n:%d\r\n$1\r\na\r\n*3\r\n:8192\r\n:16383\r\n*3\r\n$-1\r\n:%d\r\n$1\r\nb", ports[0], ports[1])
+		}
+		return ""
+	})
+	s := newShard(t, Options{Cluster: []string{filter.Addr()}})
+	f := NewCluster(&s.Options)
+	t.Cleanup(f.Close)
+	requireFound(t, "nodes of two ports are found", f, "127.0.0.1:2")
+	ports[1] = 1
+	if _, err := f.Find(t.Context()); err == nil || !strings.Contains(err.Error(), "several have the port of 127.0.0.1:1: set cluster-preferred-endpoint-type") {
+		t.Errorf("nodes of one port: %v", err)
+	}
+}

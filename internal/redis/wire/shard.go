@@ -8,6 +8,7 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
+	"crypto/x509"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -46,7 +47,9 @@ type Options struct {
 	Credentials Credentials
 	// TLS, if set, is used for all connections.
 	TLS *tls.Config
-	DB  int
+	// Authorities, if set, returns those that a new connection with TLS trusts in place of the ones in TLS.
+	Authorities func() *x509.CertPool
+	DB          int
 	// DialTimeout is how long connecting may take unless a store that uses the shard
 	// allows more ([Shard.Use]); 0 means DefaultDialTimeout.
 	DialTimeout time.Duration
