@@ -1,10 +1,12 @@
 package redisstore
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -201,20 +203,16 @@ func (t *TLS) provision(repl *caddy.Replacer) error {
 	return err
 }
 
-// config returns the TLS configuration of connections.
+// config returns the TLS configuration of connections, without the certificates in the files.
 func (t *TLS) config() *tls.Config {
 	if t == nil {
 		return nil
 	}
-	config := &tls.Config{
+	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
 		ServerName:         t.ServerName,
 		InsecureSkipVerify: t.InsecureSkipVerify,
 	}
-	if t.Cert != "" {
-		config.GetClientCertificate = t.certificates.client
-	}
-	return config
 }
 
 // credentials returns a function that resolves a user and a password for each
@@ -264,7 +262,7 @@ func resolve(repl *caddy.Replacer, value *string) error {
 }
 
 // certificates are those of the authorities, and that of the client with its key, in files that may
-// be replaced. The last ones that could be read stay in use.
+// be replaced. The last ones that could be read stay in use, each of the two by itself.
 type certificates struct {
 	files [3]string // the authorities', the certificate's and the key's; empty for none
 
@@ -288,18 +286,16 @@ func loadCertificates(ca, cert, key string) (*certificates, error) {
 	return c, c.fault
 }
 
-// client implements [tls.Config.GetClientCertificate].
-func (c *certificates) client(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
-	_, pair := c.current()
-	return pair, nil
+// addTo adds the present certificates to the configuration of a connection.
+func (c *certificates) addTo(config *tls.Config) {
+	roots, pair := c.current()
+	config.RootCAs = roots
+	if pair != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
+	}
 }
 
-// authorities returns the certificates of the authorities to trust, or nil for the system's.
-func (c *certificates) authorities() *x509.CertPool {
-	roots, _ := c.current()
-	return roots
-}
-
+// current returns the authorities to trust, or nil for the system's, and the client's certificate, or nil.
 func (c *certificates) current() (*x509.CertPool, *tls.Certificate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -327,31 +323,58 @@ func (c *certificates) load() {
 	if !changed {
 		return
 	}
-	var roots *x509.CertPool
-	var pair *tls.Certificate
-	if roots, pair, c.fault = readCertificates(c.files[0], c.files[1], c.files[2]); c.fault == nil {
-		c.roots, c.pair, c.read = roots, pair, now
+	roots, rootsFault := readAuthorities(c.files[0])
+	if roots != nil {
+		c.roots = roots
+	}
+	pair, pairFault := readPair(c.files[1], c.files[2])
+	if pair != nil {
+		c.pair = pair
+	}
+	if c.fault = errors.Join(rootsFault, pairFault); c.fault == nil {
+		c.read = now
 	}
 }
 
-func readCertificates(ca, cert, key string) (roots *x509.CertPool, pair *tls.Certificate, err error) {
-	if ca != "" {
-		text, err := os.ReadFile(ca)
-		if err != nil {
-			return nil, nil, fmt.Errorf("read ca: %w", err)
-		}
-		if roots = x509.NewCertPool(); !roots.AppendCertsFromPEM(text) {
-			return nil, nil, fmt.Errorf("read ca %s: it has no certificate in PEM", ca)
-		}
+// readAuthorities returns nil without a file, or if one of its certificates cannot be read: a file may be half-written.
+func readAuthorities(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
 	}
-	if cert != "" {
-		read, err := tls.LoadX509KeyPair(cert, key)
-		if err != nil {
-			return nil, nil, fmt.Errorf("read cert %s and key %s: %w", cert, key, err)
-		}
-		pair = &read
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, fmt.Errorf("read ca: %w", err)
 	}
-	return roots, pair, nil
+	roots, whole := x509.NewCertPool(), 0
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if whole++; block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("read ca %s: block %d: %w", file, whole, err)
+		}
+		roots.AddCert(c)
+	}
+	switch {
+	case bytes.Count(text, []byte("-----BEGIN ")) > whole:
+		return nil, fmt.Errorf("read ca %s: one of its certificates is not whole", file)
+	case roots.Equal(x509.NewCertPool()):
+		return nil, fmt.Errorf("read ca %s: it has no certificate in PEM", file)
+	}
+	return roots, nil
+}
+
+// readPair returns nil without files, or if they cannot be read.
+func readPair(cert, key string) (*tls.Certificate, error) {
+	if cert == "" {
+		return nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("read cert %s and key %s: %w", cert, key, err)
+	}
+	return &pair, nil
 }
 
 // listen calls f, until stop is called, with the fault when the files become

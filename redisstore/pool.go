@@ -126,7 +126,7 @@ func (r reach) options(t *token) redis.ShardOptions {
 		opts.LoginRefused = t.refuse
 	}
 	if r.certificates != nil {
-		opts.Authorities = r.certificates.authorities
+		opts.AddCertificates = r.certificates.addTo
 	}
 	if r.Sentinel != nil {
 		opts.Sentinel = &redis.SentinelOptions{

@@ -297,7 +297,13 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 		if isTimeout(err) {
 			remedy += fmt.Sprintf("; a node has %s to answer, and more with a longer check_timeout", d.shard.Options.NodeTimeout())
 		}
-		d.add("", finding(store.SeverityError, codeUnfound, "no node names the servers: "+err.Error(), remedy))
+		problem := "no node names the servers: " + err.Error()
+		var fault *wire.Fault
+		if errors.As(err, &fault) {
+			// Each node that has the fault repeats the remedy.
+			problem, remedy = strings.ReplaceAll(problem, ": "+fault.Remedy, ""), fault.Remedy
+		}
+		d.add("", finding(store.SeverityError, codeUnfound, problem, remedy))
 	} else if left := unassigned(found); left > 0 {
 		remedy := "assign them to a node (redis-cli --cluster fix)"
 		if dead := deadIn(found); len(dead) > 0 {

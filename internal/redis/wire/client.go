@@ -29,7 +29,6 @@ func clientOptions(addr string, opts *Options) *goredis.Options {
 		// RESP2 avoids the push machinery of RESP3, which is not needed.
 		Protocol:                   2,
 		CredentialsProviderContext: opts.Credentials,
-		TLSConfig:                  opts.TLS,
 		Dialer:                     opts.connect,
 		DB:                         opts.DB,
 		MaxRetries:                 -1,
@@ -197,6 +196,15 @@ func (o *Options) connectToCharge(ctx context.Context, network, addr string) (ne
 	return guard(conn, func() time.Duration { return min(o.ConnectTimeout(), ReplyTimeout/2) }), nil
 }
 
+// TLSConfig returns the TLS configuration of a new connection.
+func (o *Options) TLSConfig() *tls.Config {
+	config := o.TLS.Clone()
+	if o.AddCertificates != nil {
+		o.AddCertificates(config)
+	}
+	return config
+}
+
 func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.ConnectTimeout())
 	defer cancel()
@@ -205,10 +213,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, err
 	case o.Dial != nil:
 		dial = o.Dial
 	case o.TLS != nil:
-		config := o.TLS.Clone()
-		if o.Authorities != nil {
-			config.RootCAs = o.Authorities()
-		}
+		config := o.TLSConfig()
 		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
 			// The address of a record stands for the name.
 			config.ServerName = host

@@ -298,8 +298,8 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 	}
 	if addr := sharedIn(inSlots); addr != "" {
 		v.err = &Fault{
-			Problem: "it names no host of its nodes, of which several have the port of " + addr,
-			Remedy:  "set cluster-preferred-endpoint-type to ip or hostname on each",
+			Problem: "it names no host of some nodes, and several have the port of " + addr,
+			Remedy:  "set cluster-preferred-endpoint-type on each node to ip, or to hostname with cluster-announce-hostname",
 		}
 		return v
 	}
@@ -495,16 +495,16 @@ func (r *Roles) add(n clusterNode) {
 
 func isNameless(host string) bool { return host == "" || host == "?" }
 
-// sharedIn returns the address of several nodes without a host that own slots, of which it can reach one, or "".
+// sharedIn returns an address at which two nodes seem to be because its cluster names no host for one of them, or "".
 func sharedIn(slots []ownedSlots) string {
-	owners := map[string]string{}
+	at := map[string]clusterNode{}
 	for _, owned := range slots {
-		owner := owned.nodes[0]
-		if id, isKnown := owners[owner.addr]; isKnown && id != owner.id {
-			return owner.addr
-		}
-		if owner.isNameless {
-			owners[owner.addr] = owner.id
+		for _, n := range owned.nodes {
+			other, isTaken := at[n.addr]
+			if isTaken && other.id != n.id && (other.isNameless || n.isNameless) {
+				return n.addr
+			}
+			at[n.addr] = n
 		}
 	}
 	return ""

@@ -8,7 +8,6 @@ import (
 	"cmp"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 	"sync"
 	"sync/atomic"
@@ -47,9 +46,9 @@ type Options struct {
 	Credentials Credentials
 	// TLS, if set, is used for all connections.
 	TLS *tls.Config
-	// Authorities, if set, returns those that a new connection with TLS trusts in place of the ones in TLS.
-	Authorities func() *x509.CertPool
-	DB          int
+	// AddCertificates, if set, adds the authorities and the client's certificate to a copy of TLS, for each connection.
+	AddCertificates func(*tls.Config)
+	DB              int
 	// DialTimeout is how long connecting may take unless a store that uses the shard
 	// allows more ([Shard.Use]); 0 means DefaultDialTimeout.
 	DialTimeout time.Duration
