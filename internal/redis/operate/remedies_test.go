@@ -3,6 +3,7 @@ package operate
 import (
 	"context"
 	"crypto/tls"
+	"errors"
 	"fmt"
 	"net/http"
 	"net/http/httptest"
@@ -77,6 +78,7 @@ func TestRemediesOfFindings(t *testing.T) {
 	must(t, err)
 	secure := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no")).Addr()
 	mutual := redistest.Start(t, lasting, redistest.TLS(certificate)).Addr()
+	trusting := func(a *redistest.Authority) func(*tls.Config) { return func(c *tls.Config) { c.RootCAs = a.Pool() } }
 	withTLS := func(addr string, config *tls.Config) wire.Options { return wire.Options{Primary: addr, TLS: config} }
 
 	rebound := func(o *wire.Options, f *store.Finding) {
@@ -174,7 +176,8 @@ func TestRemediesOfFindings(t *testing.T) {
 		"a server that is down":         {lone(down.Addr()), codeUnreachable, "see that it runs", func(*wire.Options, *store.Finding) { must(t, down.Restart()) }},
 		"a host without an address":     {lone("redis.invalid:6379"), codeUnreachable, "correct the name of the host", func(o *wire.Options, _ *store.Finding) { o.Primary = primary }},
 		"a slow server":                 {wire.Options{Primary: slow.Addr(), DialTimeout: 2 * time.Second}, codeSlow, "raise check_timeout above", nil},
-		"an unknown authority":          {withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), codeTLS, "ca <file>", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }},
+		"an unknown authority":          {withTLS(secure, &tls.Config{}), codeTLS, "ca <file>", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }},
+		"an authority beside others":    {wire.Options{Primary: secure, TLS: &tls.Config{}, AddCertificates: trusting(stranger)}, codeTLS, "to the file of ca", func(o *wire.Options, _ *store.Finding) { o.AddCertificates = trusting(ca) }},
 		"another host's certificate": {withTLS(secure, &tls.Config{RootCAs: ca.Pool(), ServerName: "redis.internal"}), codeTLS, "set server_name", func(o *wire.Options, _ *store.Finding) {
 			o.TLS = &tls.Config{RootCAs: ca.Pool(), ServerName: "localhost"}
 		}},
@@ -285,6 +288,47 @@ func TestRemedyOfSlotsThatNobodyHas(t *testing.T) {
 	}
 	fixByCommand(t, d.Findings[i].Remedy, node.Addr())
 	diagnosedAs(t, opts, nil, "warning no_replica "+node.Addr())
+}
+
+// TestRemedyOfAMovedNode: other nodes hear its new address from it, but it names the old one for itself.
+func TestRemedyOfAMovedNode(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 2, 0, lasting, redistest.NodeTimeout(redistest.WaitTimeout), redistest.Args("--cluster-announce-ip", "", "--bind", "127.0.0.1", "127.0.0.2"))
+	moved, other := cluster.Nodes[0], cluster.Nodes[1]
+	_, port, _ := strings.Cut(moved.Addr(), ":")
+	bus := regexp.MustCompile(":" + port + `@(\d+)`).FindStringSubmatch(moved.Client().ClusterNodes(t.Context()).Val())[1]
+	set := func(name, value string) {
+		t.Helper()
+		must(t, moved.Client().ConfigSet(t.Context(), name, value).Err())
+	}
+	await := func(where string) {
+		t.Helper()
+		eventually(t, "the node is looked for at "+where, func() error {
+			for _, f := range diagnosed(t, wire.Options{Cluster: []string{"127.0.0.2:" + port}}, nil).Findings {
+				if f.Severity != store.SeverityError {
+					continue
+				}
+				if f.Address == where+":"+port && f.Code == codeUnreachable && strings.Contains(f.Remedy, "cluster-announce-ip, or without that setting run CLUSTER MEET") {
+					return nil
+				}
+				return fmt.Errorf("found %+v", f)
+			}
+			if where != "127.0.0.2" {
+				return errors.New("it is found")
+			}
+			return nil
+		})
+	}
+	set("bind", "127.0.0.2")
+	set("bind-source-addr", "127.0.0.2")
+	must(t, other.Restart())
+	await("127.0.0.1")
+	must(t, other.Client().Do(t.Context(), "CLUSTER", "MEET", "127.0.0.2", port, bus).Err())
+	await("127.0.0.2")
+	set("cluster-announce-ip", "127.0.0.9")
+	await("127.0.0.9")
+	set("cluster-announce-ip", "127.0.0.2")
+	await("127.0.0.2")
 }
 
 // fixByCommand executes the command in a remedy, which needs the address of a node, and asks.
