@@ -251,7 +251,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 		addr := d.shard.Options.Sentinel.Addrs[i]
 		d.report.Servers = append(d.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.Err == nil || wire.IsReply(a.Err) || errors.As(a.Err, new(*wire.Fault))})
 		switch m, ok := wire.MeaningOf(a.Err); {
-		case sources[i].Leads != "":
+		case sources[i].IsForeign:
 		case a.Err == nil && a.Primary != found.Primary:
 			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.Primary, found.Primary),
 				"see that the sentinels reach each other, watch the same servers under this name, and announce them alike (announce-hostnames)"))

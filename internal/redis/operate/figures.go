@@ -61,7 +61,7 @@ func sourceFigures(source *wire.Source, inCluster bool) store.ServerFigures {
 		f.Role = store.RoleNode
 	}
 	switch {
-	case source.Leads != "":
+	case source.IsForeign:
 		f.State, f.Fault = store.ServerForeign, source.Fault()
 	case source.IsSilent:
 		f.State, f.Fault = store.ServerLeftOut, source.Err

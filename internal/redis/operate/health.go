@@ -60,11 +60,6 @@ func (s *Shard) examine(ctx context.Context) {
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
 	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
-	if err == nil {
-		looking, cancel := context.WithTimeout(ctx, s.Options.ConnectTimeout()+s.Options.ReplyWithin(infoTimeout))
-		at.Checks.Revisit(looking)
-		cancel()
-	}
 	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
 	} else {
@@ -88,6 +83,12 @@ func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *o
 		})
 	}
 	replicas.Wait()
+	if err == nil {
+		// Last, because the lag of replicas is judged by the INFO before.
+		looking, cancel := context.WithTimeout(ctx, s.Options.ConnectTimeout()+s.Options.ReplyWithin(infoTimeout))
+		at.Checks.Revisit(looking)
+		cancel()
+	}
 }
 
 // modeOf returns the fault of the kind of a server with that INFO, if it may be read, or nil.

@@ -18,7 +18,7 @@ const turnTries = 4
 func (d *shardDiagnoser) addSources(sources []wire.Source) {
 	for i := range sources {
 		source := &sources[i]
-		if source.Leads != "" {
+		if source.IsForeign {
 			f := source.Fault()
 			d.add(source.Addr, finding(store.SeverityWarning, codeElsewhere, f.Problem, f.Remedy))
 		}

@@ -140,10 +140,15 @@ func (o *Options) SearchTimeout() time.Duration { return searchReplies * o.NodeT
 func (o *Options) NodeTimeout() time.Duration { return o.ReplyWithin(findTimeout) }
 
 // hasMoved reports whether the name in an address leads elsewhere than the connections to it, within the time for a reply.
+// The shard's own to that address are replaced then.
 func (o *Options) hasMoved(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, o.NodeTimeout())
 	defer cancel()
-	return o.names.hasMoved(ctx, addr)
+	if !o.names.hasMoved(ctx, addr) {
+		return false
+	}
+	o.moved(addr)
+	return true
 }
 
 // patience holds the check timeouts of the stores that use a shard.

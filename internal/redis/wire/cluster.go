@@ -23,13 +23,10 @@ type Cluster struct {
 	history history
 	hope    hope
 	belief  belief
-	// isVague is set if nothing shows which cluster a node is of: IDs are missing, or differ between two answers of one
-	// node. Then all are of one group.
+	// isVague is set if nothing shows which cluster is followed: IDs are missing, or differ between two answers of one node.
 	isVague atomic.Bool
-	// census is when all given nodes were asked last, and differ is set if some led elsewhere then, or have
-	// just fallen silent. sources are these, as they last answered.
+	// census is when all given nodes were asked last, and sources are these, as they last answered.
 	census  time.Time
-	differ  bool
 	sources []Source
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
@@ -52,14 +49,14 @@ func (c *Cluster) Find(ctx context.Context) (Found, error) {
 const (
 	// together is how many nodes are asked at the same time.
 	together = 16
-	// censusPeriod is the time between two searches that ask all given nodes, while all agree.
+	// censusPeriod is the time between two searches that ask all given nodes.
 	censusPeriod = 5 * time.Second
 )
 
 var errElsewhere = fmt.Errorf("all that answer lead to other servers than those that are known, which stay in use; they are followed once most of the given sources name them for %v", FollowAfter)
 
 // FindAll gives each node that long. Mostly it asks the node that answered last. It asks all
-// given nodes regularly, and where they disagree, and then the others, because each that does not answer takes the timeout.
+// given nodes regularly, and then the others, because each that does not answer takes the timeout.
 func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Found, err error) {
 	now := time.Now()
 	var views, failed []clusterView
@@ -68,33 +65,45 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 	var d decision
 	var best clusterView
 	judged := c.belief
-	if len(c.nodes) > 0 && !c.differ && now.Sub(c.census) < censusPeriod {
-		v := &c.askAll(ctx, c.nodes[:1], timeout)[0]
+	fellSilent := slices.ContainsFunc(c.sources, func(s Source) bool { return s.Err != nil && !s.IsSilent })
+	n, isDue := len(c.opts.Cluster), fellSilent || now.Sub(c.census) >= censusPeriod
+	if len(c.nodes) > 0 && !isDue {
+		v := &c.askAll(ctx, c.nodes[:1], timeout, timeout)[0]
 		switch {
 		case v.err != nil:
-			failed = append(failed, *v)
+			failed, n = append(failed, *v), max(n, together)
 			rest = slices.DeleteFunc(rest, func(addr string) bool { return addr == v.from })
-		case c.belief.relation(&v.answer) == sameServers && v.isCurrent(c.history.epoch):
+		case c.isFollowed(v) && v.isCurrent(c.history.epoch):
 			c.hope = c.hope.after(timeout, v.took, true)
 			return c.accept(v, &decision{}, now)
 		}
 	}
-	c.census = now
-	for n := max(len(c.opts.Cluster), together); len(rest) > 0 && ctx.Err() == nil; n = together {
-		n = min(n, len(rest))
-		for _, v := range c.askAll(ctx, rest[:n], timeout) {
+	ask := func(addrs []string, timeout, connect time.Duration) {
+		for _, v := range c.askAll(ctx, addrs, timeout, connect) {
 			if v.err != nil {
 				failed = append(failed, v)
 			} else {
 				views = append(views, v)
 			}
 		}
-		rest = rest[n:]
 		// Only the decision about all views counts.
 		judged = c.belief
-		if best, d = c.believe(&judged, views, now); best.isCurrent(c.history.epoch) {
+		best, d = c.believe(&judged, views, now)
+	}
+	isWaiting := isDue && timeout < c.opts.NodeTimeout() || !c.belief.isSet
+	for ; len(rest) > 0 && ctx.Err() == nil; n = together {
+		n = min(n, len(rest))
+		ask(rest[:n], timeout, timeout)
+		rest = rest[n:]
+		if isWaiting && 2*votesOf(views, d.group) <= len(c.opts.Cluster) {
+			ask(c.silent(&failed), c.opts.NodeTimeout(), c.connectTimeout())
+		}
+		if isWaiting = false; best.isCurrent(c.history.epoch) {
 			break
 		}
+	}
+	if isDue {
+		c.census = time.Now()
 	}
 	c.hope = c.hope.after(timeout, best.took, best.isCurrent(c.history.epoch))
 	var failures []error
@@ -111,8 +120,8 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		source := sourceAt(was, addr)
 		isFrom := func(v clusterView) bool { return v.from == addr }
 		if place := slices.IndexFunc(views, isFrom); place >= 0 {
-			source = Source{Addr: addr}
-			if slices.Contains(d.foreign, place) {
+			source = Source{Addr: addr, IsForeign: slices.Contains(d.foreign, place)}
+			if source.IsForeign && len(views[place].marks) > 0 {
 				source.Leads = firstPrimary(views[place].roles)
 			}
 		} else if place := slices.IndexFunc(failed, isFrom); place >= 0 {
@@ -120,7 +129,6 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		}
 		c.sources = append(c.sources, source)
 	}
-	c.differ = len(d.foreign) > 0 || slices.ContainsFunc(c.sources, func(s Source) bool { return s.Err != nil && !s.IsSilent })
 	if best.covers > 0 {
 		return c.accept(&best, &d, now)
 	}
@@ -131,11 +139,56 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 	return Found{Sources: c.sources}, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(append(failures, ctx.Err())...))
 }
 
-// believe returns the best view of the nodes that are believed.
+// isFollowed reports whether a view is of the cluster that is followed, or none has an identity.
+func (c *Cluster) isFollowed(v *clusterView) bool {
+	return c.belief.relation(&v.answer) == sameServers || c.IsVague() && len(v.marks) == 0
+}
+
+// silent removes the given nodes from those that have failed. These are asked again, with more time, where no majority of
+// the given nodes has answered as one: a foreign one that is near must not be heard alone.
+func (c *Cluster) silent(failed *[]clusterView) (addrs []string) {
+	*failed = slices.DeleteFunc(*failed, func(v clusterView) bool {
+		if v.source >= 0 {
+			addrs = append(addrs, v.from)
+		}
+		return v.source >= 0
+	})
+	return addrs
+}
+
+// connectTimeout is how long connecting may take in a search that waits for a majority: before the first one has found a
+// cluster nothing is connected.
+func (c *Cluster) connectTimeout() time.Duration {
+	if c.belief.isSet {
+		return c.opts.NodeTimeout()
+	}
+	return c.opts.ConnectTimeout()
+}
+
+// votesOf returns how many given nodes are among the views at these places.
+func votesOf(views []clusterView, places []int) (n int) {
+	for _, place := range places {
+		if views[place].source >= 0 {
+			n++
+		}
+	}
+	return n
+}
+
+// believe returns the best view of the nodes that are believed. Those without an identity have no vote beside those with
+// one, unless they are most before any was followed.
 func (c *Cluster) believe(b *belief, views []clusterView, now time.Time) (best clusterView, d decision) {
+	var vague []int
 	answers := make([]answer, len(views))
 	for i := range views {
-		answers[i] = views[i].answer
+		if answers[i] = views[i].answer; len(answers[i].marks) == 0 {
+			vague = append(vague, i)
+		}
+	}
+	if len(vague) < len(views) && (b.isSet || 2*votesOf(views, vague) <= len(c.opts.Cluster)) {
+		for _, place := range vague {
+			answers[place].source = -1
+		}
 	}
 	d = b.judge(answers, len(c.opts.Cluster), now)
 	epoch := c.history.epoch
@@ -159,6 +212,7 @@ func (c *Cluster) accept(v *clusterView, d *decision, now time.Time) (Found, err
 		return Found{Sources: c.sources}, fmt.Errorf("ask the cluster for its slots: %w", err)
 	}
 	c.belief.follow(&v.answer, d)
+	c.isVague.Store(!c.belief.isSet)
 	if v.isWhole {
 		c.remember(v.roles, v.from)
 	}
@@ -212,21 +266,21 @@ func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
 	}
 }
 
-// askAll asks nodes at the same time; the views are in their order.
-func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Duration) []clusterView {
+// askAll asks nodes at the same time, and waits as ask does; the views are in their order.
+func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout, connect time.Duration) []clusterView {
 	views, moved := make([]clusterView, len(addrs)), make([]bool, len(addrs))
 	var all sync.WaitGroup
-	began, wasVague := time.Now(), c.IsVague()
+	began := time.Now()
 	for _, addr := range addrs {
 		c.client(addr)
 	}
 	for i, addr := range addrs {
 		all.Go(func() {
 			err := contain.Run(func() error {
-				views[i] = c.ask(ctx, c.clients[addr], addr, timeout)
+				views[i] = c.ask(ctx, c.clients[addr], addr, timeout, connect)
 				views[i].took = time.Since(began)
-				if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i], timeout) {
-					c.isVague.Store(true)
+				if views[i].err == nil && c.hasVagueIDs(ctx, &views[i], timeout) {
+					views[i].marks = nil
 				}
 				return nil
 			})
@@ -237,14 +291,8 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Durat
 		})
 	}
 	all.Wait()
-	if c.IsVague() && !wasVague {
-		c.belief = belief{}
-	}
 	for i, addr := range addrs {
 		views[i].source = slices.Index(c.opts.Cluster, addr)
-		if c.IsVague() {
-			views[i].marks = vague
-		}
 		if moved[i] || errors.Is(views[i].err, contain.ErrPanic) {
 			// Its connection may be within a reply, or lead to a server that its name has left.
 			c.disconnect(addr)
@@ -253,30 +301,24 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Durat
 	return views
 }
 
-// vague are the marks of all nodes whose IDs say nothing.
-var vague = []string{"unidentified"}
-
-// IsVague reports whether nothing shows which cluster a node is of. Then all are believed.
+// IsVague reports whether nothing shows which cluster is followed.
 func (c *Cluster) IsVague() bool { return c.isVague.Load() }
 
 // hasVagueIDs asks a node again if its IDs have nothing in common with those of the nodes followed: some proxies make up
 // IDs.
 func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView, timeout time.Duration) bool {
-	switch {
-	case len(v.marks) == 0:
-		return true
-	case sourceAt(c.sources, v.from).Leads != "", c.belief.relation(&v.answer) == sameServers:
+	if len(v.marks) == 0 || sourceAt(c.sources, v.from).Leads != "" || c.belief.relation(&v.answer) == sameServers {
 		return false
 	}
-	again := c.ask(ctx, c.clients[v.from], v.from, timeout)
+	again := c.ask(ctx, c.clients[v.from], v.from, timeout, timeout)
 	return again.err == nil && !meet(v.marks, again.marks)
 }
 
-// ask asks one node, in one round trip.
-func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, timeout time.Duration) clusterView {
+// ask asks one node, in one round trip, and waits that long for the reply, and to connect.
+func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, timeout, connect time.Duration) clusterView {
 	v := clusterView{from: addr}
 	// Connecting may take longer than a search, and goes on when this ends.
-	ctx, cancel := context.WithTimeout(ctx, 2*timeout)
+	ctx, cancel := context.WithTimeout(ctx, timeout+connect)
 	defer cancel()
 	pipe := client.WithTimeout(timeout).Pipeline()
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")

@@ -236,6 +236,12 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	identifying, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
 	defer cancel()
 	latest, sources, err := s.Judge(identifying, replies, now)
+	if !s.belief.isSet && 2*len(s.decided.group) <= len(replies) && wait < s.opts.SearchTimeout() {
+		// A foreign one that is near must not be heard alone.
+		wait = s.opts.SearchTimeout()
+		replies = s.AskAll(identifying)
+		latest, sources, err = s.Judge(identifying, replies, now)
+	}
 	found.Sources = sources
 	n, took := alike(replies, &latest)
 	// The others are no majority, without which there is no failover.
@@ -280,7 +286,7 @@ func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.
 		if replies[i].Err != nil {
 			source = sourceAt(s.sources, addr).miss(replies[i].Err)
 		} else if slices.Contains(s.decided.foreign, slices.Index(places, i)) {
-			source.Leads = replies[i].Primary
+			source.IsForeign, source.Leads = true, replies[i].Primary
 		}
 		sources = append(sources, source)
 	}

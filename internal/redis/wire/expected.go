@@ -20,8 +20,10 @@ const (
 // Source is a sentinel or a node that was given, and its last answer.
 type Source struct {
 	Addr string
-	// Leads is the primary of others to which it leads, or last led; empty if it leads to the servers that are followed.
-	Leads string
+	// IsForeign is set if it leads, or last led, to others than the servers that are followed. Leads is their primary,
+	// empty if nothing shows where it leads.
+	IsForeign bool
+	Leads     string
 	// Err is why it did not answer, or nil. IsSilent is set once it has missed several questions in a row.
 	Err      error
 	missed   int
@@ -45,6 +47,12 @@ func sourceAt(all []Source, addr string) Source {
 
 // Fault returns what is wrong with a source that leads elsewhere.
 func (s *Source) Fault() *Fault {
+	if s.Leads == "" {
+		return &Fault{
+			Problem: "the IDs of its cluster's nodes are missing or differ between two replies, so nothing shows where it leads",
+			Remedy:  "give the address of a node in place of a proxy's",
+		}
+	}
 	return &Fault{
 		Problem: fmt.Sprintf("it leads to %s, which has nothing in common with the servers that are followed", s.Leads),
 		Remedy:  "remove its address from the shard, or make it name the shard's servers",
@@ -60,7 +68,7 @@ func QuorumFault(sources []Source, inCluster bool) error {
 		switch {
 		case s.IsSilent:
 			silent = append(silent, fmt.Sprintf("%s: %s", s.Addr, strings.Join(strings.Fields(s.Err.Error()), " ")))
-		case s.Leads == "":
+		case !s.IsForeign:
 			led++
 		}
 	}
@@ -82,9 +90,9 @@ func (s *Shard) tellSources(was, now []Source) {
 	for i := range now {
 		source, before := &now[i], sourceAt(was, now[i].Addr)
 		switch {
-		case source.Leads != "" && source.Leads != before.Leads:
+		case source.IsForeign && (!before.IsForeign || source.Leads != before.Leads):
 			s.Emit(Event{Kind: Misconfigured, Addr: source.Addr, Err: source.Fault()})
-		case source.Leads == "" && before.Leads != "":
+		case !source.IsForeign && before.IsForeign:
 			s.Emit(Event{Kind: Mended, Addr: source.Addr, Err: before.Fault()})
 		}
 		switch {

@@ -67,7 +67,7 @@ func TestExpectedPrimary(t *testing.T) {
 
 // TestQuorum needs more than half of the given sources, and is no matter while none of these is silent.
 func TestQuorum(t *testing.T) {
-	up, silent, away := Source{Addr: "u:1"}, Source{Addr: "s:1", Err: errors.New("refused"), IsSilent: true}, Source{Addr: "f:1", Leads: "x:1"}
+	up, silent, away := Source{Addr: "u:1"}, Source{Addr: "s:1", Err: errors.New("refused"), IsSilent: true}, Source{Addr: "f:1", IsForeign: true, Leads: "x:1"}
 	late := Source{Addr: "l:1", Err: errors.New("refused")}
 	for _, c := range []struct {
 		sources []Source

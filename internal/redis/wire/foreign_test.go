@@ -18,7 +18,7 @@ import (
 func mustFind(t *testing.T, f finder) (found Found) {
 	t.Helper()
 	redistest.Eventually(t, "servers are found", func() (err error) {
-		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), redistest.WaitTimeout)
 		defer cancel()
 		found, err = f.Find(ctx)
 		return err
@@ -28,7 +28,7 @@ func mustFind(t *testing.T, f finder) (found Found) {
 
 // foreignIn returns the sources that lead elsewhere.
 func foreignIn(all []Source) []Source {
-	return slices.DeleteFunc(slices.Clone(all), func(s Source) bool { return s.Leads == "" })
+	return slices.DeleteFunc(slices.Clone(all), func(s Source) bool { return !s.IsForeign })
 }
 
 func requireFound(t *testing.T, what string, f finder, primary string, foreign ...string) {
@@ -49,26 +49,96 @@ func requireFound(t *testing.T, what string, f finder, primary string, foreign .
 	})
 }
 
-// TestForeignNode is left out, whatever its epoch, also while others of its list are silent, and followed once it is most
-// of the sources.
-func TestForeignNode(t *testing.T) {
-	t.Parallel()
-	ours, other := redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(redistest.WaitTimeout)), redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(2*redistest.WaitTimeout))
+// twoClusters starts a cluster of two nodes, and another one of a node with a later epoch.
+func twoClusters(t *testing.T) (ours, other *redistest.Cluster) {
+	t.Helper()
+	ours, other = redistest.StartCluster(t, 2, 0, redistest.NodeTimeout(redistest.WaitTimeout)), redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(2*redistest.WaitTimeout))
 	for _, order := range [][]any{{"RESET", "HARD"}, {"SET-CONFIG-EPOCH", 99}, {"ADDSLOTSRANGE", 0, SlotCount - 1}} {
 		redistest.Must(t, other.Nodes[0].Client().Do(t.Context(), append([]any{"CLUSTER"}, order...)...).Err())
 	}
 	redistest.Must(t, other.WaitUntilOK(t.Context()))
-	foreign, mine := other.Addrs()[0], ours.Addrs()
-	s := newShard(t, Options{Cluster: append([]string{foreign}, mine...)})
+	return ours, other
+}
+
+// patientCluster returns a finder that asks these nodes, and waits for slow ones.
+func patientCluster(t *testing.T, addrs ...string) (*Shard, *Cluster) {
+	t.Helper()
+	s := newShard(t, Options{Cluster: addrs})
+	t.Cleanup(s.Use(redistest.WaitTimeout))
 	f := NewCluster(&s.Options)
 	t.Cleanup(f.Close)
+	return s, f
+}
+
+// TestForeignNodeThatIsNear is not heard alone while the others are slow.
+func TestForeignNodeThatIsNear(t *testing.T) {
+	t.Parallel()
+	ours, other := twoClusters(t)
+	given := other.Addrs()
+	for _, addr := range ours.Addrs() {
+		proxy := redistest.StartProxy(t, addr)
+		redistest.Must(t, proxy.Delay(3*findTimeout))
+		given = append(given, proxy.Addr())
+	}
+	_, f := patientCluster(t, given...)
+	if found := foreignIn(mustFind(t, f).Sources); len(found) != 1 || found[0].Addr != given[0] {
+		t.Errorf("at the start: %+v", found)
+	}
+	// As if a search that most given nodes could not answer had followed it.
+	f.belief = belief{}
+	f.belief.follow(&answer{marks: []string{"id of a node"}}, &decision{})
+	f.hope, f.census, f.nodes = 0, time.Time{}, nil
+	redistest.Eventually(t, "slow nodes have their vote", func() error {
+		if _, err := f.Find(t.Context()); !errors.Is(err, errElsewhere) || f.belief.rival.source <= 0 {
+			return fmt.Errorf("rival %+v, %w", f.belief.rival, err)
+		}
+		return nil
+	})
+}
+
+// TestVagueNode beside others does not make foreign ones be followed, and is one of these once its IDs say so.
+func TestVagueNode(t *testing.T) {
+	t.Parallel()
+	ours, other := twoClusters(t)
+	var shows atomic.Bool
+	filter := redistest.StartFilter(t, other.Addrs()[0], func(command []string) string {
+		switch words := strings.ToLower(strings.Join(command, " ")); {
+		case shows.Load():
+		case words == "cluster shards":
+			return "*0"
+		case words == "cluster slots":
+			return "*1\r\n*3\r\n:0\r\n:16383\r\n*3\r\n$9\r\n127.0.0.1\r\n:1\r\n$0\r\n"
+		}
+		return ""
+	})
+	_, f := patientCluster(t, append([]string{filter.Addr()}, ours.Addrs()...)...)
+	requireFound(t, "those with IDs are followed", f, ours.Addrs()[0], filter.Addr())
+	if f.IsVague() || f.sources[0].Leads != "" {
+		t.Errorf("foreign %+v", f.sources)
+	}
+	shows.Store(true)
+	redistest.Eventually(t, "its IDs count", func() error {
+		f.census = time.Time{}
+		if found := foreignIn(mustFind(t, f).Sources); len(found) != 1 || found[0].Leads != other.Addrs()[0] {
+			return fmt.Errorf("found %+v", found)
+		}
+		return nil
+	})
+}
+
+// TestForeignNode is left out, whatever its epoch, also while others of its list are silent, and followed once it is most
+// of the sources.
+func TestForeignNode(t *testing.T) {
+	t.Parallel()
+	ours, other := twoClusters(t)
+	foreign, mine := other.Addrs()[0], ours.Addrs()
+	s, f := patientCluster(t, append([]string{foreign}, mine...)...)
 	requireFound(t, "most are followed", f, mine[0], foreign)
 	redistest.Must(t, other.Nodes[0].Pause())
 	f.census = time.Time{}
 	requireFound(t, "a foreign one that is silent is one still", f, mine[0], foreign)
 	redistest.Must(t, other.Nodes[0].Resume())
 	redistest.Must(t, ours.Nodes[0].Pause())
-	f.census = time.Time{}
 	requireFound(t, "one of two is followed", f, mine[1], foreign)
 	redistest.Must(t, ours.Nodes[1].Pause())
 	redistest.Eventually(t, "the foreign one is refused", func() error {
@@ -112,12 +182,24 @@ func TestForeignSentinel(t *testing.T) {
 	leads, err := other.WaitForMaster(t.Context(), theirs.Primary.Addr())
 	redistest.Must(t, err)
 	s := newShard(t, Options{Sentinel: &SentinelOptions{Master: name, Addrs: append(other.Addrs(), ours.Addrs()...)}})
+	t.Cleanup(s.Use(redistest.WaitTimeout))
 	f := NewSentinel(&s.Options)
 	t.Cleanup(f.Close)
 	requireFound(t, "most are followed", f, mine.Primary.Addr(), other.Addrs()...)
 	if found := foreignIn(mustFind(t, f).Sources); len(found) != 1 || found[0].Leads != leads {
 		t.Errorf("the foreign one leads to %+v, want %s", found, leads)
 	}
+	given := other.Addrs()
+	for _, addr := range ours.Addrs() {
+		proxy := redistest.StartProxy(t, addr)
+		redistest.Must(t, proxy.Delay(searchReplies*findTimeout))
+		given = append(given, proxy.Addr())
+	}
+	slow := newShard(t, Options{Sentinel: &SentinelOptions{Master: name, Addrs: given}})
+	t.Cleanup(slow.Use(redistest.WaitTimeout))
+	waits := NewSentinel(&slow.Options)
+	t.Cleanup(waits.Close)
+	requireFound(t, "a near one is not heard alone", waits, mine.Primary.Addr(), other.Addrs()...)
 	told := f.asked[leads].at
 	mustFind(t, f)
 	if now := f.asked[leads].at; told.IsZero() || !now.Equal(told) && now.Sub(told) < FollowAfter {
@@ -130,7 +212,6 @@ func TestForeignSentinel(t *testing.T) {
 	redistest.Must(t, ours.Failover(t.Context()))
 	promoted, err := ours.WaitForMaster(t.Context(), mine.Primary.Addr())
 	redistest.Must(t, err)
-	f.belief.since = time.Now()
 	requireFound(t, "a failover is followed at once", f, promoted, other.Addrs()...)
 }
 
@@ -278,6 +359,9 @@ func TestAddressOfSeveralServers(t *testing.T) {
 		}
 		return nil
 	})
+	if now := s.Standing(); !now.Replaced.IsZero() {
+		t.Errorf("its servers are taken for replaced ones: %+v", now)
+	}
 	one.Store(true)
 	look()
 	if s.TurnFault(l.Addr) == nil {
@@ -377,5 +461,30 @@ func TestNodesWithoutHosts(t *testing.T) {
 			}
 			return nil
 		})
+	}
+}
+
+// TestINFOThatIsNone at connecting leaves no connection whose next replies are those to others.
+func TestINFOThatIsNone(t *testing.T) {
+	t.Parallel()
+	var isArray atomic.Bool
+	filter := redistest.StartFilter(t, redistest.Start(t).Addr(), func(command []string) string {
+		if isArray.Load() && strings.EqualFold(command[0], "info") {
+			return "*2\r\n$1\r\na\r\n$1\r\nb"
+		}
+		return ""
+	})
+	s := newShard(t, Options{Primary: filter.Addr()})
+	s.Await(t.Context())
+	l := s.Owner(0).Checks
+	hear(t, l)
+	l.Revisit(t.Context())
+	isArray.Store(true)
+	l.renew()
+	if text, err := l.client.Load().Echo(t.Context(), "word").Result(); err == nil && text != "word" {
+		t.Errorf("got %q", text)
+	}
+	if filter.Answered() == 0 {
+		t.Error("a new connection asks for no INFO")
 	}
 }

@@ -145,7 +145,8 @@ func (b *belief) follow(a *answer, d *decision) {
 	if excess := len(b.followed.marks) - mostMarks; excess > 0 && len(a.servers) > 0 {
 		b.followed.marks = b.followed.marks[excess:]
 	}
-	b.isSet = true
+	// Nothing shows who servers without marks and addresses are, so others are judged as the first ones.
+	b.isSet = len(b.followed.marks)+len(b.followed.servers) > 0
 }
 
 // mostMarks bounds the marks of servers behind sentinels. Each failover and each restart adds one or two.
@@ -218,6 +219,11 @@ func (s *Shard) stand(found *Found) {
 		now.Since = time.Now()
 	}
 	if found.Replaced {
+		// New connections to names that stay lead to the others.
+		for key, l := range s.lanes {
+			s.Options.names.forget(key.addr, "")
+			l.renew()
+		}
 		now.Replaced = now.Since
 		s.Emit(Event{Kind: Replaced, Addr: firstPrimary(found.Roles)})
 	}

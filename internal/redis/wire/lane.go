@@ -374,7 +374,7 @@ func (l *Lane) NoteHidden(err error) {
 // lead to another server by now. Calls in flight end on the old ones.
 func (l *Lane) reconnect() {
 	if l.replacement.isDue(time.Now()) {
-		l.Shard.Options.names.forget(l.Addr)
+		l.Shard.Options.names.forget(l.Addr, "")
 		l.renew()
 	}
 }

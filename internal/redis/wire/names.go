@@ -34,19 +34,32 @@ func (n *names) dial(ctx context.Context, network, addr string, dial func(ctx co
 		return dial(ctx, network, addr)
 	}
 	if peer := n.peer(ctx, addr, 0); peer != "" {
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
 		conn, err := dial(ctx, network, peer)
 		if err != nil {
-			n.forget(addr)
+			n.forget(addr, peer)
 		}
 		return conn, err
 	}
 	conn, err := dial(ctx, network, addr)
-	if isName(addr) && err == nil && conn.RemoteAddr() != nil {
-		n.mu.Lock()
-		n.peers[addr] = named{peer: conn.RemoteAddr().String(), looked: time.Now()}
-		n.mu.Unlock()
+	if !isName(addr) || err != nil || conn.RemoteAddr() == nil {
+		return conn, err
 	}
-	return conn, err
+	reached := conn.RemoteAddr().String()
+	n.mu.Lock()
+	was, isKnown := n.peers[addr]
+	if !isKnown {
+		n.peers[addr] = named{peer: reached, looked: time.Now()}
+	}
+	n.mu.Unlock()
+	if !isKnown || was.peer == reached {
+		return conn, nil
+	}
+	// Another connection was made at the same time.
+	_ = conn.Close()
+	return dial(ctx, network, was.peer)
 }
 
 func isName(addr string) bool {
@@ -55,13 +68,16 @@ func isName(addr string) bool {
 	return err == nil && isIP != nil
 }
 
-// forget lets the next connection to addr go where its name leads, because the server reached before is no primary or
-// does not answer.
-func (n *names) forget(addr string) {
-	if n != nil {
-		n.mu.Lock()
+// forget lets the next connection to addr go where its name leads, if the server reached before is still that peer, which
+// does not answer, or whatever it is if peer is empty.
+func (n *names) forget(addr, peer string) {
+	if n == nil {
+		return
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if peer == "" || n.peers[addr].peer == peer {
 		delete(n.peers, addr)
-		n.mu.Unlock()
 	}
 }
 
@@ -78,13 +94,18 @@ func (n *names) hasMoved(ctx context.Context, addr string) bool {
 }
 
 // peer returns the address of the server that was reached before, or "" if there is none or the name leads elsewhere. It
-// looks that up if the last look-up is at least as long ago as pause.
+// looks that up if the last look-up is at least as long ago as pause, for half of the time, which leaves the rest to dial.
 func (n *names) peer(ctx context.Context, addr string, pause time.Duration) string {
 	n.mu.Lock()
 	was, isKnown := n.peers[addr]
 	n.mu.Unlock()
 	if !isKnown || time.Since(was.looked) < pause {
 		return was.peer
+	}
+	if end, ok := ctx.Deadline(); ok {
+		half, cancel := context.WithTimeout(ctx, time.Until(end)/2)
+		defer cancel()
+		ctx = half
 	}
 	host, port, _ := net.SplitHostPort(addr)
 	ips, err := n.lookup(ctx, host)

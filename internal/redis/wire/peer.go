@@ -81,9 +81,12 @@ type peer struct {
 	turns, agreed int
 	// visited is when a new connection looked last.
 	visited time.Time
-	// isVague is set if its ID differs between two replies on one connection: then IDs say nothing.
-	isVague bool
+	// differing is how many visits in a row had two replies with different IDs on one connection.
+	differing int
 }
+
+// mostDiffering is how many of these are from which that is a fault.
+const mostDiffering = 2
 
 // hear notes what INFO says on a connection that was in use before.
 func (p *peer) hear(s *Server, now time.Time) {
@@ -98,7 +101,7 @@ func (p *peer) hear(s *Server, now time.Time) {
 
 // meet notes what INFO says on a new connection.
 func (p *peer) meet(s *Server, now time.Time) meeting {
-	if p.now.ID == "" || p.isVague {
+	if p.now.ID == "" || p.differing > 0 {
 		p.hear(s, now)
 		return metSame
 	}
@@ -154,10 +157,12 @@ func (p *peer) takesTurns() bool { return p.turns >= turnsMost }
 // newest returns the last of the marks.
 func newest(marks []string) []string { return marks[max(len(marks)-mostMarks, 0):] }
 
-// peerOf returns the peer at an address.
+// peerOf returns the peer at an address, or one of which nothing is known.
 func (s *Shard) peerOf(addr string) *peer {
-	p, _ := s.peers.LoadOrStore(addr, new(peer))
-	return p.(*peer)
+	if p, ok := s.peers.Load(addr); ok {
+		return p.(*peer)
+	}
+	return new(peer)
 }
 
 // Hear notes who a primary says that it is, on a connection that was in use before. A Redis Cluster knows its nodes.
@@ -165,7 +170,8 @@ func (s *Shard) Hear(addr string, server *Server) {
 	if s.InCluster || server.ID == "" || s.topology.Load().ledBy(addr) == nil {
 		return
 	}
-	p := s.peerOf(addr)
+	known, _ := s.peers.LoadOrStore(addr, new(peer))
+	p := known.(*peer)
 	p.mu.Lock()
 	p.hear(server, time.Now())
 	marks := p.now.Marks
@@ -194,7 +200,7 @@ func (s *Shard) IdentityFault(addr, id string) error {
 	} else {
 		p := s.peerOf(addr)
 		p.mu.Lock()
-		isVague = isVague || p.isVague
+		isVague = isVague || p.differing >= mostDiffering
 		p.mu.Unlock()
 	}
 	if isVague {
@@ -212,7 +218,7 @@ func (s *Shard) asksWho(addr string) bool {
 	p := s.peerOf(addr)
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return !p.visited.IsZero() && !p.isVague
+	return !p.visited.IsZero() && p.differing == 0
 }
 
 // meet compares the server of a new connection, which says text in INFO, with that of the others. They follow it
@@ -230,13 +236,7 @@ func (s *Shard) meet(addr, text string) {
 	if met == metSame {
 		return
 	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for key, l := range s.lanes {
-		if key.addr == addr {
-			l.renew()
-		}
-	}
+	s.renew(addr)
 	switch {
 	case met == metRestarted, takesTurns:
 		return
@@ -244,6 +244,8 @@ func (s *Shard) meet(addr, text string) {
 		s.Emit(Event{Kind: PrimaryChanged, Addr: addr})
 		return
 	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
 	now := s.Standing()
 	now.Replaced = time.Now()
 	now.Since = now.Replaced
@@ -256,7 +258,8 @@ func (s *Shard) meet(addr, text string) {
 func (l *Lane) Revisit(ctx context.Context) {
 	p, now := l.Shard.peerOf(l.Addr), time.Now()
 	p.mu.Lock()
-	isDue := p.now.ID != "" && !p.isVague && (now.Sub(p.visited) >= revisitPeriod || now.Sub(p.moved) < revisitPeriod || p.turns > 0 || p.hasStray)
+	isUnsure := p.turns > 0 || p.hasStray || p.differing == 1
+	isDue := p.now.ID != "" && (now.Sub(p.visited) >= revisitPeriod || now.Sub(p.moved) < revisitPeriod || isUnsure)
 	if isDue {
 		p.visited = now
 	}
@@ -278,17 +281,40 @@ func (l *Lane) Revisit(ctx context.Context) {
 		server := ServerIn(func(name string) string { return fieldOf(second, name) })
 		isSame := fieldOf(first, "run_id") == server.ID
 		p.mu.Lock()
-		if isSame {
-			p.look(&server, time.Now())
-		} else {
-			p.isVague = true
-		}
+		takesTurns := p.visit(&server, isSame, time.Now())
 		p.mu.Unlock()
+		if takesTurns {
+			l.Shard.forgetReplaced()
+		}
 		if isSame {
 			l.Shard.meet(l.Addr, second)
 		}
 		return nil
 	})
+}
+
+// visit notes what two replies on one connection say, and reports whether the address leads to several servers.
+func (p *peer) visit(s *Server, isSame bool, now time.Time) (takesTurns bool) {
+	if !isSame {
+		p.differing++
+		return false
+	}
+	if p.differing >= mostDiffering {
+		// What the IDs have said so far was nothing.
+		p.now, p.last, p.turns = *s, "", 0
+	}
+	p.differing = 0
+	p.look(s, now)
+	return p.takesTurns()
+}
+
+// forgetReplaced notes that no servers took the place of others: one address leads to both.
+func (s *Shard) forgetReplaced() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := s.Standing()
+	now.Replaced = time.Time{}
+	s.standing.Store(&now)
 }
 
 func (l *Lane) newClient() *goredis.Client {

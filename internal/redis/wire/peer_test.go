@@ -72,6 +72,27 @@ func TestPeersInTurn(t *testing.T) {
 	}
 }
 
+// TestVagueAddress is one after two visits in a row with two IDs each, and none after a visit with one.
+func TestVagueAddress(t *testing.T) {
+	var p peer
+	now := time.Unix(1_800_000_000, 0)
+	p.meet(&Server{ID: "a"}, now)
+	for i, step := range []struct {
+		server          Server
+		isSame, isVague bool
+	}{
+		{Server{ID: "b"}, false, false}, {Server{ID: "a", Uptime: time.Hour}, true, false},
+		{Server{ID: "c"}, false, false}, {Server{ID: "d"}, false, true}, {Server{ID: "e", Uptime: time.Hour}, true, false},
+	} {
+		now = now.Add(time.Minute)
+		p.visit(&step.server, step.isSame, now)
+		met := p.meet(&step.server, now)
+		if got := p.differing >= mostDiffering; got != step.isVague || met != metSame || p.turns > 0 {
+			t.Errorf("step %d: it is vague: %t; it met %v; %d turns", i, got, met, p.turns)
+		}
+	}
+}
+
 // TestStrayConnection has all connections replaced once the address has settled: it reached another server just after
 // these moved.
 func TestStrayConnection(t *testing.T) {

@@ -197,14 +197,16 @@ func (l *Lane) IsUp() bool {
 }
 
 // SetUnfit makes no calls be made, because of err, or calls be made again if err is nil: the
-// server answers, and is of a kind that cannot keep buckets. Its name may lead to another one by now.
+// server answers, and is of a kind that cannot keep buckets. Its name may lead to another one by now; where it leads to
+// several in turn, it has to stay at one.
 func (l *Lane) SetUnfit(err error) {
 	if err == nil {
 		l.unfit.Store(nil)
 		return
 	}
-	l.unfit.Store(&err)
-	l.reconnect()
+	if l.unfit.Store(&err); !errors.Is(err, ErrTurns) {
+		l.reconnect()
+	}
 }
 
 // Down is the error of calls that are not made. It quotes the last fault without

@@ -9,6 +9,7 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -54,6 +55,8 @@ type Options struct {
 	DialTimeout time.Duration
 	patience    *patience
 	names       *names
+	// moved is told of an address whose name leads elsewhere.
+	moved func(addr string)
 	// ConnMaxLifetime is the age from which a connection is replaced before its next
 	// use; 0 for none.
 	ConnMaxLifetime time.Duration
@@ -155,6 +158,7 @@ func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 		expected:  map[string]expectation{},
 		now:       time.Now,
 	}
+	s.Options.moved = s.renew
 	s.life, s.end = context.WithCancel(context.Background())
 	switch {
 	case opts.Sentinel != nil:
@@ -317,6 +321,17 @@ func (s *Shard) reconnect(addr string) {
 	}
 }
 
+// renew replaces all connections to an address.
+func (s *Shard) renew(addr string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, l := range s.lanes {
+		if key.addr == addr {
+			l.renew()
+		}
+	}
+}
+
 // retire closes the lanes that are no longer in use. mu is held.
 func (s *Shard) retire(next *topology) {
 	used := map[*Lane]bool{}
@@ -330,6 +345,9 @@ func (s *Shard) retire(next *topology) {
 		delete(s.lanes, key)
 		if _, isUsed := s.lanes[laneKey{key.addr, !key.persistent}]; !isUsed {
 			s.peers.Delete(key.addr)
+			if !slices.Contains(s.Options.Cluster, key.addr) {
+				s.Options.names.forget(key.addr, "")
+			}
 		}
 		s.retired.Go(func() {
 			Pause(s.life, retirePause)
