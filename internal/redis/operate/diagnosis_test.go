@@ -248,7 +248,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			wire.Options{Primary: primary, Replicas: []string{replica}, DB: 16}, nil,
 			[]string{"error database " + primary, "error database " + replica}, codeDatabase, []string{"database 16", "out of range"},
 		},
-		"an unknown authority": {withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), nil, []string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"unknown authority", "ca <file>"}},
+		"an unknown authority": {withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), nil, []string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"unknown authority", "the file of ca"}},
 		"another host's certificate": {
 			withTLS(secure, &tls.Config{RootCAs: ca.Pool(), ServerName: "redis.internal"}), nil,
 			[]string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"redis.internal", "server_name"},
