@@ -232,17 +232,22 @@ func awaitLeftOut(c *caddytest.Caddy, words string, servers ...*redistest.Server
 func TestTLSShardsOfEveryKind(t *testing.T) {
 	t.Parallel()
 	ca := redistest.StartAuthority(t)
-	// Sentinels report IP addresses, which need server_name unless certificates list them.
+	// Sentinels report IP addresses, which need server_name unless certificates list them. The cluster reports names.
 	static, watched, sentinels, cluster := startKinds(t, map[string]redistest.Option{
 		"static":  redistest.TLS(issueServer(t, ca, "localhost")),
 		"watched": redistest.TLS(issueServer(t, ca, "redis.internal")),
-		"cluster": redistest.TLS(issueServer(t, ca, "127.0.0.1")),
+		"cluster": redistest.TLS(issueServer(t, ca, "localhost")),
 	}, redistest.SentinelOptions{})
+	named := func(s *redistest.Server) string { return strings.Replace(s.Addr(), "127.0.0.1", "localhost", 1) }
+	for _, node := range cluster.Nodes {
+		must(t, "name the node", node.Client().ConfigSet(t.Context(), "cluster-announce-hostname", "localhost").Err())
+		must(t, "announce the name", node.Client().ConfigSet(t.Context(), "cluster-preferred-endpoint-type", "hostname").Err())
+	}
 	client := issueClient(t, ca)
 	c := caddytest.Start(t, apiSite(caddytest.RedisStore(
-		caddytest.ShardWith("static", "primary "+strings.Replace(static.Primary.Addr(), "127.0.0.1", "localhost", 1)),
+		caddytest.ShardWith("static", "primary "+named(static.Primary)),
 		caddytest.ShardWith("watched", sentinelLine(sentinels), tlsBlock(ca, client, "server_name redis.internal")),
-		caddytest.ShardWith("cluster", "cluster "+cluster.Addrs()[0]),
+		caddytest.ShardWith("cluster", "cluster "+named(cluster.Nodes[0])),
 		tlsBlock(ca, client), "check_timeout 1m",
 	), 3, "1h"))
 	const clients = 30
@@ -278,19 +283,31 @@ func TestClientCertificateIsReplacedInPlace(t *testing.T) {
 	must(t, "spoil the certificate", os.WriteFile(client.CertFile(), []byte("garbage"), 0o600))
 	cut(t, servers...)
 	awaitStatus(c, http.StatusOK)
-	awaitLine(c, "warn", "client certificate cannot be read, the one before stays in use: correct the files", client.CertFile())
+	awaitLine(c, "warn", "certificates cannot be read, those before stay in use: correct the files", client.CertFile())
 
 	// Servers refuse an expired certificate, which shows which one Caddy presents. They do so after
 	// the handshake, and the first call may see no more than a closed connection.
 	must(t, "replace the certificate", client.Renew(anHourAgo()))
 	cut(t, servers...)
 	awaitLeftOut(c, "")
-	awaitLine(c, "info", "client certificate can be read again", "")
-	must(t, "log", want("lines about unreadable files", countLines(c, "client certificate cannot be read"), 1))
-	must(t, "log", want("lines about readable files", countLines(c, "client certificate can be read again"), 1))
+	awaitLine(c, "info", "certificates can be read again", "")
+	must(t, "log", want("lines about unreadable files", countLines(c, "certificates cannot be read"), 1))
+	must(t, "log", want("lines about readable files", countLines(c, "certificates can be read again"), 1))
 	must(t, "replace the certificate", client.Renew(inAnHour()))
 	awaitStatus(c, http.StatusOK)
 	mustHide(c, password)
+}
+
+// authorities returns the certificates of authorities, as a file has them.
+func authorities(t *testing.T, all ...*redistest.Authority) string {
+	t.Helper()
+	var text []byte
+	for _, a := range all {
+		own, err := os.ReadFile(a.File())
+		must(t, "read the certificate", err)
+		text = append(text, own...)
+	}
+	return string(text)
 }
 
 // TestServerCertificates checks that on_error applies to untrusted certificates, and that the log
@@ -304,8 +321,11 @@ func TestServerCertificates(t *testing.T) {
 	site := func(onError, tls string) string {
 		return apiSite(caddytest.RedisStore(caddytest.ShardOf("a", shard), "password "+password, "pool_size 1", "on_error "+onError, tls), 1_000_000, "1h")
 	}
-	c := caddytest.Start(t, site("deny", tlsBlock(other, client)))
+	trusted := writeFile(t, authorities(t, other))
+	c := caddytest.Start(t, site("deny", strings.Replace(tlsBlock(ca, client), ca.File(), trusted, 1)))
 	awaitLeftOut(c, "certificate signed by unknown authority")
+	must(t, "replace the authorities", os.WriteFile(trusted, []byte(authorities(t, other, ca)), 0o600))
+	awaitStatus(c, http.StatusOK)
 	c.MustLoad(site("deny", tlsBlock(ca, client, "server_name redis.internal")))
 	awaitLeftOut(c, "certificate is valid for localhost, not redis.internal")
 	c.MustLoad(site("deny", "tls {\ninsecure_skip_verify\ncert "+client.CertFile()+" "+client.KeyFile()+"\n}"))

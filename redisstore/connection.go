@@ -1,11 +1,12 @@
 package redisstore
 
 import (
+	"bytes"
 	"cmp"
 	"context"
-	"crypto/sha256"
 	"crypto/tls"
 	"crypto/x509"
+	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -138,10 +139,11 @@ func (c *Connection) provision(repl *caddy.Replacer) error {
 }
 
 // TLS has the settings of encrypted connections to Redis, by TLS 1.2 or later.
-// Files are read when the config is loaded; a missing one is an error.
+// Files are read when the config is loaded, and again when they change; a missing
+// one is an error.
 type TLS struct {
 	// A file with the certificates of the authorities to trust instead, in PEM.
-	// Default: the system's.
+	// Caddy reads it again when it changes. Default: the system's.
 	CA string `json:"ca,omitempty"`
 
 	// Files with the client certificate and its key, in PEM, for servers that ask
@@ -160,9 +162,8 @@ type TLS struct {
 	// Accepts any certificate. For tests only. Default: off.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
 
-	roots       *x509.CertPool
-	rootsDigest [sha256.Size]byte
-	certificate *clientCertificate
+	// certificates are those in the files; nil without files.
+	certificates *certificates
 }
 
 func (t *TLS) validate() error {
@@ -194,39 +195,24 @@ func (t *TLS) provision(repl *caddy.Replacer) error {
 	if err := t.validate(); err != nil {
 		return err
 	}
-	if t.CA != "" {
-		text, err := os.ReadFile(t.CA)
-		if err != nil {
-			return fmt.Errorf("read ca: %w", err)
-		}
-		if t.roots = x509.NewCertPool(); !t.roots.AppendCertsFromPEM(text) {
-			return fmt.Errorf("read ca %s: it has no certificate in PEM", t.CA)
-		}
-		t.rootsDigest = sha256.Sum256(text)
-	}
-	if t.Cert == "" {
+	if t.CA == "" && t.Cert == "" {
 		return nil
 	}
 	var err error
-	t.certificate, err = loadClientCertificate(t.Cert, t.Key)
+	t.certificates, err = loadCertificates(t.CA, t.Cert, t.Key)
 	return err
 }
 
-// config returns the TLS configuration of connections.
+// config returns the TLS configuration of connections, without the certificates in the files.
 func (t *TLS) config() *tls.Config {
 	if t == nil {
 		return nil
 	}
-	config := &tls.Config{
+	return &tls.Config{
 		MinVersion:         tls.VersionTLS12,
-		RootCAs:            t.roots,
 		ServerName:         t.ServerName,
 		InsecureSkipVerify: t.InsecureSkipVerify,
 	}
-	if t.certificate != nil {
-		config.GetClientCertificate = t.certificate.get
-	}
-	return config
 }
 
 // credentials returns a function that resolves a user and a password for each
@@ -275,14 +261,15 @@ func resolve(repl *caddy.Replacer, value *string) error {
 	return nil
 }
 
-// clientCertificate is a certificate with its key, in files that may be replaced.
-// The last pair that could be read stays in use.
-type clientCertificate struct {
-	files [2]string // the certificate's and the key's
+// certificates are those of the authorities, and that of the client with its key, in files that may
+// be replaced. The last ones that could be read stay in use, each of the two by itself.
+type certificates struct {
+	files [3]string // the authorities', the certificate's and the key's; empty for none
 
 	mu    sync.Mutex
+	roots *x509.CertPool
 	pair  *tls.Certificate
-	read  [2]os.FileInfo // of the files when pair was read
+	read  [3]os.FileInfo // of the files when they were read
 	fault error          // why the present files are not in use
 	// listeners are called with the fault when it changes.
 	listeners map[*func(fault error)]bool
@@ -293,14 +280,23 @@ func hasChanged(was, is os.FileInfo) bool {
 	return was == nil || is == nil || !os.SameFile(was, is) || !was.ModTime().Equal(is.ModTime()) || was.Size() != is.Size()
 }
 
-func loadClientCertificate(cert, key string) (*clientCertificate, error) {
-	c := &clientCertificate{files: [2]string{cert, key}, listeners: map[*func(error)]bool{}}
+func loadCertificates(ca, cert, key string) (*certificates, error) {
+	c := &certificates{files: [3]string{ca, cert, key}, listeners: map[*func(error)]bool{}}
 	c.load()
 	return c, c.fault
 }
 
-// get implements [tls.Config.GetClientCertificate].
-func (c *clientCertificate) get(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
+// addTo adds the present certificates to the configuration of a connection.
+func (c *certificates) addTo(config *tls.Config) {
+	roots, pair := c.current()
+	config.RootCAs = roots
+	if pair != nil {
+		config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return pair, nil }
+	}
+}
+
+// current returns the authorities to trust, or nil for the system's, and the client's certificate, or nil.
+func (c *certificates) current() (*x509.CertPool, *tls.Certificate) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	before := fmt.Sprint(c.fault)
@@ -310,30 +306,80 @@ func (c *clientCertificate) get(*tls.CertificateRequestInfo) (*tls.Certificate, 
 			(*listen)(c.fault)
 		}
 	}
-	return c.pair, nil
+	return c.roots, c.pair
 }
 
 // load reads the files unless they have not changed since they were last used.
-func (c *clientCertificate) load() {
+func (c *certificates) load() {
 	// Before the files are read, so that the next call sees a later change.
-	var now [2]os.FileInfo
+	var now [3]os.FileInfo
+	changed := c.fault != nil
 	for i, file := range c.files {
-		now[i], _ = os.Stat(file) // reading the file reports what is wrong
+		if file != "" {
+			now[i], _ = os.Stat(file) // reading the file reports what is wrong
+			changed = changed || hasChanged(c.read[i], now[i])
+		}
 	}
-	if c.fault == nil && !hasChanged(c.read[0], now[0]) && !hasChanged(c.read[1], now[1]) {
+	if !changed {
 		return
 	}
-	pair, err := tls.LoadX509KeyPair(c.files[0], c.files[1])
+	roots, rootsFault := readAuthorities(c.files[0])
+	if roots != nil {
+		c.roots = roots
+	}
+	pair, pairFault := readPair(c.files[1], c.files[2])
+	if pair != nil {
+		c.pair = pair
+	}
+	if c.fault = errors.Join(rootsFault, pairFault); c.fault == nil {
+		c.read = now
+	}
+}
+
+// readAuthorities returns nil without a file, or if one of its certificates cannot be read: a file may be half-written.
+func readAuthorities(file string) (*x509.CertPool, error) {
+	if file == "" {
+		return nil, nil
+	}
+	text, err := os.ReadFile(file)
 	if err != nil {
-		c.fault = fmt.Errorf("read cert %s and key %s: %w", c.files[0], c.files[1], err)
-		return
+		return nil, fmt.Errorf("read ca: %w", err)
 	}
-	c.pair, c.read, c.fault = &pair, now, nil
+	roots, whole := x509.NewCertPool(), 0
+	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
+		if whole++; block.Type != "CERTIFICATE" {
+			continue
+		}
+		c, err := x509.ParseCertificate(block.Bytes)
+		if err != nil {
+			return nil, fmt.Errorf("read ca %s: block %d: %w", file, whole, err)
+		}
+		roots.AddCert(c)
+	}
+	switch {
+	case bytes.Count(text, []byte("-----BEGIN ")) > whole:
+		return nil, fmt.Errorf("read ca %s: one of its certificates is not whole", file)
+	case roots.Equal(x509.NewCertPool()):
+		return nil, fmt.Errorf("read ca %s: it has no certificate in PEM", file)
+	}
+	return roots, nil
+}
+
+// readPair returns nil without files, or if they cannot be read.
+func readPair(cert, key string) (*tls.Certificate, error) {
+	if cert == "" {
+		return nil, nil
+	}
+	pair, err := tls.LoadX509KeyPair(cert, key)
+	if err != nil {
+		return nil, fmt.Errorf("read cert %s and key %s: %w", cert, key, err)
+	}
+	return &pair, nil
 }
 
 // listen calls f, until stop is called, with the fault when the files become
 // unusable, and with nil when they are usable again.
-func (c *clientCertificate) listen(f func(fault error)) (stop func()) {
+func (c *certificates) listen(f func(fault error)) (stop func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.listeners[&f] = true

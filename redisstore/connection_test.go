@@ -2,6 +2,8 @@ package redisstore
 
 import (
 	"bytes"
+	"crypto/tls"
+	"encoding/pem"
 	"os"
 	"path/filepath"
 	"strings"
@@ -11,60 +13,101 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestClientCertificateIsReplaced with its files, and kept while they are invalid.
-func TestClientCertificateIsReplaced(t *testing.T) {
+// TestCertificatesAreReplaced with their files, and kept while these are invalid.
+func TestCertificatesAreReplaced(t *testing.T) {
 	ca := redistest.StartAuthority(t)
 	issued, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
 	redistest.Must(t, err)
-	c, err := loadClientCertificate(issued.CertFile(), issued.KeyFile())
+	trusted := filepath.Join(t.TempDir(), "ca.pem")
+	textOf := func(a *redistest.Authority) []byte {
+		text, err := os.ReadFile(a.File())
+		redistest.Must(t, err)
+		return text
+	}
+	trust := func(text ...[]byte) { redistest.Must(t, os.WriteFile(trusted, bytes.Join(text, nil), 0o600)) }
+	trust(textOf(ca))
+	c, err := loadCertificates(trusted, issued.CertFile(), issued.KeyFile())
 	redistest.Must(t, err)
 	var reported []error
 	stop := c.listen(func(fault error) { reported = append(reported, fault) })
 	shown := func() []byte {
 		t.Helper()
-		pair, err := c.get(nil)
+		config := new(tls.Config)
+		c.addTo(config)
+		if !config.RootCAs.Equal(ca.Pool()) {
+			t.Error("other authorities are trusted")
+		}
+		pair, err := config.GetClientCertificate(nil)
 		redistest.Must(t, err)
 		return pair.Certificate[0]
 	}
+	renew := func() { redistest.Must(t, issued.Renew(time.Now().Add(2*time.Hour))) }
 	first := shown()
 	if !bytes.Equal(first, shown()) || len(reported) > 0 {
 		t.Errorf("unchanged files are reported as %v", reported)
 	}
-	redistest.Must(t, issued.Renew(time.Now().Add(2*time.Hour)))
+	renew()
 	second := shown()
 	if bytes.Equal(first, second) || len(reported) > 0 {
 		t.Errorf("a new certificate is not used, or reported as %v", reported)
 	}
-	for fault, spoil := range map[string]func() error{
-		"garbage": func() error { return os.WriteFile(issued.CertFile(), []byte("garbage"), 0o600) },
-		"missing": func() error { return os.Remove(issued.CertFile()) },
-		"key of another": func() error {
+	spoilClient := map[string]func(){
+		"garbage": func() { redistest.Must(t, os.WriteFile(issued.CertFile(), []byte("garbage"), 0o600)) },
+		"missing": func() { redistest.Must(t, os.Remove(issued.CertFile())) },
+		"key of another": func() {
 			other, err := ca.IssueClient("other", time.Now().Add(time.Hour))
-			if err != nil {
-				return err
-			}
-			return os.Rename(other.KeyFile(), issued.KeyFile())
+			redistest.Must(t, err)
+			redistest.Must(t, os.Rename(other.KeyFile(), issued.KeyFile()))
 		},
-	} {
+	}
+	spoilAuthorities := map[string]func(){
+		"garbage":                 func() { trust([]byte("garbage")) },
+		"missing":                 func() { redistest.Must(t, os.Remove(trusted)) },
+		"half of the authorities": func() { trust(textOf(ca), textOf(ca)[:200]) },
+		"damaged authority": func() {
+			trust(textOf(ca), pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: []byte("garbage")}))
+		},
+	}
+	// requireFault has the other half renewed while one is spoilt, and then both.
+	requireFault := func(fault string, spoil func(), isOfClient bool) {
+		t.Helper()
 		reported = nil
-		redistest.Must(t, spoil())
-		for range 3 {
-			if !bytes.Equal(second, shown()) {
-				t.Errorf("%s: the previous certificate is not used", fault)
-			}
+		before := shown()
+		spoil()
+		if !bytes.Equal(before, shown()) {
+			t.Errorf("%s: the previous certificate is not used", fault)
 		}
-		if len(reported) != 1 || reported[0] == nil {
+		if isOfClient {
+			ca = redistest.StartAuthority(t)
+			trust(textOf(ca))
+		} else {
+			renew()
+		}
+		meanwhile := shown()
+		if bytes.Equal(before, meanwhile) != isOfClient {
+			t.Errorf("%s: the client's certificate is kept or replaced wrongly", fault)
+		}
+		if shown(); len(reported) != 1 || reported[0] == nil {
 			t.Errorf("%s: reported %v, want one fault", fault, reported)
 		}
-		redistest.Must(t, issued.Renew(time.Now().Add(2*time.Hour)))
-		third := shown()
-		if bytes.Equal(second, third) || len(reported) != 2 || reported[1] != nil {
+		trust(textOf(ca))
+		renew()
+		if after := shown(); bytes.Equal(meanwhile, after) || len(reported) != 2 || reported[1] != nil {
 			t.Errorf("%s: after the repair %v is reported", fault, reported)
 		}
-		second = third
+	}
+	for fault, spoil := range spoilClient {
+		requireFault("client: "+fault, spoil, true)
+	}
+	for fault, spoil := range spoilAuthorities {
+		requireFault("authorities: "+fault, spoil, false)
 	}
 	stop()
 	redistest.Must(t, os.Remove(issued.CertFile()))
+	shown()
+	renew()
+	ca = redistest.StartAuthority(t)
+	trust(textOf(ca))
 	shown()
 	if len(reported) != 2 {
 		t.Errorf("%v is reported after the end", reported)

@@ -2,6 +2,7 @@ package redisstore
 
 import (
 	"fmt"
+	"slices"
 	"sync"
 
 	"go.uber.org/zap"
@@ -25,9 +26,9 @@ type shardLog struct {
 
 	mu sync.Mutex
 	// twins are the pairs of servers that were logged. certificates are the faults of
-	// client certificates, by file.
+	// certificates, by their files.
 	twins        map[store.Twin]bool
-	certificates map[string]error
+	certificates map[[3]string]error
 }
 
 // eventQueue is the capacity of the queue. Events beyond it are dropped.
@@ -37,7 +38,7 @@ const eventQueue = 64
 func startShardLog(logger *zap.Logger, events telemetry.Events, name string, remote *redis.Store) *shardLog {
 	l := &shardLog{
 		logger: logger.With(zap.String("store", name)), events: events, name: name, store: remote,
-		twins: map[store.Twin]bool{}, certificates: map[string]error{},
+		twins: map[store.Twin]bool{}, certificates: map[[3]string]error{},
 		queue: make(chan func(), eventQueue), done: make(chan struct{}),
 	}
 	go l.emitQueued()
@@ -53,8 +54,8 @@ func (l *shardLog) add(name string, shard pooledShard) {
 		l.log(logger, e)
 		l.emit(name, e)
 	}))
-	if shard.certificate != nil {
-		l.stops = append(l.stops, shard.certificate.listen(func(fault error) { l.logCertificate(shard.certificate, fault) }))
+	if c := shard.certificates; c != nil {
+		l.stops = append(l.stops, c.listen(func(fault error) { l.logCertificates(c, fault) }))
 	}
 }
 
@@ -153,17 +154,16 @@ func (l *shardLog) lookForTwins() {
 	}
 }
 
-// logCertificate logs that the files of a certificate are unusable, or usable again,
-// once for all shards with that certificate.
-func (l *shardLog) logCertificate(c *clientCertificate, fault error) {
+// logCertificates logs that the files of certificates are unusable, or usable again,
+// once for all shards with these files.
+func (l *shardLog) logCertificates(c *certificates, fault error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	file := c.files[0]
-	switch logged := l.certificates[file]; {
+	switch logged := l.certificates[c.files]; {
 	case fault == nil && logged != nil:
-		l.logger.Info("client certificate can be read again", zap.String("cert", file))
+		l.logger.Info("certificates can be read again", zap.Strings("files", slices.DeleteFunc(slices.Clone(c.files[:]), func(file string) bool { return file == "" })))
 	case fault != nil && fmt.Sprint(logged) != fault.Error():
-		l.logger.Warn("client certificate cannot be read, the one before stays in use: correct the files", zap.Error(fault))
+		l.logger.Warn("certificates cannot be read, those before stay in use: correct the files", zap.Error(fault))
 	}
-	l.certificates[file] = fault
+	l.certificates[c.files] = fault
 }

@@ -93,16 +93,16 @@ func TestTwinsAreReportedOnce(t *testing.T) {
 func TestCertificateFaultIsReportedOnce(t *testing.T) {
 	core, lines := observer.New(zapcore.DebugLevel)
 	l := startShardLog(zap.New(core), telemetry.Events{}, "default", redis.New(redis.Options{}))
-	one, other := &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}, &clientCertificate{files: [2]string{"cert.pem", "key.pem"}}
+	one, other := &certificates{files: [3]string{"", "cert.pem", "key.pem"}}, &certificates{files: [3]string{"", "cert.pem", "key.pem"}}
 	fault := errors.New("read cert cert.pem: garbage")
-	for _, c := range []*clientCertificate{one, other} {
-		l.logCertificate(c, fault)
+	for _, c := range []*certificates{one, other} {
+		l.logCertificates(c, fault)
 	}
 	if logged := lines.TakeAll(); len(logged) != 1 || logged[0].Level != zapcore.WarnLevel {
 		t.Errorf("logged %v", logged)
 	}
-	for _, c := range []*clientCertificate{one, other} {
-		l.logCertificate(c, nil)
+	for _, c := range []*certificates{one, other} {
+		l.logCertificates(c, nil)
 	}
 	if logged := lines.TakeAll(); len(logged) != 1 || logged[0].Level != zapcore.InfoLevel {
 		t.Errorf("logged %v", logged)

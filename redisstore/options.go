@@ -225,7 +225,7 @@ func (t *TLS) rows() []option.Row {
 	return []option.Row{
 		{
 			Name: "ca", Args: "<file>", Field: option.Filled(&t.CA), Section: sectionConnections, Default: "the system's",
-			Doc: "A file with the certificates of the authorities to trust instead, in PEM.",
+			Doc: "A file with the certificates of the authorities to trust instead, in PEM. Caddy reads it again when it changes.",
 		},
 		{
 			Name: "cert", JSON: []string{"cert", "key"}, Args: "<file> <key>", Field: option.Field{Set: t.setCert}, Section: sectionConnections, Default: "none",

@@ -19,12 +19,12 @@ import (
 // shardKey is the key in the pool of a shard: a digest of how it is reached.
 type shardKey string
 
-// pooledShard is a shard in the pool, and the client certificate and the token of its
+// pooledShard is a shard in the pool, and the certificates and the token of its
 // connections, or nil.
 type pooledShard struct {
 	*redis.Shard
-	certificate *clientCertificate
-	token       *token
+	certificates *certificates
+	token        *token
 }
 
 // Close delivers waiting charges until ctx ends, then closes the connections, and ends the
@@ -51,7 +51,7 @@ func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
 	}
 	pooled, _, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
 		t := r.token()
-		return pooledShard{redis.NewShard(r.options(t)), r.certificate, t}, nil
+		return pooledShard{redis.NewShard(r.options(t)), r.certificates, t}, nil
 	})
 	return pooled.(pooledShard), key, nil
 }
@@ -70,9 +70,7 @@ func acquireOverrides(key overridesKey) (*redis.Overrides, overridesKey) {
 type reach struct {
 	Shard
 	NoPipelining bool `json:"no_pipelining"`
-	// Roots is a digest of the authorities, whose file may change.
-	Roots       []byte `json:"roots"`
-	certificate *clientCertificate
+	certificates *certificates
 }
 
 // reach returns the way to the servers of one of the store's shards.
@@ -96,7 +94,7 @@ func (s *Store) reach(shard *Shard) reach {
 		r.TLS = new(TLS)
 	}
 	if r.TLS != nil {
-		r.Roots, r.certificate = r.TLS.rootsDigest[:], r.TLS.certificate
+		r.certificates = r.TLS.certificates
 	}
 	return r
 }
@@ -126,6 +124,9 @@ func (r reach) options(t *token) redis.ShardOptions {
 	}
 	if t != nil {
 		opts.LoginRefused = t.refuse
+	}
+	if r.certificates != nil {
+		opts.AddCertificates = r.certificates.addTo
 	}
 	if r.Sentinel != nil {
 		opts.Sentinel = &redis.SentinelOptions{

@@ -91,27 +91,30 @@ func TestPoolKeysDiffer(t *testing.T) {
 	}
 }
 
-// TestAnotherAuthorityInTheSameFile makes other connections once a config is loaded;
-// another client certificate does not.
-func TestAnotherAuthorityInTheSameFile(t *testing.T) {
+// TestCertificatesInTheSameFiles checks that a config that is loaded keeps the connections if only the certificates in its
+// files differ, which new ones use anyway, and that the name of another file makes other connections.
+func TestCertificatesInTheSameFiles(t *testing.T) {
 	ca, other := redistest.StartAuthority(t), redistest.StartAuthority(t)
 	client, err := ca.IssueClient("limiter", time.Now().Add(time.Hour))
 	redistest.Must(t, err)
 	file := filepath.Join(t.TempDir(), "ca.pem")
-	key := func(a *redistest.Authority) string {
+	key := func(a *redistest.Authority, file string) string {
 		text, err := os.ReadFile(a.File())
 		redistest.Must(t, err)
 		redistest.Must(t, os.WriteFile(file, text, 0o600))
 		return keyOf(t, fmt.Sprintf(`{"shards": [{"name": "a", "primary": "redis-a"}], "tls": {"ca": %q, "cert": %q, "key": %q}}`,
 			file, client.CertFile(), client.KeyFile()))
 	}
-	first := key(ca)
+	first := key(ca, file)
 	redistest.Must(t, client.Renew(time.Now().Add(2*time.Hour)))
-	if key(ca) != first {
+	if key(ca, file) != first {
 		t.Error("another client certificate makes other connections")
 	}
-	if key(other) == first {
-		t.Error("another authority keeps the connections")
+	if key(other, file) != first {
+		t.Error("another authority makes other connections")
+	}
+	if key(other, file+".copy") == first {
+		t.Error("another file keeps the connections")
 	}
 }
 

@@ -42,7 +42,7 @@ var remedies = map[store.ErrorKind]string{
 	store.KindMisconf:     "see in its log why it cannot persist, or lacks replicas",
 	store.KindAuth:        "let caddy rate-limit check list the rights that its user lacks",
 	store.KindForeignData: "let no other program write keys with this key_prefix",
-	store.KindUnfound:     "see that the sentinels, or the cluster, name a primary",
+	store.KindUnfound:     "see that its primary runs, and that the sentinels or the cluster name one",
 }
 
 // overridesRemedy returns what to do about overrides that cannot be read, after a separator.
@@ -61,14 +61,17 @@ func overridesRemedy(err error) string {
 // withRemedy returns an error of a shard, after a separator, with what to do about it.
 func withRemedy(err error) string {
 	text := ": " + oneLine(err)
-	if remedy := remedies[store.KindOf(err)]; remedy != "" {
+	if remedy := remedies[store.KindOf(err)]; remedy != "" && !errors.As(err, new(interface{ HasRemedy() })) {
 		text += ": " + remedy
 	}
 	return text
 }
 
 // inMemoryNow is the problem of a config that has lost its stores.
-const inMemoryNow = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: configure it again, or write store memory if that is meant"
+const (
+	inMemoryNow    = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: " + inMemoryRemedy
+	inMemoryRemedy = "configure it again, or write store memory if that is meant"
+)
 
 // problem is a [adminapi.Problem] of a subject.
 type problem struct {
@@ -227,8 +230,8 @@ func jumped(by time.Duration, at time.Time) string {
 	return fmt.Sprintf(" has jumped by %s at %s", by.Round(time.Millisecond), at.UTC().Format(time.RFC3339))
 }
 
-// leftOutOf returns the purposes for which a server is not called, and ": " with the last error of a
-// call and its remedy, if that is known.
+// leftOutOf returns the purposes for which a server is not called, and the last error of a call with its remedy, if
+// that is known.
 func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {

@@ -411,6 +411,10 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 				t.Errorf("the event has error %v", e.Err)
 			}
 		}
+		if c.hints {
+			must(t, c.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", hint).Err())
+			j.await(t, wire.Mended, c.Addr())
+		}
 	}
 }
 

@@ -344,13 +344,14 @@ func (s *Server) arguments(opts options) []string {
 			"--repl-ping-replica-period", "1")
 	}
 	args = append(args, s.login.certificate.arguments()...)
+	args = append(args, "--bind", loopback)
 	args = append(args, opts.args...)
 
 	plain, encrypted := s.port.number, 0
 	if s.login.certificate != nil {
 		plain, encrypted = encrypted, plain
 	}
-	args = append(args, "--bind", loopback, "--port", strconv.Itoa(plain))
+	args = append(args, "--port", strconv.Itoa(plain))
 	if encrypted != 0 {
 		args = append(args, "--tls-port", strconv.Itoa(encrypted))
 	}

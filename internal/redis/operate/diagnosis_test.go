@@ -248,7 +248,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			wire.Options{Primary: primary, Replicas: []string{replica}, DB: 16}, nil,
 			[]string{"error database " + primary, "error database " + replica}, codeDatabase, []string{"database 16", "out of range"},
 		},
-		"an unknown authority": {withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), nil, []string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"unknown authority", "ca <file>"}},
+		"an unknown authority": {withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), nil, []string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"unknown authority", "the file of ca"}},
 		"another host's certificate": {
 			withTLS(secure, &tls.Config{RootCAs: ca.Pool(), ServerName: "redis.internal"}), nil,
 			[]string{"error tls " + secure, "warning no_replica " + secure}, codeTLS, []string{"redis.internal", "server_name"},
@@ -677,6 +677,7 @@ func TestDiagnosisOfAnAddressOfSeveralServers(t *testing.T) {
 		mentions(t, d, codeTurns, "leads to the primary alone")
 		dialled.Add(1)
 	}
+	finds(t, "the primary alone", diagnosed(t, wire.Options{Primary: servers[0].Addr()}, nil), "warning no_replica "+servers[0].Addr())
 }
 
 // TestDiagnosisOfSentinelsThatDisagree: two watch different servers under one name.
@@ -691,6 +692,7 @@ func TestDiagnosisOfSentinelsThatDisagree(t *testing.T) {
 	d := diagnosed(t, wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: addrs}}, nil)
 	finds(t, "sentinels that disagree", d, "warning foreign_server "+addrs[1], "warning no_replica "+primaries[0])
 	mentions(t, d, codeElsewhere, "it leads to "+primaries[1], "remove its address")
+	finds(t, "one of them", diagnosed(t, wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: addrs[:1]}}, nil), "warning no_replica "+primaries[0])
 }
 
 // TestDiagnosisOfAReplicaThatSentinelsTakeForDead, which the store leaves out.
@@ -733,8 +735,8 @@ func TestDiagnosisOfACluster(t *testing.T) {
 	}
 	elsewhere := redistest.Start(t, lasting)
 	d = diagnosed(t, wire.Options{Cluster: []string{elsewhere.Addr()}}, nil)
-	finds(t, "a server that is no cluster", d, "error not_found")
-	mentions(t, d, codeUnfound, "cluster support disabled")
+	finds(t, "a server that is no cluster", d, "error not_found", "error role "+elsewhere.Addr())
+	mentions(t, d, codeRole, "no node of a Redis Cluster", "write primary "+elsewhere.Addr()+" in place of cluster")
 	opts.Cluster = append(slices.Clone(opts.Cluster), elsewhere.Addr())
 	must(t, elsewhere.Kill())
 	finds(t, "a configured node that the cluster does not name", diagnosed(t, opts, nil), "error unreachable "+elsewhere.Addr())

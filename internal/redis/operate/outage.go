@@ -31,6 +31,10 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 		return finding(store.SeverityError, codeNotReady, "it refuses calls: "+err.Error(), "correct what the reply says, on the server")
 	}
 	code, remedy := codeTLS, ""
+	moveRemedy := ""
+	if d.shard.InCluster {
+		moveRemedy = "; if it has moved, correct its cluster-announce-ip, or without that setting run CLUSTER MEET with its new address at another node"
+	}
 	var (
 		authority  x509.UnknownAuthorityError
 		hostname   x509.HostnameError
@@ -41,6 +45,8 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 	switch {
 	case isGarbled(err):
 		return finding(store.SeverityError, codeUnreachable, "it does not answer as Redis does: "+err.Error(), "give the address of a Redis server")
+	case errors.As(err, &authority) && d.shard.Options.TLSConfig().RootCAs != nil:
+		remedy = "add the authority's certificate to the file of ca"
 	case errors.As(err, &authority):
 		remedy = "name the file with the authority's certificate in tls: ca <file>"
 	case errors.As(err, &hostname):
@@ -57,8 +63,10 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 			// A Redis without TLS takes the handshake for a command, and waits for its end.
 			remedy += "; it may speak no TLS at this port"
 		}
+		remedy += moveRemedy
 	case wire.IsDialError(err):
 		code, remedy = codeUnreachable, "see that it runs, and that the address is right"
+		remedy += moveRemedy
 	case d.shard.Options.TLS != nil:
 		remedy = "see its log; it may want a client certificate: cert <file> <key> in tls"
 	default:

@@ -29,7 +29,6 @@ func clientOptions(addr string, opts *Options) *goredis.Options {
 		// RESP2 avoids the push machinery of RESP3, which is not needed.
 		Protocol:                   2,
 		CredentialsProviderContext: opts.Credentials,
-		TLSConfig:                  opts.TLS,
 		Dialer:                     opts.connect,
 		DB:                         opts.DB,
 		MaxRetries:                 -1,
@@ -202,6 +201,15 @@ func (o *Options) connectToCharge(ctx context.Context, network, addr string) (ne
 	return guard(conn, func() time.Duration { return min(o.ConnectTimeout(), ReplyTimeout/2) }), nil
 }
 
+// TLSConfig returns the TLS configuration of a new connection.
+func (o *Options) TLSConfig() *tls.Config {
+	config := o.TLS.Clone()
+	if o.AddCertificates != nil {
+		o.AddCertificates(config)
+	}
+	return config
+}
+
 func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, error) {
 	ctx, cancel := context.WithTimeout(ctx, o.ConnectTimeout())
 	defer cancel()
@@ -210,10 +218,9 @@ func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, err
 	case o.Dial != nil:
 		dial = o.Dial
 	case o.TLS != nil:
-		config := o.TLS
+		config := o.TLSConfig()
 		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
 			// The address of a record stands for the name.
-			config = config.Clone()
 			config.ServerName = host
 		}
 		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: config}).DialContext

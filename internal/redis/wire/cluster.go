@@ -67,7 +67,8 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 	var d decision
 	var best clusterView
 	judged := c.belief
-	n, isDue := len(c.opts.Cluster), now.Sub(c.census) >= censusPeriod
+	fellSilent := slices.ContainsFunc(c.sources, func(s Source) bool { return s.Err != nil && !s.IsSilent })
+	n, isDue := len(c.opts.Cluster), fellSilent || now.Sub(c.census) >= censusPeriod
 	if len(c.nodes) > 0 && !isDue {
 		v := &c.askAll(ctx, c.nodes[:1], timeout, timeout)[0]
 		switch {
@@ -327,6 +328,7 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
 	if _, v.err = pipe.Exec(ctx); v.err != nil {
 		c.opts.noteLogin(v.err)
+		v.err = otherKind(ctx, v.err, addr, c.opts, client.Process)
 		return v
 	}
 	slots, err := owned.Slice()
@@ -338,6 +340,13 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 	v.roles, v.marks = rolesIn(inSlots, inShards), idsIn(inSlots, inShards)
 	if !slices.ContainsFunc(v.roles, func(r Roles) bool { return r.Primary != "" && len(r.Slots) > 0 }) {
 		v.err = errors.New("it knows no slots")
+		return v
+	}
+	if addr := sharedIn(inSlots); addr != "" {
+		v.err = &Fault{
+			Problem: "it names no host of some nodes, and several have the port of " + addr,
+			Remedy:  "set cluster-preferred-endpoint-type on each node to ip, or to hostname with cluster-announce-hostname",
+		}
 		return v
 	}
 	v.covers = Covered(v.roles)
@@ -396,6 +405,8 @@ func (c *Cluster) client(addr string) *goredis.Client {
 type clusterNode struct {
 	id, addr          string
 	isPrimary, isDown bool
+	// isNameless is set if its cluster names no host for it.
+	isNameless bool
 }
 
 // ownedSlots are slots, their primary and its replicas.
@@ -423,7 +434,7 @@ func slotsIn(reply []any, from string) (all []ownedSlots) {
 			port, _ := node[1].(int64)
 			id, _ := node[2].(string)
 			owned.nodes = append(owned.nodes, clusterNode{
-				id: id, addr: nodeAddr(host, strconv.FormatInt(port, 10), from), isPrimary: len(owned.nodes) == 0,
+				id: id, addr: nodeAddr(host, strconv.FormatInt(port, 10), from), isPrimary: len(owned.nodes) == 0, isNameless: isNameless(host),
 			})
 		}
 		if len(owned.nodes) > 0 {
@@ -528,10 +539,27 @@ func (r *Roles) add(n clusterNode) {
 	}
 }
 
+func isNameless(host string) bool { return host == "" || host == "?" }
+
+// sharedIn returns an address at which two nodes seem to be because its cluster names no host for one of them, or "".
+func sharedIn(slots []ownedSlots) string {
+	at := map[string]clusterNode{}
+	for _, owned := range slots {
+		for _, n := range owned.nodes {
+			other, isTaken := at[n.addr]
+			if isTaken && other.id != n.id && (other.isNameless || n.isNameless) {
+				return n.addr
+			}
+			at[n.addr] = n
+		}
+	}
+	return ""
+}
+
 // nodeAddr returns the address of a node that from has named. One without a host
 // name is on the host of from.
 func nodeAddr(host, port, from string) string {
-	if host == "" || host == "?" {
+	if isNameless(host) {
 		host, _, _ = net.SplitHostPort(from)
 	}
 	return net.JoinHostPort(host, port)

@@ -409,7 +409,7 @@ func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	for i, client := range s.clients {
 		all.Go(func() {
 			err := contain.Run(func() error {
-				answers[i] = s.ask(ctx, client)
+				answers[i] = s.ask(ctx, client, s.opts.Sentinel.Addrs[i])
 				answers[i].took = time.Since(began)
 				return nil
 			})
@@ -461,24 +461,24 @@ func moreAlike(answers []SentinelReply, one, other *SentinelReply) bool {
 	return n > m
 }
 
-func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {
+func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient, addr string) (a SentinelReply) {
 	master, err := client.Master(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
-		return SentinelReply{Err: err}
+		return SentinelReply{Err: s.faultOf(ctx, err, client, addr)}
 	}
 	if a.epoch, err = strconv.ParseInt(master["config-epoch"], 10, 64); err != nil {
 		return SentinelReply{Err: fmt.Errorf("config-epoch: %w", err)}
 	}
 	a.failsOver = hasFlag(master["flags"], "failover_in_progress")
 	// Until a failover has ended, MASTER has the new epoch, and the old address.
-	addr, err := client.GetMasterAddrByName(ctx, s.opts.Sentinel.Master).Result()
+	primary, err := client.GetMasterAddrByName(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}
-	if len(addr) != 2 || addr[0] == "" || addr[1] == "" {
+	if len(primary) != 2 || primary[0] == "" || primary[1] == "" {
 		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.opts.Sentinel.Master)}
 	}
-	a.Primary = net.JoinHostPort(addr[0], addr[1])
+	a.Primary = net.JoinHostPort(primary[0], primary[1])
 	replicas, err := client.Replicas(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
@@ -493,6 +493,14 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a S
 		}
 	}
 	return a
+}
+
+// faultOf returns what a refusal shows to be set up wrongly, or the refusal.
+func (s *Sentinel) faultOf(ctx context.Context, err error, client *goredis.SentinelClient, addr string) error {
+	if IsReply(err) && strings.Contains(err.Error(), "No such master") {
+		return &Fault{Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}
+	}
+	return otherKind(ctx, err, addr, s.opts, client.Process)
 }
 
 func addrIn(server map[string]string) string {

@@ -83,7 +83,7 @@ func TestSlotsThatCannotBeRead(t *testing.T) {
 		"slots", []any{int64(1), int64(2)}, []any{int64(3), int64(4), "a"}, []any{int64(5), int64(6), []any{"a", int64(1)}},
 		[]any{int64(7), int64(8), []any{nil, int64(6379), "id"}},
 	}
-	want := []ownedSlots{{SlotRange{7, 8}, []clusterNode{{id: "id", addr: "host:6379", isPrimary: true}}}}
+	want := []ownedSlots{{SlotRange{7, 8}, []clusterNode{{id: "id", addr: "host:6379", isPrimary: true, isNameless: true}}}}
 	if got := slotsIn(reply, "host:1"); !reflect.DeepEqual(got, want) {
 		t.Errorf("got %+v, want %+v", got, want)
 	}

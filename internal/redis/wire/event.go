@@ -132,6 +132,9 @@ func (f *Fault) Error() string {
 	return f.Problem + ": " + f.Remedy
 }
 
+// HasRemedy says that the text has a remedy already.
+func (f *Fault) HasRemedy() {}
+
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Cause }
 

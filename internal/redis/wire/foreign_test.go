@@ -407,6 +407,63 @@ func TestAddressWithoutIdentity(t *testing.T) {
 	}
 }
 
+// TestNodesWithoutHosts are on the host of the one that names them. Where several have one port no node is taken for another one.
+func TestNodesWithoutHosts(t *testing.T) {
+	t.Parallel()
+	var slots atomic.Value
+	filter := redistest.StartFilter(t, redistest.Start(t).Addr(), func(command []string) string {
+		switch strings.ToLower(strings.Join(command, " ")) {
+		case "cluster info":
+			return "$16\r\ncluster_state:ok"
+		case "cluster shards":
+			return "*0"
+		case "cluster slots":
+			return slots.Load().(string)
+		}
+		return ""
+	})
+	// node returns a node with its host, "" for none, a port and its ID.
+	node := func(host string, port int, id string) string {
+		text := fmt.Sprintf("$%d\r\n%s", len(host), host)
+		if host == "" {
+			text = "$-1"
+		}
+		return fmt.Sprintf("*3\r\n%s\r\n:%d\r\n$1\r\n%s", text, port, id)
+	}
+	// shares returns two shares of the slots, each with a primary and a replica.
+	shares := func(first, firstReplica, second, secondReplica string) string {
+		return strings.Join([]string{"*2\r\n*4\r\n:0\r\n:8191", first, firstReplica, "*4\r\n:8192\r\n:16383", second, secondReplica}, "\r\n")
+	}
+	s := newShard(t, Options{Cluster: []string{filter.Addr()}})
+	f := NewCluster(&s.Options)
+	t.Cleanup(f.Close)
+	for name, c := range map[string]struct {
+		slots    string
+		isShared bool
+	}{
+		"nodes of four ports":                 {shares(node("", 1, "a"), node("", 2, "b"), node("", 3, "c"), node("", 4, "d")), false},
+		"nodes of two hosts":                  {shares(node("127.0.0.1", 1, "a"), node("127.0.0.1", 2, "b"), node("127.0.0.3", 1, "c"), node("127.0.0.3", 2, "d")), false},
+		"primaries of one port":               {shares(node("", 1, "a"), node("", 2, "b"), node("", 1, "c"), node("", 4, "d")), true},
+		"a primary without a host comes last": {shares(node("127.0.0.1", 1, "a"), node("", 2, "b"), node("", 1, "c"), node("", 4, "d")), true},
+		"a primary without a host is first":   {shares(node("", 1, "a"), node("", 2, "b"), node("127.0.0.1", 1, "c"), node("", 4, "d")), true},
+		"a replica at a primary's port":       {shares(node("127.0.0.1", 1, "a"), node("", 1, "b"), node("127.0.0.3", 1, "c"), node("127.0.0.4", 1, "d")), true},
+		"replicas of one port":                {shares(node("127.0.0.1", 1, "a"), node("", 2, "b"), node("127.0.0.1", 3, "c"), node("", 2, "d")), true},
+	} {
+		slots.Store(c.slots)
+		if !c.isShared {
+			requireFound(t, name, f, "127.0.0.1:1")
+			continue
+		}
+		redistest.Eventually(t, name, func() error {
+			_, err := f.Find(t.Context())
+			if text := fmt.Sprint(err); !strings.Contains(text, "several have the port of 127.0.0.1:") || !strings.Contains(text, "to hostname with cluster-announce-hostname") {
+				return fmt.Errorf("the error is %s", text)
+			}
+			return nil
+		})
+	}
+}
+
 // TestINFOThatIsNone at connecting leaves no connection whose next replies are those to others.
 func TestINFOThatIsNone(t *testing.T) {
 	t.Parallel()

@@ -47,7 +47,9 @@ type Options struct {
 	Credentials Credentials
 	// TLS, if set, is used for all connections.
 	TLS *tls.Config
-	DB  int
+	// AddCertificates, if set, adds the authorities and the client's certificate to a copy of TLS, for each connection.
+	AddCertificates func(*tls.Config)
+	DB              int
 	// DialTimeout is how long connecting may take unless a store that uses the shard
 	// allows more ([Shard.Use]); 0 means DefaultDialTimeout.
 	DialTimeout time.Duration
