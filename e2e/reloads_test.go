@@ -142,6 +142,7 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		after string
 	}{
 		"lacks shard c":                 {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
+		"has shard b at another server,": {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,"},
 		"calls shard bb by the name b,": {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
 	} {
 		site := func(shards []string) string {

@@ -399,20 +399,24 @@ func (l *Ledger) leave(ends func(*Ledger) bool) {
 	for i := range b.stripes {
 		b.stripes[i].mu.Lock()
 	}
-	loses := b.detach(ends) && b.owing.Load() > 0
-	var last outgoing
+	senders, isLast := b.detach(ends)
+	senders.current = cmp.Or(senders.current, l)
+	loses := isLast && b.owing.Load() > 0
+	last := map[*Ledger]*outgoing{}
 	for i := range b.stripes {
 		if loses {
-			l.giveUpAll(&b.stripes[i], &last)
+			senders.giveUpAll(&b.stripes[i], last)
 		}
 		b.stripes[i].mu.Unlock()
 	}
-	l.send(&last)
+	for through, out := range last {
+		through.send(out)
+	}
 }
 
 // giveUpAll sends the delayed charges of p, which is locked, and gives up the others.
-func (l *Ledger) giveUpAll(p *stripe, last *outgoing) {
-	m := l.moment()
+func (s *senders) giveUpAll(p *stripe, last map[*Ledger]*outgoing) {
+	m := s.current.moment()
 	for e := range p.entries.all {
 		before := e.Gauges()
 		n := core.Next{}
@@ -421,15 +425,20 @@ func (l *Ledger) giveUpAll(p *stripe, last *outgoing) {
 		} else {
 			n = e.GiveUp(errEnded)
 		}
-		l.carry(e, &n, last)
+		l := s.of(e)
+		if last[l] == nil {
+			last[l] = new(outgoing)
+		}
+		l.carry(e, &n, last[l])
 		p.note(e, before, &m)
 	}
 }
 
-// detach removes views, and reports whether none is left.
-func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
+// detach removes views. It returns the senders until then, and whether no view is left.
+func (b *Registry) detach(ends func(*Ledger) bool) (before senders, last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	before = b.sendersLocked()
 	b.views = slices.DeleteFunc(b.views, ends)
 	b.inUse.Store(int32(len(b.views))) //nolint:gosec // a handful
 	b.noteLatest()
@@ -439,7 +448,7 @@ func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
 			b.retryQueues[owner].entries = nil
 		}
 	}
-	return last
+	return before, last
 }
 
 // noteLatest sets latest. mu is held.

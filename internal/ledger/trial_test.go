@@ -282,3 +282,36 @@ func TestConfigOnTrialEvictsNothing(t *testing.T) {
 		running.Leave()
 	})
 }
+
+// TestProcessEndsDuringATrial: the last delayed charges of both configs go to their own servers.
+func TestProcessEndsDuringATrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := NewRegistry(nil)
+		open := func(server string) *Owners {
+			opts := Options{ChargeDelay: UsualChargeDelay, Servers: map[string]string{"b": server}}
+			return NewOwners(New(registry, walled{&sharded{newServers(1), "b"}, t, new(atomic.Int64)}, opts))
+		}
+		running, trial := open("one"), open("another")
+		running.Run()
+		r := clientOf("zone", 1000)
+		for _, wait := range []time.Duration{100 * time.Millisecond, 0} { // the first is not delayed: nothing is known
+			running.ChargeDetached([]*store.Request{new(r)})
+			trial.ChargeDetached([]*store.Request{new(r)})
+			pass(wait)
+		}
+		for i := range registry.stripes {
+			for e := range registry.stripes[i].entries.all {
+				if !e.IsDelayed() {
+					t.Error("a charge has left already")
+				}
+			}
+		}
+		running.leave(func(*Ledger) bool { return true })
+		pass(time.Second)
+		for name, o := range map[string]*Owners{"running": running, "on trial": trial} {
+			if used := o.Remote.(walled).at("b", algorithm.Peek, r).Used; used != 2 {
+				t.Errorf("the server of the config %s has %d, want 2", name, used)
+			}
+		}
+	})
+}

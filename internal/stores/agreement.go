@@ -134,8 +134,8 @@ func (p *presence) others(now time.Time) map[string]*another {
 		return cmp.Or(cmp.Compare(a.Beat, b.Beat), cmp.Compare(a.Here, b.Here))
 	})
 	for _, s := range inOrder {
-		// One of this host and number that is met once may be this one before it was killed, as in a container.
-		if s.ID == ProcessID || !s.isAlive && s.Process == processName() {
+		// One of this host that is met once may have been killed. In a container this one may have its number.
+		if s.ID == ProcessID || !s.isAlive && !mayRun(s.Process) {
 			continue
 		}
 		key := fmt.Sprint(s.ID, " ", s.Secret, " ", s.Layout, " ", s.Digests)
@@ -271,7 +271,7 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 			known[name] = name
 		}
 	}
-	const keepNames = "keep the names of shards"
+	const keepNames, atAnother = "keep the names of shards", "has shard %.100s at another server"
 	for _, name := range slices.Sorted(maps.Keys(known)) {
 		here := known[name]
 		has[cmp.Or(here, name)] = true
@@ -279,8 +279,12 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 		other := theirs[name]
 		was := strings.Replace(other, " was", "", 1)
 		switch {
+		case here == "" && mine[name] != "" && !slices.Contains(slices.Collect(maps.Values(names)), name):
+			add(fmt.Sprintf("keep the server of shard %s (weight 0 was %s) and add the new one as another shard (weight %s was 0), unless it is a copy",
+				name, was, currentOf(mine[name])), atAnother, name)
+			all[len(all)-1].removed = name
 		case here == "":
-			add(keepNames, "has shard %.100s at another server", name)
+			add(keepNames, atAnother, name)
 		case here != name:
 			add(keepNames, "calls shard %.100s by the name %.100s", here, name)
 		case !isHere:
@@ -347,7 +351,7 @@ func isDown(shards []store.ShardFigures, name string) bool {
 }
 
 // renamed returns the names that shards have now, by those before, where they differ: a shard is known by an address
-// that stays and is of no other shard, or, if it has none, by its name.
+// that stays and is of no other shard, or, if it has none, by its name. "" is a shard that has no counts any more.
 func renamed(before, now []store.ShardFigures) map[string]string {
 	then, owners := ownersOf(before), ownersOf(now)
 	names, taken := map[string]string{}, map[string]bool{}
@@ -366,12 +370,46 @@ func renamed(before, now []store.ShardFigures) map[string]string {
 	}
 	for i := range before {
 		name := before[i].Name
-		if _, stays := names[name]; !stays && taken[name] {
-			// Another one has its name now.
+		if _, stays := names[name]; stays {
+			continue
+		}
+		if isReplaced, _ := replacedBy(&before[i], now); isReplaced || taken[name] {
 			names[name] = ""
 		}
 	}
 	return names
+}
+
+// replacedBy reports whether the shard of that name has another server now, or whether that is not known yet: a server
+// may have a new address, or have been a replica.
+func replacedBy(before *store.ShardFigures, all []store.ShardFigures) (isReplaced, isKnown bool) {
+	i := slices.IndexFunc(all, func(s store.ShardFigures) bool { return s.Name == before.Name })
+	if i < 0 {
+		return false, true
+	}
+	now, isKnownBefore, isFound := &all[i], false, len(all[i].Servers) > 0
+	for _, then := range before.Servers {
+		isKnownBefore = isKnownBefore || then.ID != ""
+		if slices.ContainsFunc(now.Servers, func(s store.ServerFigures) bool {
+			return s.Address == then.Address || s.ID != "" && s.ID == then.ID
+		}) {
+			return false, true
+		}
+	}
+	for _, server := range now.Servers {
+		isFound = isFound && (server.ID != "" || server.Role == store.RoleReplica)
+	}
+	return isFound && isKnownBefore, isFound || !isKnownBefore
+}
+
+// areComparable reports whether it is known which servers the shards before have now.
+func areComparable(before, now []store.ShardFigures) bool {
+	for i := range before {
+		if _, isKnown := replacedBy(&before[i], now); !isKnown {
+			return false
+		}
+	}
+	return true
 }
 
 // ownersOf returns the names of the shards at each address.

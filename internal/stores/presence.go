@@ -10,8 +10,10 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
@@ -38,17 +40,38 @@ const (
 // ProcessID tells this process from others.
 var ProcessID = strconv.FormatUint(rand.Uint64(), 36)
 
-// processName is what this process is called, and beats is how often it has told others of itself.
+// beats is how often this process has told others of itself.
+var beats atomic.Int64
+
+// hostName is what this process's host is called, and processName what the process is.
 var (
-	beats       atomic.Int64
-	processName = sync.OnceValue(func() string {
+	hostName = sync.OnceValue(func() string {
 		host, err := os.Hostname()
 		if err != nil {
 			host = "a host without a name"
 		}
-		return fmt.Sprintf("%s (process %d)", host, os.Getpid())
+		return host
 	})
+	processName = sync.OnceValue(func() string { return fmt.Sprintf(processForm, hostName(), os.Getpid()) })
 )
+
+// processForm is the name of a process: its host and its number.
+const processForm = "%s (process %d)"
+
+// mayRun reports whether another process of that name may run: it is of another host, or its number is in use.
+func mayRun(name string) bool {
+	number, isHere := strings.CutPrefix(name, hostName()+" (process ")
+	pid, err := strconv.Atoi(strings.TrimSuffix(number, ")"))
+	if !isHere || err != nil {
+		return true
+	}
+	process, err := os.FindProcess(pid)
+	if err != nil || pid == os.Getpid() {
+		return false
+	}
+	defer func() { _ = process.Release() }()
+	return !errors.Is(process.Signal(syscall.Signal(0)), os.ErrProcessDone)
+}
 
 // presence tells other processes of this one, as long as a store is open, and finds out where their
 // configs do not agree with this one.
@@ -61,8 +84,9 @@ type presence struct {
 	stop    context.CancelFunc
 	// ended is closed when the last beat is over, if there was one.
 	ended chan struct{}
-	// before is the config that ran when this one was made, or nil: it may end before this one runs.
-	before *placed
+	// before is the config that ran when this one was made, or empty: it may end before this one runs. From the start on
+	// it is every config that this one may have replaced, until the shards can be compared.
+	before []*placed
 	// ran are all that ran then.
 	ran []*presence
 
@@ -114,7 +138,7 @@ func (l looks) at(now time.Time) looks {
 
 func newPresence(name string, kept store.Shared) *presence {
 	p := &presence{
-		name: name, kept: kept, ended: make(chan struct{}), before: placedBefore(name),
+		name: name, kept: kept, ended: make(chan struct{}),
 		parts: map[store.Part]store.Details{store.PartZones: {}, store.PartShards: kept.Weights()},
 		seen:  map[string]seenPresence{}, looks: map[string]looks{}, details: map[string]store.Details{}, twins: map[[2]string]bool{},
 	}
@@ -122,6 +146,7 @@ func newPresence(name string, kept store.Shared) *presence {
 	running.Lock()
 	defer running.Unlock()
 	p.ran = slices.Clone(running.all)
+	p.before = p.placedBefore()
 	running.names[name]++
 	context.AfterFunc(p.life, func() {
 		running.Lock()
@@ -171,13 +196,12 @@ type placed struct {
 	shards  []store.ShardFigures
 }
 
-// placedBefore returns the shards of the config that began to run last with a store of that name, or nil.
-func placedBefore(name string) *placed {
-	running.Lock()
-	defer running.Unlock()
-	for _, p := range slices.Backward(running.all) {
-		if p.name == name {
-			return &placed{p.kept.Weights(), p.kept.Shards()}
+// placedBefore returns the shards of the last config with a store of that name that ran when p was made, and still
+// runs, or nil. Handlers of one config share the name of equal stores. running is locked.
+func (p *presence) placedBefore() []*placed {
+	for _, other := range slices.Backward(p.ran) {
+		if other.name == p.name && slices.Contains(running.all, other) {
+			return []*placed{{other.kept.Weights(), other.kept.Shards()}}
 		}
 	}
 	return nil
@@ -204,37 +228,60 @@ func (p *presence) akin() (all []*placed) {
 	return all
 }
 
-// lossAtStart returns the loss since the store of that name or, if there was none, since one akin, of which there may be
-// several: there is none if one of them had the same shards.
-func (p *presence) lossAtStart() (loss string) {
-	before := []*placed{cmp.Or(placedBefore(p.name), p.before)}
-	if before[0] == nil {
+// replaced returns the config before: the one with the store of that name or, if there was none, those with one akin, of
+// which there may be several.
+func (p *presence) replaced() []*placed {
+	running.Lock()
+	before := p.placedBefore()
+	running.Unlock()
+	if len(before) == 0 {
+		before = p.before
+	}
+	if len(before) == 0 {
 		before = p.akin()
 	}
-	for _, b := range before {
+	return before
+}
+
+// noteLoss notes the loss since the configs before: there is none if one of them had the same shards.
+func (p *presence) noteLoss() {
+	var loss string
+	for _, b := range p.before {
 		if loss = p.lossSince(b); loss == "" {
-			return ""
+			break
 		}
 	}
-	return loss
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.loss, p.lostAt = loss, time.Now()
 }
 
 // start tells others of this process from now on, until stop is called: not before the config runs.
 func (p *presence) start() {
 	p.started.Do(func() {
 		_ = contain.Run(func() error {
-			loss := p.lossAtStart()
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.loss, p.lostAt = loss, time.Now()
+			p.before = p.replaced()
+			p.noteLoss()
 			return nil
 		})
-		p.before, p.ran = nil, nil
+		p.ran = nil
 		running.Lock()
 		running.all = append(running.all, p)
 		running.Unlock()
 		go p.follow()
 	})
+}
+
+// reviseLoss notes the loss again, once: when it is known which servers answer at new addresses.
+func (p *presence) reviseLoss() {
+	now := p.kept.Shards()
+	for _, b := range p.before {
+		if !areComparable(b.shards, now) {
+			return
+		}
+	}
+	p.noteLoss()
+	p.before = nil
 }
 
 func (p *presence) follow() {
@@ -245,7 +292,15 @@ func (p *presence) follow() {
 		running.all = slices.DeleteFunc(running.all, func(other *presence) bool { return other == p })
 	}()
 	for n := 0; ; n++ {
-		err := contain.Run(func() error { return p.tell(p.life, time.Now()) })
+		err := contain.Run(func() error {
+			if err := p.tell(p.life, time.Now()); err != nil {
+				return err
+			}
+			if p.before != nil {
+				p.reviseLoss()
+			}
+			return nil
+		})
 		if errors.Is(err, contain.ErrPanic) {
 			p.mu.Lock()
 			p.disagreements = []string{fmt.Sprintf("whether other Caddys have the same config is not known: report this: %v", err)}

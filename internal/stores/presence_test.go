@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -232,19 +234,32 @@ func TestShardAtAnotherServer(t *testing.T) {
 	}
 }
 
-// TestProcessThatWasKilled has the host and the number of its successor in a container: it counts from its next beat.
+// TestProcessThatWasKilled was of this host, and in a container had the number of its successor: it counts from its next
+// beat. Another one counts at once.
 func TestProcessThatWasKilled(t *testing.T) {
-	kept := newSharedStore()
-	kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
-	kept.met[0].Process = processName()
-	p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
-	p.mustTell(t, now)
-	if len(p.disagreements) != 0 {
-		t.Errorf("%q with one that may be dead", p.disagreements)
+	killed := exec.Command(os.Args[0], "-test.run=^$")
+	if err := killed.Run(); err != nil {
+		t.Fatal(err)
 	}
-	kept.met[0].Beat++
-	if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
-		t.Errorf("%q with one that lives", p.disagreements)
+	for name, atOnce := range map[string]int{
+		processName(): 0,
+		fmt.Sprintf(processForm, hostName(), killed.Process.Pid): 0,
+		fmt.Sprintf(processForm, hostName(), os.Getppid()):       1,
+		fmt.Sprintf(processForm, "other", killed.Process.Pid):    1,
+		hostName() + " (process x)":                              1,
+	} {
+		kept := newSharedStore()
+		kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
+		kept.met[0].Process = name
+		p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
+		p.mustTell(t, now)
+		if len(p.disagreements) != atOnce {
+			t.Errorf("%q at once", p.disagreements)
+		}
+		kept.met[0].Beat++
+		if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
+			t.Errorf("%q with %s, which lives", p.disagreements, name)
+		}
 	}
 }
 
@@ -269,11 +284,17 @@ func TestTwinShardsAreNoDisagreement(t *testing.T) {
 	}
 }
 
+// serverAt returns a server by its address and, after a space, its ID.
+func serverAt(text string) store.ServerFigures {
+	address, id, _ := strings.Cut(text, " ")
+	return store.ServerFigures{Address: address, ID: id}
+}
+
 // TestLossByAReload is said from the start of the config that does not find the counts of the one before it.
 func TestLossByAReload(t *testing.T) {
 	at := func(shards ...string) (all []store.ShardFigures) {
 		for i := 0; i < len(shards); i += 2 {
-			all = append(all, store.ShardFigures{Name: shards[i], Servers: []store.ServerFigures{{Address: shards[i+1]}}})
+			all = append(all, store.ShardFigures{Name: shards[i], Servers: []store.ServerFigures{serverAt(shards[i+1])}})
 		}
 		return all
 	}
@@ -285,6 +306,10 @@ func TestLossByAReload(t *testing.T) {
 		"a new name":                {at("a", "1", "b", "2"), at("a", "1", "bb", "2"), map[string]string{"a": "a", "b": "bb"}},
 		"swapped servers":           {at("a", "1", "b", "2"), at("a", "2", "b", "1"), map[string]string{"a": "b", "b": "a"}},
 		"a new server":              {at("a", "1", "b", "2"), at("a", "1", "b", "3"), map[string]string{"a": "a"}},
+		"a server known as another": {at("a", "1", "b", "2 x"), at("a", "1", "b", "3 y"), map[string]string{"a": "a", "b": ""}},
+		"a new address":             {at("a", "1", "b", "2 x"), at("a", "1", "b", "3 x"), map[string]string{"a": "a"}},
+		"a restart":                 {at("a", "1", "b", "2 x"), at("a", "1", "b", "2 y"), map[string]string{"a": "a", "b": "b"}},
+		"not known before":          {at("a", "1", "b", "2"), at("a", "1", "b", "3 y"), map[string]string{"a": "a"}},
 		"a name that another takes": {at("b", "2", "c", "3"), at("b", "3"), map[string]string{"b": "", "c": "b"}},
 		"twins":                     {at("a", "1", "b", "1"), at("a", "1", "b", "1"), map[string]string{"a": "a", "b": "b"}},
 		"a twin less":               {at("a", "1", "b", "1"), at("b", "1"), map[string]string{"b": "b"}},
@@ -303,7 +328,7 @@ func TestLossByAReload(t *testing.T) {
 		first, elsewhere := newPresence("s", newSharedStore()), newPresence("other", after())
 		first.start()
 		elsewhere.start()
-		second, third := newPresence("s", after()), newPresence("s", after())
+		second := newPresence("s", after())
 		// A config may have ended when the next one runs.
 		first.stop()
 		synctest.Wait()
@@ -320,8 +345,8 @@ func TestLossByAReload(t *testing.T) {
 		if time.Sleep(time.Second); lost(second) != "[]" {
 			t.Errorf("an hour later: %s", lost(second))
 		}
-		third.start()
-		if lost(third) != "[]" {
+		third := newPresence("s", after())
+		if third.start(); lost(third) != "[]" {
 			t.Errorf("after a reload without a change: %s", lost(third))
 		}
 		for _, p := range []*presence{second, third, elsewhere} {
@@ -375,6 +400,68 @@ func TestLossByAStoreOfAnotherName(t *testing.T) {
 			t.Errorf("in the end there are %d, %v", len(running.all), running.names)
 		}
 	})
+}
+
+// TestLossOfStoresOfOneName is said by each: handlers of one config share the name of equal stores.
+func TestLossOfStoresOfOneName(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		load := func(weights store.Details) (all []*presence) {
+			for range 2 {
+				kept := newSharedStore()
+				kept.weights = weights
+				all = append(all, newPresence(t.Name(), kept))
+			}
+			for _, p := range all {
+				p.start()
+			}
+			return all
+		}
+		before := load(store.Details{"a": "1"})
+		for i, p := range load(store.Details{"a": "1", "b": "1"}) {
+			if p.loss == "" {
+				t.Errorf("handler %d says no loss", i)
+			}
+			p.stop()
+		}
+		for i, p := range before {
+			if p.loss != "" {
+				t.Errorf("handler %d lost counts at the start: %s", i, p.loss)
+			}
+			p.stop()
+		}
+	})
+}
+
+// TestLossByAnotherServer is said once it is known to be another one.
+func TestLossByAnotherServer(t *testing.T) {
+	for id, want := range map[string]string{
+		"y": "[this Caddy's config before the last reload has shard a at another server, so 33 % of the clients begin anew: to find former counts again, keep the server of shard a (weight 0 was 1) and add the new one as another shard (weight 1 was 0), unless it is a copy]",
+		"x": "[]",
+	} {
+		synctest.Test(t, func(t *testing.T) {
+			at := func(server string) (*sharedStore, *presence) {
+				kept := newSharedStore()
+				kept.weights = store.Details{"a": "1"}
+				kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt(server)}}}
+				return kept, newPresence(t.Name(), kept)
+			}
+			_, before := at("1 x")
+			before.start()
+			kept, p := at("2")
+			p.start()
+			lost := func() string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
+			if synctest.Wait(); lost() != "[]" {
+				t.Errorf("it is not known yet, and said: %s", lost())
+			}
+			before.stop()
+			kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt("2 " + id)}}}
+			time.Sleep(2 * firstPresencePeriod)
+			if synctest.Wait(); lost() != want {
+				t.Errorf("%s is said, want %s", lost(), want)
+			}
+			p.stop()
+		})
+	}
 }
 
 // TestRemediesOfLosses name the weights before, and the shards whose counts cannot be found.
