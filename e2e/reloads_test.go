@@ -141,9 +141,9 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		// after is the problem by the remedy: clients that counted under another name begin anew once more.
 		after string
 	}{
-		"lacks shard c":                 {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
+		"lacks shard c":                  {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
 		"has shard b at another server,": {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,"},
-		"calls shard bb by the name b,": {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+		"calls shard bb by the name b,":  {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
 	} {
 		site := func(shards []string) string {
 			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
