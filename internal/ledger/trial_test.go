@@ -113,8 +113,8 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 	}
 }
 
-// TestAcceptedConfigWithOtherServers: what waits or is held since it was on trial goes to its servers, and so does what
-// an earlier config charges later.
+// TestAcceptedConfigWithOtherServers: charges that have waited since its trial go to its servers, as do later charges of
+// an earlier config.
 func TestAcceptedConfigWithOtherServers(t *testing.T) {
 	for name, delay := range map[string]time.Duration{"at once": 0, "delayed": UsualChargeDelay} {
 		t.Run(name, func(t *testing.T) {
@@ -171,8 +171,8 @@ func (s *servers) setSilent(shard string) {
 	s.silent = shard
 }
 
-// TestMixedChargesLeaveThroughTheRunningConfig: what is added up in a bucket, while a charge of the config on trial is
-// in flight, or until one of its charges may not wait any longer.
+// TestMixedChargesLeaveThroughTheRunningConfig: charges that were added up in a bucket while a charge of the config on
+// trial was in flight, or until one of its charges could not wait any longer.
 func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
 	charge := func(o *Owners, r store.Request) { o.ChargeDetached([]*store.Request{&r}) }
 	for name, c := range map[string]struct {

@@ -350,8 +350,8 @@ func isDown(shards []store.ShardFigures, name string) bool {
 	})
 }
 
-// renamed returns the names that shards have now, by those before, where they differ: a shard is known by an address
-// that stays and is of no other shard, or, if it has none, by its name. "" is a shard that has no counts any more.
+// renamed returns the present names of shards by their former names. A shard is recognized by an address that stays and
+// belongs to no other shard, or, without one, by its name. "" means that the counts of the shard are not found.
 func renamed(before, now []store.ShardFigures) map[string]string {
 	then, owners := ownersOf(before), ownersOf(now)
 	names, taken := map[string]string{}, map[string]bool{}

@@ -94,15 +94,15 @@ type presence struct {
 	// parts are the parts of this config, and digests their digests; nil until they are needed.
 	parts   map[store.Part]store.Details
 	digests map[store.Part]string
-	// seen are the other processes, by what they say, and looks those at each shard, by the name here.
+	// seen are the other processes, by their records, and looks the looks at each shard, by the name here.
 	seen  map[string]seenPresence
 	looks map[string]looks
 	// own is this process as the shards have it.
 	own store.Presence
-	// details are the parts of others that differ, by digest; of zones, those alone that differ from one here.
+	// details are the parts of other configs that differ, by digest. Of zones they have only the differing ones.
 	details       map[string]store.Details
 	disagreements []string
-	// shares are those of clients that are counted apart, by weights and names; of the goroutine that tells alone.
+	// shares are the shares of clients that are counted apart, by weights and names. Only the goroutine that tells uses them.
 	shares map[string]share
 	// loss is how many clients lost their counts when the config was loaded, at lostAt; empty if none did.
 	loss   string
@@ -182,8 +182,8 @@ func (o *Opened) Disagreements() []string {
 	return all
 }
 
-// running are the presences of the configs that run, oldest first. names counts the presences of each name, those of
-// a config that is being loaded included.
+// running are the presences of the configs that run, oldest first. names counts the presences of each name, including
+// a config that is being loaded.
 var running = struct {
 	sync.Mutex
 	all   []*presence
@@ -228,8 +228,8 @@ func (p *presence) akin() (all []*placed) {
 	return all
 }
 
-// replaced returns the config before: the one with the store of that name or, if there was none, those with one akin, of
-// which there may be several.
+// replaced returns the config before: the one with a store of that name or, if there was none, the configs with a
+// related store.
 func (p *presence) replaced() []*placed {
 	running.Lock()
 	before := p.placedBefore()
@@ -376,8 +376,8 @@ func (p *presence) textOf(part store.Part) []byte {
 	return p.parts[part].Text()
 }
 
-// take takes in the processes at the shards. This one's own are of this beat, or those of its configs before,
-// where they were others.
+// take takes in the processes at the shards. Records of this process are of this beat, or of an earlier config that
+// differed.
 func (p *presence) take(met []store.Met, beat int64, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -522,8 +522,8 @@ func TestHostileConfigs(t *testing.T) {
 	}
 }
 
-// TestConfigsThatHaveEnded are forgotten at the next look, unless the shard lacks room; of those that stay, the last beat
-// says what a name means.
+// TestConfigsThatHaveEnded are forgotten at the next look, unless the shard lacks room. Of the remaining ones, the last beat
+// decides which shard a name means.
 func TestConfigsThatHaveEnded(t *testing.T) {
 	for range 20 { // maps have no order
 		kept := newSharedStore()
