@@ -27,12 +27,14 @@ type sharedStore struct {
 	weights store.Details
 	kept    map[string]store.Details
 	// apart is the share of the clients that other weights count elsewhere, and names those by which it was asked last.
-	apart   float64
-	names   map[string]string
-	asked   int
-	prefix  string
-	full    bool
-	shards  []store.ShardFigures
+	apart  float64
+	names  map[string]string
+	asked  int
+	prefix string
+	full   bool
+	shards []store.ShardFigures
+	// until then the servers of the shards are not known.
+	until   time.Time
 	met     []store.Met
 	forgets []store.Met
 	left    []store.Presence
@@ -87,7 +89,15 @@ func (s *sharedStore) Apart(weights store.Details, names map[string]string) (flo
 
 func (s *sharedStore) KeyPrefix() string { return s.prefix }
 
-func (s *sharedStore) Shards() []store.ShardFigures { return s.shards }
+func (s *sharedStore) Shards() []store.ShardFigures {
+	all := slices.Clone(s.shards)
+	if time.Now().Before(s.until) {
+		for i := range all {
+			all[i].Servers = nil
+		}
+	}
+	return all
+}
 
 func newSharedStore() *sharedStore {
 	return &sharedStore{kept: map[string]store.Details{}, apart: 0.331}
@@ -439,22 +449,22 @@ func TestLossByAnotherServer(t *testing.T) {
 		"x": "[]",
 	} {
 		synctest.Test(t, func(t *testing.T) {
-			at := func(server string) (*sharedStore, *presence) {
+			at := func(server string, until time.Time) *presence {
 				kept := newSharedStore()
+				kept.until = until
 				kept.weights = store.Details{"a": "1"}
 				kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt(server)}}}
-				return kept, newPresence(t.Name(), kept)
+				return newPresence(t.Name(), kept)
 			}
-			_, before := at("1 x")
+			before := at("1 x", time.Time{})
 			before.start()
-			kept, p := at("2")
+			p := at("2 "+id, time.Now().Add(firstPresencePeriod/2))
 			p.start()
 			lost := func() string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
 			if synctest.Wait(); lost() != "[]" {
 				t.Errorf("it is not known yet, and said: %s", lost())
 			}
 			before.stop()
-			kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt("2 " + id)}}}
 			time.Sleep(2 * firstPresencePeriod)
 			if synctest.Wait(); lost() != want {
 				t.Errorf("%s is said, want %s", lost(), want)
