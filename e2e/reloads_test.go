@@ -158,6 +158,9 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 			return n
 		}
 		must(t, name, errors.Join(want("passed at first", passed(), clients), want("passed again", passed(), 0)))
+		eventually(t, name+": shard b is met", func() error {
+			return want("servers", c.Metric(`caddy_rate_limit_servers{role="primary",shard="b",state="up",store="default"}`), "1")
+		})
 		c.MustLoad(site(step.loses))
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
 		c.AwaitLines(t, 1, "a problem began", "of the clients begin anew", `"level":"warn"`)

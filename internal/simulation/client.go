@@ -74,7 +74,7 @@ func (s *Run) newZone(name string) *zone {
 type client struct {
 	*zone
 	key string
-	// rng decides what the client does, and made is how many requests it has made, counted by the first in beside.
+	// rng decides the client's actions, and made is how many requests it has made, counted by the first in beside.
 	rng  *stream
 	made int
 	// beside are the same client in all zones, in the order in which they are asked.

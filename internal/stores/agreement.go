@@ -271,6 +271,7 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 			known[name] = name
 		}
 	}
+	taken := slices.Collect(maps.Values(names))
 	const keepNames, atAnother = "keep the names of shards", "has shard %.100s at another server"
 	for _, name := range slices.Sorted(maps.Keys(known)) {
 		here := known[name]
@@ -279,8 +280,8 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 		other := theirs[name]
 		was := strings.Replace(other, " was", "", 1)
 		switch {
-		case here == "" && mine[name] != "" && !slices.Contains(slices.Collect(maps.Values(names)), name):
-			add(fmt.Sprintf("keep the server of shard %s (weight 0 was %s) and add the new one as another shard (weight %s was 0), unless it is a copy",
+		case here == "" && mine[name] != "" && !slices.Contains(taken, name):
+			add(fmt.Sprintf("keep the server of shard %s (weight 0 was %s) and add the new one as another shard (weight %s was 0)",
 				name, was, currentOf(mine[name])), atAnother, name)
 			all[len(all)-1].removed = name
 		case here == "":
@@ -313,15 +314,23 @@ func currentOf(weight string) string {
 
 // lossSince returns how many clients have lost their counts because the config before counted them on other shards, or
 // "" if none have. A shard that was removed and does not answer gets no remedy: on_error would decide for its clients.
-func (p *presence) lossSince(before *placed) string {
-	names := renamed(before.shards, p.kept.Shards())
+// Whether another server is a copy, or the former one after a restart, is not known.
+func (p *presence) lossSince(before *placed, now []store.ShardFigures) string {
+	names := renamed(before.shards, now)
 	apart, ok := p.kept.Apart(before.weights, names)
 	if !ok || apart == 0 {
 		return ""
 	}
-	differences := differencesOf(p.parts[store.PartShards], before.weights, names)
-	var remedies, lost []string
+	mine := p.parts[store.PartShards]
+	differences := differencesOf(mine, before.weights, names)
+	var (
+		remedies, lost []string
+		unless         string
+	)
 	for _, d := range differences[:min(len(differences), mostNamed)] {
+		if mine[d.removed] != "" {
+			unless = " unless a new server has the data of the former one"
+		}
 		switch {
 		case d.removed != "" && isDown(before.shards, d.removed):
 			lost = append(lost, d.removed)
@@ -329,9 +338,9 @@ func (p *presence) lossSince(before *placed) string {
 			remedies = append(remedies, d.remedy)
 		}
 	}
-	text := fmt.Sprintf("this Caddy's config before the last reload %s, so %s of the clients begin anew", strings.Join(textsOf(differences), ", "), percent(apart))
+	text := fmt.Sprintf("this Caddy's config before the last reload %s, so %s of the clients begin anew%s", strings.Join(textsOf(differences), ", "), percent(apart), unless)
 	if len(lost) > 0 {
-		text += ": the counts of shard " + strings.Join(lost, ", ") + " are lost, because its servers do not answer"
+		text += ": the counts of shard " + strings.Join(lost, ", ") + " are lost" + unless + ", because its servers do not answer"
 	}
 	if len(remedies) > 0 {
 		text += ": to find former counts again, " + strings.Join(remedies, ", ")

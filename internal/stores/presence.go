@@ -43,7 +43,7 @@ var ProcessID = strconv.FormatUint(rand.Uint64(), 36)
 // beats is how often this process has told others of itself.
 var beats atomic.Int64
 
-// hostName is what this process's host is called, and processName what the process is.
+// hostName is the name of this process's host, and processName the name of the process.
 var (
 	hostName = sync.OnceValue(func() string {
 		host, err := os.Hostname()
@@ -52,17 +52,17 @@ var (
 		}
 		return host
 	})
-	processName = sync.OnceValue(func() string { return fmt.Sprintf(processForm, hostName(), os.Getpid()) })
+	processName = sync.OnceValue(func() string { return hostName() + fmt.Sprintf(processForm, os.Getpid()) })
 )
 
-// processForm is the name of a process: its host and its number.
-const processForm = "%s (process %d)"
+// processForm follows the host in the name of a process.
+const processForm = " (process %d)"
 
 // mayRun reports whether another process of that name may run: it is of another host, or its number is in use.
 func mayRun(name string) bool {
-	number, isHere := strings.CutPrefix(name, hostName()+" (process ")
-	pid, err := strconv.Atoi(strings.TrimSuffix(number, ")"))
-	if !isHere || err != nil {
+	var pid int
+	number, isHere := strings.CutPrefix(name, hostName())
+	if _, err := fmt.Sscanf(number, processForm, &pid); !isHere || err != nil {
 		return true
 	}
 	process, err := os.FindProcess(pid)
@@ -142,19 +142,20 @@ func newPresence(name string, kept store.Shared) *presence {
 		parts: map[store.Part]store.Details{store.PartZones: {}, store.PartShards: kept.Weights()},
 		seen:  map[string]seenPresence{}, looks: map[string]looks{}, details: map[string]store.Details{}, twins: map[[2]string]bool{},
 	}
-	p.life, p.stop = context.WithCancel(context.Background())
+	life, end := context.WithCancel(context.Background())
+	p.life, p.stop = life, sync.OnceFunc(func() {
+		running.Lock()
+		defer running.Unlock()
+		end()
+		if running.names[name]--; running.names[name] == 0 {
+			delete(running.names, name)
+		}
+	})
 	running.Lock()
 	defer running.Unlock()
 	p.ran = slices.Clone(running.all)
 	p.before = p.placedBefore()
 	running.names[name]++
-	context.AfterFunc(p.life, func() {
-		running.Lock()
-		defer running.Unlock()
-		if running.names[name]--; running.names[name] == 0 {
-			delete(running.names, name)
-		}
-	})
 	return p
 }
 
@@ -182,8 +183,8 @@ func (o *Opened) Disagreements() []string {
 	return all
 }
 
-// running are the presences of the configs that run, oldest first. names counts the presences of each name, including
-// a config that is being loaded.
+// running are the presences of the configs that run, oldest first. names counts the presences of each name until they are
+// stopped, including a config that is being loaded.
 var running = struct {
 	sync.Mutex
 	all   []*presence
@@ -213,8 +214,15 @@ func (p *presence) akin() (all []*placed) {
 	mine := ownersOf(p.kept.Shards())
 	running.Lock()
 	defer running.Unlock()
+	ran := map[string]int{}
 	for _, other := range p.ran {
-		if running.names[other.name] > 1 || !slices.Contains(running.all, other) || other.kept.KeyPrefix() != p.kept.KeyPrefix() {
+		if other.life.Err() == nil {
+			ran[other.name]++
+		}
+	}
+	for _, other := range p.ran {
+		stays := running.names[other.name] > ran[other.name]
+		if stays || !slices.Contains(running.all, other) || other.kept.KeyPrefix() != p.kept.KeyPrefix() {
 			continue
 		}
 		shards := other.kept.Shards()
@@ -243,17 +251,19 @@ func (p *presence) replaced() []*placed {
 	return before
 }
 
-// noteLoss notes the loss since the configs before: there is none if one of them had the same shards.
-func (p *presence) noteLoss() {
+// noteLoss notes the loss since the configs before: there is none if one of them had the same shards as there are now.
+func (p *presence) noteLoss(now []store.ShardFigures) {
 	var loss string
 	for _, b := range p.before {
-		if loss = p.lossSince(b); loss == "" {
+		if loss = p.lossSince(b, now); loss == "" {
 			break
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.loss, p.lostAt = loss, time.Now()
+	if loss != p.loss {
+		p.loss, p.lostAt = loss, time.Now()
+	}
 }
 
 // start tells others of this process from now on, until stop is called: not before the config runs.
@@ -261,7 +271,7 @@ func (p *presence) start() {
 	p.started.Do(func() {
 		_ = contain.Run(func() error {
 			p.before = p.replaced()
-			p.noteLoss()
+			p.noteLoss(p.kept.Shards())
 			return nil
 		})
 		p.ran = nil
@@ -272,16 +282,13 @@ func (p *presence) start() {
 	})
 }
 
-// reviseLoss notes the loss again, once: when it is known which servers answer at new addresses.
+// reviseLoss notes the loss again, until it is known which servers answer at all new addresses.
 func (p *presence) reviseLoss() {
 	now := p.kept.Shards()
-	for _, b := range p.before {
-		if !areComparable(b.shards, now) {
-			return
-		}
+	p.noteLoss(now)
+	if !slices.ContainsFunc(p.before, func(b *placed) bool { return !areComparable(b.shards, now) }) {
+		p.before = nil
 	}
-	p.noteLoss()
-	p.before = nil
 }
 
 func (p *presence) follow() {
@@ -293,13 +300,11 @@ func (p *presence) follow() {
 	}()
 	for n := 0; ; n++ {
 		err := contain.Run(func() error {
-			if err := p.tell(p.life, time.Now()); err != nil {
-				return err
-			}
-			if p.before != nil {
+			err := p.tell(p.life, time.Now())
+			if p.before != nil && p.life.Err() == nil {
 				p.reviseLoss()
 			}
-			return nil
+			return err
 		})
 		if errors.Is(err, contain.ErrPanic) {
 			p.mu.Lock()

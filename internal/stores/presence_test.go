@@ -33,8 +33,8 @@ type sharedStore struct {
 	prefix string
 	full   bool
 	shards []store.ShardFigures
-	// until then the servers of the shards are not known.
-	until   time.Time
+	// until then the servers of a shard are not known, by its name.
+	until   map[string]time.Time
 	met     []store.Met
 	forgets []store.Met
 	left    []store.Presence
@@ -91,8 +91,8 @@ func (s *sharedStore) KeyPrefix() string { return s.prefix }
 
 func (s *sharedStore) Shards() []store.ShardFigures {
 	all := slices.Clone(s.shards)
-	if time.Now().Before(s.until) {
-		for i := range all {
+	for i := range all {
+		if time.Now().Before(s.until[all[i].Name]) {
 			all[i].Servers = nil
 		}
 	}
@@ -253,10 +253,11 @@ func TestProcessThatWasKilled(t *testing.T) {
 	}
 	for name, atOnce := range map[string]int{
 		processName(): 0,
-		fmt.Sprintf(processForm, hostName(), killed.Process.Pid): 0,
-		fmt.Sprintf(processForm, hostName(), os.Getppid()):       1,
-		fmt.Sprintf(processForm, "other", killed.Process.Pid):    1,
-		hostName() + " (process x)":                              1,
+		hostName() + fmt.Sprintf(processForm, killed.Process.Pid):       0,
+		hostName() + fmt.Sprintf(processForm, os.Getppid()):             1,
+		"other" + fmt.Sprintf(processForm, killed.Process.Pid):          1,
+		hostName() + "2" + fmt.Sprintf(processForm, killed.Process.Pid): 1,
+		hostName() + " (process x)":                                     1,
 	} {
 		kept := newSharedStore()
 		kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
@@ -264,11 +265,11 @@ func TestProcessThatWasKilled(t *testing.T) {
 		p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
 		p.mustTell(t, now)
 		if len(p.disagreements) != atOnce {
-			t.Errorf("%q at once", p.disagreements)
+			t.Errorf("%q at once with %s, want %d", p.disagreements, name, atOnce)
 		}
 		kept.met[0].Beat++
 		if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
-			t.Errorf("%q with %s, which lives", p.disagreements, name)
+			t.Errorf("%q with %s after another beat, want 1", p.disagreements, name)
 		}
 	}
 }
@@ -412,65 +413,80 @@ func TestLossByAStoreOfAnotherName(t *testing.T) {
 	})
 }
 
-// TestLossOfStoresOfOneName is said by each: handlers of one config share the name of equal stores.
+// TestLossOfStoresOfOneName is said by each: handlers of one config share the name of equal stores. The name of a store
+// inside a handler changes with its definition.
 func TestLossOfStoresOfOneName(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		load := func(weights store.Details) (all []*presence) {
-			for range 2 {
-				kept := newSharedStore()
-				kept.weights = weights
-				all = append(all, newPresence(t.Name(), kept))
+	for _, after := range []string{"store", "changed"} {
+		synctest.Test(t, func(t *testing.T) {
+			load := func(name string, weights store.Details) (all []*presence) {
+				for range 2 {
+					kept := newSharedStore()
+					kept.weights = weights
+					kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{{Address: "1"}}}}
+					all = append(all, newPresence(name, kept))
+				}
+				for _, p := range all {
+					p.start()
+				}
+				return all
 			}
-			for _, p := range all {
-				p.start()
+			before := load("store", store.Details{"a": "1"})
+			for i, p := range load(after, store.Details{"a": "1", "b": "1"}) {
+				if p.loss == "" {
+					t.Errorf("%s: handler %d says no loss", after, i)
+				}
+				p.stop()
 			}
-			return all
-		}
-		before := load(store.Details{"a": "1"})
-		for i, p := range load(store.Details{"a": "1", "b": "1"}) {
-			if p.loss == "" {
-				t.Errorf("handler %d says no loss", i)
+			for i, p := range before {
+				if p.loss != "" {
+					t.Errorf("%s: handler %d lost counts at the start: %s", after, i, p.loss)
+				}
+				p.stop()
 			}
-			p.stop()
-		}
-		for i, p := range before {
-			if p.loss != "" {
-				t.Errorf("handler %d lost counts at the start: %s", i, p.loss)
-			}
-			p.stop()
-		}
-	})
+		})
+	}
 }
 
-// TestLossByAnotherServer is said once it is known to be another one.
+// TestLossByAnotherServer is said once it is known to be another one, whatever other shards do.
 func TestLossByAnotherServer(t *testing.T) {
-	for id, want := range map[string]string{
-		"y": "[this Caddy's config before the last reload has shard a at another server, so 33 % of the clients begin anew: to find former counts again, keep the server of shard a (weight 0 was 1) and add the new one as another shard (weight 1 was 0), unless it is a copy]",
-		"x": "[]",
-	} {
-		synctest.Test(t, func(t *testing.T) {
-			at := func(server string, until time.Time) *presence {
-				kept := newSharedStore()
-				kept.until = until
-				kept.weights = store.Details{"a": "1"}
-				kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt(server)}}}
-				return newPresence(t.Name(), kept)
-			}
-			before := at("1 x", time.Time{})
-			before.start()
-			p := at("2 "+id, time.Now().Add(firstPresencePeriod/2))
-			p.start()
-			lost := func() string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
-			if synctest.Wait(); lost() != "[]" {
-				t.Errorf("it is not known yet, and said: %s", lost())
-			}
-			before.stop()
-			time.Sleep(2 * firstPresencePeriod)
-			if synctest.Wait(); lost() != want {
-				t.Errorf("%s is said, want %s", lost(), want)
-			}
-			p.stop()
-		})
+	const (
+		anew   = ", so 33 % of the clients begin anew unless a new server has the data of the former one: to find former counts again, keep the server of shard "
+		remedy = " (weight 0 was 1) and add the new one as another shard (weight 1 was 0)"
+	)
+	for id, want := range map[string]string{"y": "[this Caddy's config before the last reload has shard a at another server" + anew + "a" + remedy + "]", "x": "[]"} {
+		for _, away := range []error{nil, errors.New("a shard is away")} {
+			synctest.Test(t, func(t *testing.T) {
+				at := func(a, b string) *presence {
+					kept := newSharedStore()
+					kept.away = away
+					kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt(a)}}, {Name: "b", Servers: []store.ServerFigures{serverAt(b)}}}
+					return newPresence(t.Name(), kept)
+				}
+				before := at("1 x", "3 z")
+				before.start()
+				p := at("2 "+id, "4 w")
+				p.kept.(*sharedStore).until = map[string]time.Time{"a": time.Now().Add(firstPresencePeriod / 2), "b": time.Now().Add(lossListed + time.Minute)}
+				p.start()
+				lost := func() string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
+				if synctest.Wait(); lost() != "[]" {
+					t.Errorf("with %v it is not known yet, and said: %s", away, lost())
+				}
+				before.stop()
+				time.Sleep(2 * presencePeriod)
+				if synctest.Wait(); lost() != want {
+					t.Errorf("with %v %s is said, want %s", away, lost(), want)
+				}
+				time.Sleep(lossListed)
+				if synctest.Wait(); lost() != "[]" {
+					t.Errorf("with %v it is over, and said: %s", away, lost())
+				}
+				time.Sleep(time.Minute)
+				if synctest.Wait(); !strings.Contains(lost(), "has shard b at another server"+anew) || p.before != nil {
+					t.Errorf("with %v %s is said once the last server is known, and compared with %v", away, lost(), p.before)
+				}
+				p.stop()
+			})
+		}
 	}
 }
 
@@ -480,18 +496,24 @@ func TestRemediesOfLosses(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, now details
 		state       store.ServerState
-		want        string
+		// server is that of shard b now, if it is another one.
+		server, want string
 	}{
-		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "lacks shard b, so 33 % of the clients begin anew: to find former counts again, weight 2 was 0 in shard b"},
-		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "also has shard b, so 33 % of the clients begin anew: to find former counts again, weight 0 was 1 0 in shard b"},
-		"dead":     {details{"a": "1", "b": "1"}, details{"a": "1"}, store.ServerLeftOut, "also has shard b, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer"},
-		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, weight 1 was 0 in shard c"},
-		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, weight 3 was 1 in shard a"},
+		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "", "lacks shard b, so 33 % of the clients begin anew: to find former counts again, weight 2 was 0 in shard b"},
+		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "", "also has shard b, so 33 % of the clients begin anew: to find former counts again, weight 0 was 1 0 in shard b"},
+		"dead":     {details{"a": "1", "b": "1"}, details{"a": "1"}, store.ServerLeftOut, "", "also has shard b, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer"},
+		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "", "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, weight 1 was 0 in shard c"},
+		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "", "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, weight 3 was 1 in shard a"},
+		"moved":    {details{"a": "1", "b": "1"}, details{"a": "1", "b": "1"}, store.ServerLeftOut, "3 y", "has shard b at another server, so 33 % of the clients begin anew unless a new server has the data of the former one: the counts of shard b are lost unless a new server has the data of the former one, because its servers do not answer"},
 	} {
 		kept := newSharedStore()
 		kept.weights = c.now
-		shards := []store.ShardFigures{{Name: "b", Found: true, Servers: []store.ServerFigures{{Address: "2", Role: store.RolePrimary, State: c.state}}}}
-		if got := newPresence(t.Name(), kept).lossSince(&placed{c.before, shards}); got != "this Caddy's config before the last reload "+c.want {
+		shards := []store.ShardFigures{{Name: "b", Found: true, Servers: []store.ServerFigures{{Address: "2", ID: "x", Role: store.RolePrimary, State: c.state}}}}
+		var now []store.ShardFigures
+		if c.server != "" {
+			now = []store.ShardFigures{{Name: "b", Servers: []store.ServerFigures{serverAt(c.server)}}}
+		}
+		if got := newPresence(t.Name(), kept).lossSince(&placed{c.before, shards}, now); got != "this Caddy's config before the last reload "+c.want {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
