@@ -407,6 +407,14 @@ func TestLossByAStoreOfAnotherName(t *testing.T) {
 		if lost(fourth) || lost(elsewhere) || lost(prefixed) || !lost(beside) {
 			t.Error("lost are", lost(fourth), lost(elsewhere), lost(prefixed), lost(beside))
 		}
+		load()
+		ended, first := newAt("first", "rl", "1", two), newAt("first", "rl", "1", two)
+		load(ended, first)
+		again, added := newAt("first", "rl", "1", two), newAt("added", "rl", "1", three)
+		ended.stop()
+		if load(again, added); lost(again) || lost(added) {
+			t.Error("lost are", lost(again), lost(added), "beside a store that stays")
+		}
 		if load(); len(running.all) != 0 || running.names["first"] != 0 || running.names["beside"] != 0 {
 			t.Errorf("in the end there are %d, %v", len(running.all), running.names)
 		}
