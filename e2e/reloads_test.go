@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -136,17 +137,22 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 	const clients = 12
 	servers := caddytest.StartShards(t, 3, 0)
 	a, b := caddytest.ShardOf("a", servers[0]), caddytest.ShardOf("b", servers[1])
+	stores := 0
 	for name, step := range map[string]struct {
 		loses, remedy []string
 		// after is the problem by the remedy: clients that counted under another name begin anew once more.
 		after string
 	}{
-		"lacks shard c":                  {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
-		"has shard b at another server,": {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,"},
-		"calls shard bb by the name b,":  {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+		"lacks shard c":                     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
+		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, ""},
+		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, ""},
+		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+		"has shard b at another server,":    {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,"},
 	} {
+		stores++
+		prefix := fmt.Sprint("key_prefix rl", stores)
 		site := func(shards []string) string {
-			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
+			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), prefix)...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
 		}
 		c := caddytest.Start(t, site([]string{a, b}))
 		passed := func() (n int) {
@@ -163,6 +169,9 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		})
 		c.MustLoad(site(step.loses))
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
+		for _, line := range regexp.MustCompile(`weight \d+ was \d+`).FindAllString(fmt.Sprint(problemsOf(c)), -1) {
+			must(t, name, want("remedy having "+line, strings.Contains(fmt.Sprint(step.remedy), line), true))
+		}
 		c.AwaitLines(t, 1, "a problem began", "of the clients begin anew", `"level":"warn"`)
 		c.MustLoad(site(step.remedy))
 		awaitProblem(c, "disagreement", step.after)

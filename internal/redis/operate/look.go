@@ -313,7 +313,8 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 		// An operator may have deleted unsound values by hand, which moves neither d nor v.
 		lacks = s.lacks || len(s.unsound) > 0
 		differs := h.sum != l.state.sum || lacks
-		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
+		// A server that is followed by mistake is not written to: it is found to be foreign soon.
+		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod && time.Since(shard.Standing().Since) >= p.followPeriod
 		isStale = !differs && h.number > 0 && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod
 		if s.differed = differs; isStale {
 			s.touched = now

@@ -128,7 +128,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		batch:      1,
 		persistent: persistent,
 	}
-	l.client.Store(NewClient(addr, opts, persistent))
+	l.client.Store(l.newClient())
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
 		Timeout:       breakerPause,
 		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
@@ -367,13 +367,14 @@ func (l *Lane) NoteHidden(err error) {
 // lead to another server by now. Calls in flight end on the old ones.
 func (l *Lane) reconnect() {
 	if l.replacement.isDue(time.Now()) {
+		l.Shard.Options.names.forget(l.Addr)
 		l.renew()
 	}
 }
 
 // renew makes calls use new connections.
 func (l *Lane) renew() {
-	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
+	old := l.client.Swap(l.newClient())
 	l.Shard.retired.Go(func() {
 		for Pause(l.life, retirePause) {
 			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
