@@ -144,9 +144,9 @@ func running() *App {
 }
 
 // Accept lets a config that Caddy has accepted change what others use, unless it has ended.
-// From then on it delivers charges that wait, also those of older configs, and reads the overrides;
-// its limits are those of requests that wait, and its max_buckets bounds shared memory; its metrics
-// are exported, its problems are watched, and the history goes on. Other processes see it.
+// From then on it delivers waiting charges, older configs' too, and reads the overrides. Its limits
+// hold for waiting requests, and its max_buckets bounds shared memory. Its metrics are exported, its
+// problems are watched, and the history goes on. Other processes see it.
 func (a *App) Accept() {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -173,7 +173,7 @@ func isDynamic(amount string) option.Schema {
 // batches holds for a zone with batches.
 var batches = option.Schema{"required": []string{"batch"}, "properties": option.Schema{"batch": option.Not(option.Schema{"enum": []any{"off", ""}})}}
 
-// zoneRules are those of a zone that several of its fields break together.
+// zoneRules are the rules about several fields of a zone.
 var zoneRules = func() []option.Schema {
 	given, is := option.Given, option.Is
 	calendar := given("calendar")

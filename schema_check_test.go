@@ -193,7 +193,7 @@ func TestSchemaAgreesWithLoad(t *testing.T) {
 	}
 }
 
-// What mutations write: names of something else, other texts, and nothing.
+// Mutations write names of something else, other texts, and nothing.
 var (
 	names   = []string{`"5"`, `"x"`, `"1d"`, `"1e3"`, `"off"`, `"60s"`, `"1h30m"`, `"-1s"`, `"1_000"`}
 	texts   = append(slices.Clip(names), `"+5s"`, `" 5s "`, `"٣"`, `"µ"`)

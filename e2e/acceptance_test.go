@@ -125,8 +125,7 @@ func (r *trial) get(key string) int {
 }
 
 // TestConfigTakesOverOnceItIsAccepted: until then, and if it is rejected, charges and refunds of the running config
-// stay in its shards, and those of requests that the other one serves in the other one's; nothing else of it is
-// seen.
+// stay in its shards. The other config charges its own requests at its own shards, and has no other effect.
 func TestConfigTakesOverOnceItIsAccepted(t *testing.T) {
 	t.Parallel()
 	const each = 20

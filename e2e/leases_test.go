@@ -273,9 +273,8 @@ func TestWebSocketRenewsItsLease(t *testing.T) {
 	echoes(t, conn, r, "still there")
 }
 
-// TestEndFreesSlots: upgraded connections give theirs back at an orderly end of the process, also those of
-// earlier configs, those that outlast their proxy, and those of a store that no config uses. At a reload they
-// keep them.
+// TestEndFreesSlots: at an orderly end of the process upgraded connections give their slots back, even if they are of an
+// earlier config, have outlasted their proxy, or have slots in a store that no config uses. At a reload they keep them.
 func TestEndFreesSlots(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct {

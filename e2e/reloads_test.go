@@ -137,6 +137,7 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 	const clients = 12
 	servers := caddytest.StartShards(t, 3, 0)
 	a, b := caddytest.ShardOf("a", servers[0]), caddytest.ShardOf("b", servers[1])
+	stores := 0
 	for name, step := range map[string]struct {
 		loses, remedy []string
 		// after is the problem by the remedy: clients that counted under another name begin anew once more.
@@ -146,9 +147,12 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, ""},
 		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, ""},
 		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+		"has shard b at another server,":    {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,"},
 	} {
+		stores++
+		prefix := fmt.Sprint("key_prefix rl", stores)
 		site := func(shards []string) string {
-			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
+			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), prefix)...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
 		}
 		c := caddytest.Start(t, site([]string{a, b}))
 		passed := func() (n int) {
@@ -160,6 +164,9 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 			return n
 		}
 		must(t, name, errors.Join(want("passed at first", passed(), clients), want("passed again", passed(), 0)))
+		eventually(t, name+": shard b is met", func() error {
+			return want("servers", c.Metric(`caddy_rate_limit_servers{role="primary",shard="b",state="up",store="default"}`), "1")
+		})
 		c.MustLoad(site(step.loses))
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
 		for _, line := range regexp.MustCompile(`weight \d+ was \d+`).FindAllString(fmt.Sprint(problemsOf(c)), -1) {

@@ -43,17 +43,17 @@ func (s pooledShard) Destruct() error {
 	return nil
 }
 
-// acquireShard returns the shard that is reached through r, and its key in the pool.
-// Equal reaches share their connections.
-func acquireShard(r reach) (shard pooledShard, key shardKey, err error) {
+// acquireShard returns the shard that is reached through r, its key in the pool, and whether
+// another store uses it already. Equal reaches share their connections.
+func acquireShard(r reach) (shard pooledShard, key shardKey, isShared bool, err error) {
 	if key, err = r.key(); err != nil {
-		return pooledShard{}, "", err
+		return pooledShard{}, "", false, err
 	}
-	pooled, _, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
+	pooled, isShared, _ := stores.Pool.LoadOrNew(key, func() (caddy.Destructor, error) {
 		t := r.token()
 		return pooledShard{redis.NewShard(r.options(t)), r.certificates, t}, nil
 	})
-	return pooled.(pooledShard), key, nil
+	return pooled.(pooledShard), key, isShared, nil
 }
 
 // overridesKey is the key of a store's overrides in the pool.

@@ -13,6 +13,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // keyOf is the key in shardPool of the first shard of a store.
@@ -149,6 +150,37 @@ func TestPoolKeysHoldNoSecret(t *testing.T) {
 		t.Errorf("the pool still holds %T %v", key, key)
 		return true
 	})
+}
+
+// TestTrialsKeepTheBoundsOfSharedShards: before its config runs, a store is as patient as it wants with its own shards
+// alone.
+func TestTrialsKeepTheBoundsOfSharedShards(t *testing.T) {
+	open := func(timeout time.Duration, shards string) (*Store, store.Store) {
+		s := new(Store)
+		redistest.Must(t, json.Unmarshal([]byte(`{"shards": [`+shards+`]}`), s))
+		s.CheckTimeout, s.logger = caddy.Duration(timeout), caddy.Log()
+		opened, err := s.OpenStore("default")
+		redistest.Must(t, err)
+		t.Cleanup(s.CloseStore)
+		return s, opened
+	}
+	const common, own = `{"name": "a", "primary": "redis-a"}`, `{"name": "b", "primary": "redis-b"}`
+	bound := func(s *Store, i int) time.Duration {
+		pooled, key, _, err := acquireShard(s.reach(s.Shards[i]))
+		redistest.Must(t, err)
+		defer func() { _, _ = stores.Pool.Delete(key) }()
+		return pooled.Options.NodeTimeout()
+	}
+	running, opened := open(time.Second, common)
+	running.RunStore("default", opened)
+	trial, opened := open(3*time.Second, common+", "+own)
+	if common, own := bound(trial, 0), bound(trial, 1); common != time.Second || own != 3*time.Second {
+		t.Errorf("on trial the bounds are %v at the shard in use, and %v at its own one", common, own)
+	}
+	trial.RunStore("default", opened)
+	if got := bound(running, 0); got != 3*time.Second {
+		t.Errorf("the bound of the config that runs is %v", got)
+	}
 }
 
 // TestOverridesOutliveAConfig that leaves them to the next one with the same store, prefix and secret.

@@ -29,7 +29,7 @@ const (
 	addressPattern = `^(` + hosts + `|unix/.+)$|\{`
 	// nodePattern is the same without paths.
 	nodePattern = `^(` + hosts + `)$|^[^/]*\{`
-	// hostPattern is the same without ports, which only an IPv6 address looks like.
+	// hostPattern is the same without ports. An IPv6 address may look as if it had one.
 	hostPattern = "^$|^([^\\s!-,/:-@\\[-\\^`{-~]+|[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(%\\S+)?)$|\\{"
 	// urlPattern matches a URL, and a placeholder.
 	urlPattern = `^$|^rediss?://[^/]|\{`

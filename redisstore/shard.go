@@ -299,7 +299,7 @@ func (a address) validate() error {
 		// A URL may have a password.
 		return errors.New("an address is a URL: write it as url, in place of that option")
 	case strings.Contains(*a.given, "@") && !isPath(*a.given):
-		// It may have a password, which errors do not quote.
+		// It may contain a password, so the error does not quote it.
 		return errors.New("an address has an @: write what is before it as username and password, or all as url redis://<user>:<password>@<host>:<port>")
 	case a.noPath && isPath(*a.given):
 		return fmt.Errorf("address %q: it must be host or host:port, because the nodes of a Redis Cluster are found by that", *a.given)

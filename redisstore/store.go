@@ -119,6 +119,8 @@ type openShards struct {
 	remote *redis.Store
 	keys   []any
 	done   []func()
+	// shared are the shards that another store uses. Their bounds change once the config runs.
+	shared []pooledShard
 	log    *shardLog
 }
 
@@ -197,12 +199,16 @@ func (s *Store) OpenStore(name string) (_ store.Store, err error) {
 	}()
 	pooled := map[string]pooledShard{}
 	for _, shard := range s.Shards {
-		var key shardKey
-		if pooled[shard.Name], key, err = acquireShard(s.reach(shard)); err != nil {
+		acquired, key, isShared, err := acquireShard(s.reach(shard))
+		if err != nil {
 			return nil, fmt.Errorf("shard %s: %w", shard.Name, err)
 		}
-		opened.keys = append(opened.keys, key)
-		opened.done = append(opened.done, pooled[shard.Name].Use(time.Duration(s.CheckTimeout)))
+		pooled[shard.Name], opened.keys = acquired, append(opened.keys, key)
+		if isShared {
+			opened.shared = append(opened.shared, acquired)
+		} else {
+			opened.done = append(opened.done, acquired.Use(time.Duration(s.CheckTimeout)))
+		}
 	}
 	members, previous := s.membersOf(name, pooled)
 	overrides, key := acquireOverrides(overridesKey{name, s.KeyPrefix, ask.Keys{Secret: []byte(s.KeySecret)}.SecretID()})
@@ -240,6 +246,10 @@ func (s *Store) RunStore(name string, open store.Store) {
 	for i := range s.open {
 		if o := &s.open[i]; o.remote == open {
 			o.done = append(o.done, o.remote.Follow())
+			for _, shard := range o.shared {
+				o.done = append(o.done, shard.Use(time.Duration(s.CheckTimeout)))
+			}
+			o.shared = nil
 		}
 	}
 }

@@ -43,9 +43,9 @@ type Operable interface {
 	// kept beside the buckets and as durably, up to MaxOverrides. The client key of a change may be
 	// a kept one.
 	ChangeOverrides(ctx context.Context, changes []OverrideChange) []OverrideOutcome
-	// Overrides returns those that had not ended at the last change; the set is the same as that of
-	// the last call if nothing has changed. It is an error if a shard does not answer; what is known is
-	// returned with it.
+	// Overrides returns the overrides that had not ended at the last change. If nothing has changed,
+	// the set is the one that the last call returned. If a shard does not answer, it returns an error
+	// and the overrides that are known.
 	Overrides(ctx context.Context) (*OverrideSet, error)
 	// Audit returns the last changes, up to MaxAudited, the latest first.
 	Audit(ctx context.Context) ([]Audited, error)

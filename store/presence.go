@@ -11,10 +11,10 @@ import (
 // Shared is a Store that other processes use too. They tell each other of themselves, to find out where their
 // configs do not agree.
 type Shared interface {
-	// Announce tells other processes at each shard of this one, and returns those that are remembered
-	// there, this one included where that arrived. The store sets the name of the shard, the secret and the
-	// layout. text returns a part of the config: each shard keeps it by its digest for those that differ. gone
-	// are processes of earlier answers to forget.
+	// Announce records this process at each shard, and returns the processes recorded there, this one
+	// included if the call arrived. The store sets the name of the shard, the secret and the layout. text
+	// returns a part of the config: each shard keeps it by its digest, to be read by processes whose part
+	// differs. gone are processes of earlier answers to forget.
 	Announce(ctx context.Context, p Presence, text func(Part) []byte, gone []Met) ([]Met, error)
 	// Withdraw makes the shards forget p, if it has not told of itself since.
 	Withdraw(ctx context.Context, p Presence)
@@ -24,7 +24,7 @@ type Shared interface {
 
 	// KeyPrefix begins all keys, so that stores with other prefixes share no counts.
 	KeyPrefix() string
-	// Shards are those of [Operable].
+	// Shards is the method of [Operable].
 	Shards() []ShardFigures
 	// Weights returns the weights of the shards by their names, as the option weight has them: 1 was 0.
 	Weights() Details
@@ -69,7 +69,7 @@ type Presence struct {
 	Shard  string `json:"shard"`
 	Secret string `json:"secret,omitempty"`
 	Layout string `json:"layout,omitempty"`
-	// Digests are those of the parts of its config: details are read where one differs.
+	// Digests are the digests of the parts of its config. The details of a part are read if its digest differs.
 	Digests map[Part]string `json:"digests,omitempty"`
 	// At are the shards at which its last beat arrived.
 	At []string `json:"at,omitempty"`

@@ -16,12 +16,13 @@ import (
 
 // Reading returns what has happened so far in the zones that are in use, and in their stores.
 func Reading() history.Reading {
-	now := history.Reading{Zones: map[string]history.Totals{}, Stores: map[string]history.Calls{}}
+	zones := limiter.CountsOfZones()
+	now := history.Reading{Zones: make(map[string]history.Totals, len(zones)), Stores: map[string]history.Calls{}}
 	counts, seconds := telemetry.Default.CallsOf(algorithm.Check.String(), algorithm.Take.String())
 	for name, n := range counts {
 		now.Stores[name] = history.Calls{Count: n, Seconds: seconds[name]}
 	}
-	for name, c := range limiter.CountsOfZones() {
+	for name, c := range zones {
 		now.Zones[name] = history.Totals{
 			Allowed: c.Decisions[telemetry.Allowed], WouldRefuse: c.Decisions[telemetry.WouldRefuse], Unchecked: c.Decisions[telemetry.ErrorAllowed],
 			Refused: c.Decisions[telemetry.Refused] + c.Decisions[telemetry.ErrorRefused] + c.Decisions[telemetry.Blocked],

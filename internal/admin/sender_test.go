@@ -9,7 +9,7 @@ import (
 	"testing"
 )
 
-// TestSenderIsNamed: by its address, and by the certificate with which it came, whoever else has one of that subject.
+// TestSenderIsNamed by its address and by its certificate, even if another certificate has the same subject.
 func TestSenderIsNamed(t *testing.T) {
 	with := func(name, raw string) *tls.ConnectionState {
 		return &tls.ConnectionState{PeerCertificates: []*x509.Certificate{{Subject: pkix.Name{CommonName: name}, Raw: []byte(raw)}}}

@@ -146,7 +146,7 @@ func TestLimitsInTurnStayNumbered(t *testing.T) {
 	}
 }
 
-// TestLookupsAddNothing: what is only looked up gets no number.
+// TestLookupsAddNothing: a limit that is only looked up gets no number.
 func TestLookupsAddNothing(t *testing.T) {
 	var l Limits
 	known, unknown := store.Limit{Zone: "known"}, store.Limit{Zone: "unknown"}

@@ -52,9 +52,9 @@ func (l *Ledger) Settle(reqs []*store.Request, held []int64) {
 	w.send(&out)
 }
 
-// finish ends an event of an entry. Its charge leaves through the view, with others. If the view is on trial, only a
-// charge of own does, which is a request of its config or nil: charges of other configs may be in any other one, which
-// leaves at once through the view that sends what waits in the entry.
+// finish ends an event of an entry. Its charge leaves through the view, with others. A view on trial sends only a charge
+// of own, a request of its config or nil. Any other charge may contain charges of other configs, and leaves at once
+// through the view that sends the charges waiting in the entry.
 func (l *Ledger) finish(e *entry, n *core.Next, own *store.Request, out *outgoing, m *core.Moment) {
 	if n.Do == core.Send && n.Charge[0] != own && l.isTrial() {
 		w, mixed := l.sender(e), outgoing{most: 1}

@@ -12,7 +12,7 @@ import (
 // repeatPause is the time between attempts at refunds while the process ends.
 const repeatPause = 20 * time.Millisecond
 
-// repeats are refunds that their shards did not execute while the process ends, which nobody else gives back.
+// repeats are refunds that their shards did not execute while the process ends. No other process gives them back.
 type repeats struct {
 	mu sync.Mutex
 	// end ends the repeating; it is nil unless the process ends.

@@ -50,7 +50,7 @@ func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 	})
 }
 
-// TestRequestIsOvertaken by the end of its limit's number, which another limit gets.
+// TestRequestIsOvertaken by the end of its limit's number: another limit gets the number.
 func TestRequestIsOvertaken(t *testing.T) {
 	r := requestOf("alice", 10)
 	l, f := New(NewRegistry(nil), new(instant), Options{}), NewFlights()

@@ -291,8 +291,8 @@ func (l *Ledger) note(state *atomic.Bool) {
 // isTrial reports whether the view's config may yet be rejected, or was.
 func (l *Ledger) isTrial() bool { return !l.hasRun.Load() && !l.stopped.Load() }
 
-// senders are the views that send what waits in buckets, where charges of several configs are added up: the current
-// one and, for shards that this one does not have, those on trial, the latest first.
+// senders are the views that send the charges waiting in buckets, where several configs add theirs up: the current
+// view and, for shards that it lacks, the views on trial, the latest first.
 type senders struct {
 	current *Ledger
 	trials  []*Ledger
@@ -314,7 +314,7 @@ func (b *Registry) sendersLocked() senders {
 	return s
 }
 
-// of returns the view that sends what waits in an entry. Without a view it is nil.
+// of returns the view that sends the charges waiting in an entry. Without a view it is nil.
 func (s *senders) of(e *entry) *Ledger {
 	if len(s.trials) > 0 && !s.current.has(e) {
 		for _, l := range s.trials {
@@ -326,8 +326,8 @@ func (s *senders) of(e *entry) *Ledger {
 	return s.current
 }
 
-// sender returns the view that sends what waits in an entry, which is not l if that is on trial and another one has
-// the shard.
+// sender returns the view that sends the charges waiting in an entry. It is another view than l if l is on trial and
+// the other one has the shard.
 func (l *Ledger) sender(e *entry) *Ledger {
 	senders := l.registry.senders()
 	return cmp.Or(senders.of(e), l)
@@ -338,8 +338,8 @@ func (l *Ledger) has(e *entry) bool {
 	return e.id.Shard == 0 || slices.ContainsFunc(l.Owners(e.id.Key), func(owner string) bool { return l.number(owner) == e.id.Shard })
 }
 
-// number returns the number of a shard of the view, which one with other servers does not have: what is known and
-// waits there is not mixed.
+// number returns the number of a shard of the view. A shard of that name with other servers has another number, so
+// that their counts and charges are not mixed.
 func (l *Ledger) number(shard string) uint32 {
 	return l.registry.shards.Number(shard, l.opts.Servers[shard])
 }
@@ -355,7 +355,7 @@ func (l *Ledger) numberAt(place *store.Place) uint32 {
 	return l.number(place.Shard)
 }
 
-// by returns entries by the view that sends what waits in them. Without a view there are none.
+// by returns entries by the view that sends their waiting charges. Without a view there are none.
 func (s *senders) by(entries []*entry) map[*Ledger][]*entry {
 	all := map[*Ledger][]*entry{}
 	if s.current == nil {
@@ -399,20 +399,24 @@ func (l *Ledger) leave(ends func(*Ledger) bool) {
 	for i := range b.stripes {
 		b.stripes[i].mu.Lock()
 	}
-	loses := b.detach(ends) && b.owing.Load() > 0
-	var last outgoing
+	senders, isLast := b.detach(ends)
+	senders.current = cmp.Or(senders.current, l)
+	loses := isLast && b.owing.Load() > 0
+	last := map[*Ledger]*outgoing{}
 	for i := range b.stripes {
 		if loses {
-			l.giveUpAll(&b.stripes[i], &last)
+			senders.giveUpAll(&b.stripes[i], last)
 		}
 		b.stripes[i].mu.Unlock()
 	}
-	l.send(&last)
+	for through, out := range last {
+		through.send(out)
+	}
 }
 
 // giveUpAll sends the delayed charges of p, which is locked, and gives up the others.
-func (l *Ledger) giveUpAll(p *stripe, last *outgoing) {
-	m := l.moment()
+func (s *senders) giveUpAll(p *stripe, last map[*Ledger]*outgoing) {
+	m := s.current.moment()
 	for e := range p.entries.all {
 		before := e.Gauges()
 		n := core.Next{}
@@ -421,15 +425,20 @@ func (l *Ledger) giveUpAll(p *stripe, last *outgoing) {
 		} else {
 			n = e.GiveUp(errEnded)
 		}
-		l.carry(e, &n, last)
+		l := s.of(e)
+		if last[l] == nil {
+			last[l] = new(outgoing)
+		}
+		l.carry(e, &n, last[l])
 		p.note(e, before, &m)
 	}
 }
 
-// detach removes views, and reports whether none is left.
-func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
+// detach removes views. It returns the senders until then, and whether no view is left.
+func (b *Registry) detach(ends func(*Ledger) bool) (before senders, last bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	before = b.sendersLocked()
 	b.views = slices.DeleteFunc(b.views, ends)
 	b.inUse.Store(int32(len(b.views))) //nolint:gosec // a handful
 	b.noteLatest()
@@ -439,7 +448,7 @@ func (b *Registry) detach(ends func(*Ledger) bool) (last bool) {
 			b.retryQueues[owner].entries = nil
 		}
 	}
-	return last
+	return before, last
 }
 
 // noteLatest sets latest. mu is held.

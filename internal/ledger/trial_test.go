@@ -113,8 +113,8 @@ func TestChargesGoToTheShardsOfTheirConfig(t *testing.T) {
 	}
 }
 
-// TestAcceptedConfigWithOtherServers: what waits or is held since it was on trial goes to its servers, and so does what
-// an earlier config charges later.
+// TestAcceptedConfigWithOtherServers: charges that have waited since its trial go to its servers, as do later charges of
+// an earlier config.
 func TestAcceptedConfigWithOtherServers(t *testing.T) {
 	for name, delay := range map[string]time.Duration{"at once": 0, "delayed": UsualChargeDelay} {
 		t.Run(name, func(t *testing.T) {
@@ -171,8 +171,8 @@ func (s *servers) setSilent(shard string) {
 	s.silent = shard
 }
 
-// TestMixedChargesLeaveThroughTheRunningConfig: what is added up in a bucket, while a charge of the config on trial is
-// in flight, or until one of its charges may not wait any longer.
+// TestMixedChargesLeaveThroughTheRunningConfig: charges that were added up in a bucket while a charge of the config on
+// trial was in flight, or until one of its charges could not wait any longer.
 func TestMixedChargesLeaveThroughTheRunningConfig(t *testing.T) {
 	charge := func(o *Owners, r store.Request) { o.ChargeDetached([]*store.Request{&r}) }
 	for name, c := range map[string]struct {
@@ -280,5 +280,38 @@ func TestConfigOnTrialEvictsNothing(t *testing.T) {
 		}
 		trial.Leave()
 		running.Leave()
+	})
+}
+
+// TestProcessEndsDuringATrial: the last delayed charges of both configs go to their own servers.
+func TestProcessEndsDuringATrial(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		registry := NewRegistry(nil)
+		open := func(server string) *Owners {
+			opts := Options{ChargeDelay: UsualChargeDelay, Servers: map[string]string{"b": server}}
+			return NewOwners(New(registry, walled{&sharded{newServers(1), "b"}, t, new(atomic.Int64)}, opts))
+		}
+		running, trial := open("one"), open("another")
+		running.Run()
+		r := clientOf("zone", 1000)
+		for _, wait := range []time.Duration{100 * time.Millisecond, 0} { // the first is not delayed: nothing is known
+			running.ChargeDetached([]*store.Request{new(r)})
+			trial.ChargeDetached([]*store.Request{new(r)})
+			pass(wait)
+		}
+		for i := range registry.stripes {
+			for e := range registry.stripes[i].entries.all {
+				if !e.IsDelayed() {
+					t.Error("a charge has left already")
+				}
+			}
+		}
+		running.leave(func(*Ledger) bool { return true })
+		pass(time.Second)
+		for name, o := range map[string]*Owners{"running": running, "on trial": trial} {
+			if used := o.Remote.(walled).at("b", algorithm.Peek, r).Used; used != 2 {
+				t.Errorf("the server of the config %s has %d, want 2", name, used)
+			}
+		}
 	})
 }

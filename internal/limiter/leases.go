@@ -16,7 +16,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// leases are those of the requests that run.
+// leases are the leases of running requests.
 type leases struct {
 	// life ends with the process, and renewals with it.
 	life context.Context
@@ -203,7 +203,7 @@ func (l *lease) giveBackWith(some func(z *inZone) bool) {
 		l.timer.Stop()
 		l.timer = nil
 	}
-	// Last, because the end of the process waits for those in the map.
+	// Last, because the end of the process waits for the leases in the map.
 	defer running.remove(l)
 	l.of.giveBack(some)
 	for _, z := range l.handedOver {

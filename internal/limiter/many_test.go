@@ -109,7 +109,7 @@ func TestManyZonesTakeLittle(t *testing.T) {
 	}
 }
 
-// ownGoroutines returns how many goroutines this module began, apart from those of tests.
+// ownGoroutines returns how many goroutines this module began, without tests.
 func ownGoroutines() (n int) {
 	room := make([]byte, 1<<20)
 	for stack := range strings.SplitSeq(string(room[:runtime.Stack(room, true)]), "\n\n") {

@@ -228,7 +228,7 @@ func (z *boundZone) run() {
 	zoneStates.Lock()
 	s.accepted = append(s.accepted, z.Zone)
 	zoneStates.Unlock()
-	// What is expected stays so while any config has the zone: only configs that run may add to it.
+	// An expected series stays expected while any config has the zone, so only configs that run may add one.
 	z.expectSeries(z.onError, z.handle.IsInMemory())
 	z.handle.OnClose(func() {
 		zoneStates.Lock()

@@ -18,9 +18,9 @@ type ZoneCounts struct {
 
 // CountsOfZones returns the counts of the zones of configs that run, by their names.
 func CountsOfZones() map[string]ZoneCounts {
-	all := map[string]ZoneCounts{}
 	zoneStates.Lock()
 	defer zoneStates.Unlock()
+	all := make(map[string]ZoneCounts, len(zoneStates.used))
 	for id, state := range zoneStates.used {
 		if len(state.accepted) == 0 {
 			continue

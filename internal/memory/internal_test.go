@@ -204,7 +204,7 @@ func TestClockThatIsSet(t *testing.T) {
 	}
 }
 
-// TestLimitsOfThePastLeaveNothing: limits without buckets give up their numbers, which concurrent requests do not mix up.
+// TestLimitsOfThePastLeaveNothing: limits without buckets give up their numbers, and concurrent requests do not mix these up.
 func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 	const rounds, together, churned, most = 500, 4, 50, 256
 	b := NewBuckets()
@@ -250,7 +250,7 @@ func TestLimitsOfThePastLeaveNothing(t *testing.T) {
 	}
 }
 
-// TestRequestIsOvertaken by the end of its limit's number, which another limit gets, before it inserts its bucket.
+// TestRequestIsOvertaken by the end of its limit's number before it inserts its bucket: another limit gets the number.
 func TestRequestIsOvertaken(t *testing.T) {
 	b := NewBuckets()
 	b.limits.InUse, b.limits.Pause = func(func(uint32)) {}, 0

@@ -23,7 +23,7 @@ type Schemer interface{ JSONSchema() Schema }
 // Ruled is a struct with rules about several of its fields together.
 type Ruled interface{ JSONRules() []Schema }
 
-// null is the type of null, which the decoder takes for a field that is not given.
+// null is the type of null. The decoder treats null as a field that is not given.
 const null = "null"
 
 // Given holds where a field has another value than the zero one of its type.

@@ -62,7 +62,7 @@ func (s *Store) Apart(weights store.Details, names map[string]string) (share flo
 	return float64(apart) / sampledClients, true
 }
 
-// placement chooses among the shards of one step of a resharding, which have names here, or none.
+// placement chooses among the shards of one step of a resharding. A shard that is not known here has no name.
 type placement struct {
 	*rendezvous
 	here []string

@@ -12,7 +12,7 @@ import (
 // zone is a limit for each client.
 type zone struct {
 	limit store.Limit
-	// events and burst are those of most requests; some have a lower limit if they differ.
+	// events and burst hold for most requests. If differ is set, some have a lower limit.
 	events, burst, cost int64
 	batched, differ     bool
 	batch               int64
@@ -74,7 +74,7 @@ func (s *Run) newZone(name string) *zone {
 type client struct {
 	*zone
 	key string
-	// rng decides what the client does, and made is how many requests it has made. The first of those beside it counts them.
+	// rng decides the client's actions, and made is how many requests it has made, counted by the first in beside.
 	rng  *stream
 	made int
 	// beside are the same client in all zones, in the order in which they are asked.
@@ -96,15 +96,14 @@ type client struct {
 	unlanded int64
 	// truth is what was spent or about to be, at each of its changes of late.
 	truth []moment
-	// spent is what the primary had counted at the last note, and over, when that last became less, what it
-	// was before.
+	// spent is the primary's count at the last note. over is when the count last fell, and the count before that.
 	spent int64
 	over  moment
 	// heldSince is since when what is held is all that is in the way of the client's requests, or 0.
 	heldSince int64
 	// missing are costs that the primary may never have heard of.
 	missing []admission
-	// resets are those of the windows of late, each with the time of the first answer that had it; reset is until when an
+	// resets are the resets of recent windows, each with the time of the first answer that had it. reset is until when an
 	// operator's reset of the client may not have been seen.
 	resets map[int64]int64
 	reset  int64

@@ -61,7 +61,7 @@ func (s *Run) doubted(r *store.Request, late *store.Late) {
 // everStarted are all processes, also those that have ended.
 func (s *Run) everStarted() []*process { return slices.Concat(s.caddys, s.former) }
 
-// noteLost notes the charges that processes have given up. Which zone they were of is not known, so they count in each.
+// noteLost notes the charges that processes have given up. Their zone is not known, so they count in each.
 func (s *Run) noteLost() {
 	for _, p := range s.everStarted() {
 		p.givenLock.Lock()

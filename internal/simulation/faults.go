@@ -60,7 +60,7 @@ func (s *Run) fault(rng *stream, then func()) {
 	case lossy:
 		n.lossy = oneOf(rng, 0.02, 0.2)
 	case slow:
-		// What arrives late may be refused.
+		// A late message may be refused.
 		n.slow, n.flaky = oneOf(rng, 0.05, 0.5), oneOf(rng, 0, 0.2)
 	case flaky:
 		n.flaky = oneOf(rng, 0.02, 0.2, 0.5)
@@ -112,7 +112,7 @@ func (s *Run) reset(rng *stream, then func()) {
 		// Replicas and other processes see it later, and what runs is charged anew.
 		c.reset = s.now() + (s.net.lag + 2*ledger.DefaultTrust + 2*longestService + s.window()/olderAnswers).Microseconds()
 		if s.takes || s.mixed {
-			// What others took before, and give back after it, is given back to this window too.
+			// A cost taken before the reset and refunded after it is refunded to this window too.
 			c.reset += s.window().Microseconds()
 		}
 		c.admitted, c.truth = nil, nil

@@ -9,7 +9,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// servers are a primary and its replica. Instants are those of their clock, in microseconds since 1970.
+// servers are a primary and its replica. Instants are by their clock, in microseconds since 1970.
 type servers interface {
 	// run runs an operation at the primary, at an instant.
 	run(op algorithm.Operation, r store.Request, now int64) store.State
@@ -77,7 +77,7 @@ func (n *network) send(from string, op algorithm.Operation, r *store.Request, ti
 	name := from + " " + op.String() + " " + r.ID + " " + keyOf(r)
 	n.sent[name]++
 	m := &message{network: n, rng: n.stream(name, n.sent[name]), r: *r, reply: reply}
-	// What happens at one instant does so in a random order, so that no two timers end at the same one.
+	// Events of one instant happen in a random order, so no two timers may end at the same instant.
 	timeout += m.rng.between(0, time.Millisecond)
 	m.timer = n.after(timeout, func() { m.reply(store.State{Err: late}) })
 	return m

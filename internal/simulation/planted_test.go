@@ -65,7 +65,7 @@ func runs(which algorithm.Operation, times int) func(s *Run) {
 	}
 }
 
-// where plants a fault in those histories alone that it concerns. The others are over at once.
+// where plants a fault in the histories that it concerns. The others are over at once.
 func where(concerns func(s *Run) bool, plant func(s *Run)) func(s *Run) {
 	return func(s *Run) {
 		if plant(s); !concerns(s) {
@@ -74,7 +74,7 @@ func where(concerns func(s *Run) bool, plant func(s *Run)) func(s *Run) {
 	}
 }
 
-// hideRefunds makes takes lack what was given back just before, which they have to see.
+// hideRefunds makes takes miss refunds of the moment before, which they have to see.
 func hideRefunds(s *Run) {
 	type refund struct{ at, cost int64 }
 	last := map[string]refund{}

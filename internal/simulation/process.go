@@ -117,7 +117,7 @@ func (p *process) leave(v *view) {
 	}()
 }
 
-// exit ends a process, which delivers what is left before, unless it is killed. Where nothing fails meanwhile, it delivers
+// exit ends a process. Unless it is killed, it delivers its charges first. Where nothing fails meanwhile, it delivers
 // all.
 func (p *process) exit(isKilled bool) {
 	p.dead = isKilled

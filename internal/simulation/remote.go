@@ -9,8 +9,8 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
 
-// remote is the store of a process. Each client has a shard with its name, so that the shard of a charge that is given
-// up says whose it was. The shards share the servers.
+// remote is the store of a process. Each client has a shard with its name, so the shard of a charge that is given up
+// names the client. The shards share the servers.
 type remote struct {
 	// Remote is nil: a ledger calls no other methods.
 	store.Remote

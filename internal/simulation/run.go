@@ -19,7 +19,7 @@ type Run struct {
 	// waits is set if some refused requests wait.
 	waits bool
 	net   *network
-	// opts are those of all processes, and former the processes that have ended.
+	// opts are the options of all processes, and former the processes that have ended.
 	opts           ledger.Options
 	caddys, former []*process
 	clients        []*client
@@ -27,7 +27,7 @@ type Run struct {
 	// sequential is set if each client sends its next request once the last one has ended.
 	sequential bool
 	// faults is set if messages are lost or servers are away, resets if operators reset, crowded if processes forget
-	// what is not in use.
+	// buckets that are not in use.
 	faults, resets, crowded bool
 	// leaves is the part of requests whose client leaves while they wait.
 	leaves  float64
@@ -70,8 +70,8 @@ func NewRun(seed uint64, at Servers) *Run {
 	s.opts.ChargeDelay = oneOf(rng, 0, 25*time.Millisecond, 50*time.Millisecond)
 	if !s.sequential {
 		s.leaves = oneOf(rng, 0, 0.01, 0.05)
-		// What it forgets is asked again, where replicas have it; where messages are lost, it counts anew. What has come
-		// back is forgotten too.
+		// A process asks replicas for a bucket that it has forgotten. Where messages are lost, it counts anew, and
+		// forgets refunds too.
 		s.crowded = s.net.lag == 0 && !s.faults || s.faults && rng.chance(0.3)
 	}
 	for i := range 1 + rng.IntN(3) {
@@ -101,7 +101,7 @@ func NewRun(seed uint64, at Servers) *Run {
 	s.repeat(s.faults, s.window(), "fault", s.fault)
 	s.repeat(s.resets, 3*s.window(), "reset", s.reset)
 	s.repeat(rng.chance(0.3), 3*s.window(), "reload", s.reload)
-	// What a process had counted is not known once it has ended.
+	// The counts of a process are not known once it has ended.
 	s.repeat(s.faults && rng.chance(0.3), 5*s.window(), "restart", s.restart)
 	s.repeat(s.crowded, s.window()/4, "crowd", s.crowdOut)
 	return s
@@ -154,7 +154,7 @@ func (s *Run) Do() (failure string) {
 		p.leave(p.view)
 	}
 	s.mu.Unlock()
-	// What goes on after a failure ends too.
+	// Activity after a failure ends too.
 	time.Sleep(s.longestWindow() + rest) // in the bubble's time
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -25,12 +25,12 @@ type visit struct {
 	clients []*client
 	reqs    []store.Request
 	states  []store.State
-	// late is how a take of unknown outcome ends, or nil; alone is set for those zones about which the process decided
-	// alone; held is what the visit holds.
+	// late is how a take of unknown outcome ends, or nil. alone is set for the zones that the process decided alone. held
+	// is the cost that the visit holds.
 	late  []*store.Late
 	alone []bool
 	held  []int64
-	// refused are zones that the store has refused; failed are those whose last take was not executed.
+	// refused are zones that the store has refused, and failed are zones whose last take was not executed.
 	refused, failed map[string]bool
 }
 

@@ -2,9 +2,9 @@
 // and delays, in the virtual time of a bubble of testing/synctest. Package ledger itself serves, settles,
 // retries and reloads, and the scripts of the store count, as in production; the network between them is simulated.
 //
-// A [Run] is the history of a seed, and checks the promises of the documents at every step. What happens to a
-// message, or what a client does, depends on the seed and on which message or request it is, and not on what else
-// happens at the same instant, so a history hardly depends on the order in which goroutines run.
+// A [Run] is the history of a seed, and checks the promises of the documents at every step. The fate of a message and
+// the next step of a client depend on the seed and on the message or request, but not on other events of the same
+// instant, so a history hardly depends on the order in which goroutines run.
 package simulation
 
 import (
@@ -15,7 +15,7 @@ import (
 
 // world has the time, the lock and the random numbers of a history.
 type world struct {
-	// mu is held by all that is simulated. Who calls a ledger holds it too, unless the call waits.
+	// mu is held by all simulated code. Callers of a ledger hold it too, unless the call waits.
 	mu    sync.Mutex
 	seed  uint64
 	began time.Time

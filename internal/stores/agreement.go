@@ -134,8 +134,8 @@ func (p *presence) others(now time.Time) map[string]*another {
 		return cmp.Or(cmp.Compare(a.Beat, b.Beat), cmp.Compare(a.Here, b.Here))
 	})
 	for _, s := range inOrder {
-		// One of this host and number that is met once may be this one before it was killed, as in a container.
-		if s.ID == ProcessID || !s.isAlive && s.Process == processName() {
+		// One of this host that is met once may have been killed. In a container this one may have its number.
+		if s.ID == ProcessID || !s.isAlive && !mayRun(s.Process) {
 			continue
 		}
 		key := fmt.Sprint(s.ID, " ", s.Secret, " ", s.Layout, " ", s.Digests)
@@ -274,7 +274,9 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 			known[name] = name
 		}
 	}
+	taken := slices.Collect(maps.Values(names))
 	const nameRemedy = "keep the names of shards"
+	const atAnother = "has shard %.100s at another server"
 	for _, name := range slices.Sorted(maps.Keys(known)) {
 		here := known[name]
 		has[cmp.Or(here, name)] = true
@@ -282,8 +284,12 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 		other := theirs[name]
 		was := strings.Replace(other, " was", "", 1)
 		switch {
+		case here == "" && mine[name] != "" && !slices.Contains(taken, name):
+			add(fmt.Sprintf("keep the server of shard %s (weight 0 was %s) and add the new one as another shard (weight %s was 0)",
+				name, was, currentOf(mine[name])), atAnother, name)
+			all[len(all)-1].removed = name
 		case here == "":
-			add(nameRemedy, "has shard %.100s at another server", name)
+			add(nameRemedy, atAnother, name)
 		case here != name:
 			add(nameRemedy, "calls shard %.100s by the name %.100s", here, name)
 		case !isHere:
@@ -312,15 +318,23 @@ func currentOf(weight string) string {
 
 // lossSince returns how many clients have lost their counts because the config before counted them on other shards, or
 // "" if none have. A shard that was removed and does not answer gets no remedy: on_error would decide for its clients.
-func (p *presence) lossSince(before *placed) string {
-	names := renamed(before.shards, p.kept.Shards())
+// Whether another server is a copy, or the former one after a restart, is not known.
+func (p *presence) lossSince(before *placed, now []store.ShardFigures) string {
+	names := renamed(before.shards, now)
 	apart, ok := p.kept.Apart(before.weights, names)
 	if !ok || apart == 0 {
 		return ""
 	}
-	differences := differencesOf(p.parts[store.PartShards], before.weights, names)
-	var remedies, lost []string
+	mine := p.parts[store.PartShards]
+	differences := differencesOf(mine, before.weights, names)
+	var (
+		remedies, lost []string
+		unless         string
+	)
 	for _, d := range differences[:min(len(differences), mostNamed)] {
+		if mine[d.removed] != "" {
+			unless = " unless a new server has the data of the former one"
+		}
 		switch {
 		case d.removed != "" && isDown(before.shards, d.removed):
 			lost = append(lost, d.removed)
@@ -328,9 +342,9 @@ func (p *presence) lossSince(before *placed) string {
 			remedies = append(remedies, d.remedy)
 		}
 	}
-	text := fmt.Sprintf("this Caddy's config before the last reload %s, so %s of the clients begin anew", strings.Join(textsOf(differences), ", "), percent(apart))
+	text := fmt.Sprintf("this Caddy's config before the last reload %s, so %s of the clients begin anew%s", strings.Join(textsOf(differences), ", "), percent(apart), unless)
 	if len(lost) > 0 {
-		text += ": the counts of shard " + strings.Join(lost, ", ") + " are lost, because its servers do not answer"
+		text += ": the counts of shard " + strings.Join(lost, ", ") + " are lost" + unless + ", because its servers do not answer"
 	}
 	if len(remedies) > 0 {
 		text += ": to find former counts again, " + strings.Join(remedies, ", and ")
@@ -349,8 +363,8 @@ func isDown(shards []store.ShardFigures, name string) bool {
 	})
 }
 
-// renamed returns the names that shards have now, by those before, where they differ: a shard is known by an address
-// that stays and is of no other shard, or, if it has none, by its name.
+// renamed returns the present names of shards by their former names. A shard is recognized by an address that stays and
+// belongs to no other shard, or, without one, by its name. "" means that the counts of the shard are not found.
 func renamed(before, now []store.ShardFigures) map[string]string {
 	then, owners := ownersOf(before), ownersOf(now)
 	names, taken := map[string]string{}, map[string]bool{}
@@ -369,12 +383,46 @@ func renamed(before, now []store.ShardFigures) map[string]string {
 	}
 	for i := range before {
 		name := before[i].Name
-		if _, stays := names[name]; !stays && taken[name] {
-			// Another one has its name now.
+		if _, stays := names[name]; stays {
+			continue
+		}
+		if isReplaced, _ := replacedBy(&before[i], now); isReplaced || taken[name] {
 			names[name] = ""
 		}
 	}
 	return names
+}
+
+// replacedBy reports whether the shard of that name has another server now, or whether that is not known yet: a server
+// may have a new address, or have been a replica.
+func replacedBy(before *store.ShardFigures, all []store.ShardFigures) (isReplaced, isKnown bool) {
+	i := slices.IndexFunc(all, func(s store.ShardFigures) bool { return s.Name == before.Name })
+	if i < 0 {
+		return false, true
+	}
+	now, isKnownBefore, isFound := &all[i], false, len(all[i].Servers) > 0
+	for _, then := range before.Servers {
+		isKnownBefore = isKnownBefore || then.ID != ""
+		if slices.ContainsFunc(now.Servers, func(s store.ServerFigures) bool {
+			return s.Address == then.Address || s.ID != "" && s.ID == then.ID
+		}) {
+			return false, true
+		}
+	}
+	for _, server := range now.Servers {
+		isFound = isFound && (server.ID != "" || server.Role == store.RoleReplica)
+	}
+	return isFound && isKnownBefore, isFound || !isKnownBefore
+}
+
+// areComparable reports whether it is known which servers the shards before have now.
+func areComparable(before, now []store.ShardFigures) bool {
+	for i := range before {
+		if _, isKnown := replacedBy(&before[i], now); !isKnown {
+			return false
+		}
+	}
+	return true
 }
 
 // ownersOf returns the names of the shards at each address.

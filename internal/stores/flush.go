@@ -116,9 +116,9 @@ func Ending() context.Context {
 	return flushLife
 }
 
-// End delivers, at the end of the process, what waits in ledgers, flushes what is in the
+// End delivers the charges and refunds waiting in ledgers at the end of the process, flushes the
 // pool, and closes the stores of modules, even if they are in use. It waits for that and for
-// earlier flushes, and logs what was lost.
+// earlier flushes, and logs the losses.
 func End(logger *zap.Logger) {
 	Ending()
 	flushes.ledgers.Wait()

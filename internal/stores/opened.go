@@ -313,10 +313,10 @@ func (h *Handle) keepAccounts(o *Opened, remote store.Remote) {
 	o.Accounts = ledger.NewOwners(ledger.New(shared.registry, remote, opts))
 }
 
-// leaveAccounts leaves the accounts, and closes the module's store. While something
-// waits that is delivered through that store, both happen later: once it is delivered, another
-// config delivers it, or there is no more time. Until then a new config finds the registry, and
-// what waits. What others know of the config is withdrawn before, too.
+// leaveAccounts leaves the accounts, and closes the module's store. While charges wait to be
+// delivered through that store, both happen later: once they are delivered, another config
+// delivers them, or there is no more time. Until then a new config finds the registry and the
+// charges. The config's record at the shards is withdrawn first.
 func (h *Handle) leaveAccounts(open *Opened) {
 	a := open.Accounts
 	leave := func() {

@@ -89,7 +89,7 @@ func (o *overrides) start() (isNew bool) {
 	return isNew
 }
 
-// run is start, once the config runs, and looks at once: before that the store may show those of another config.
+// run is start once the config runs. It looks at once, because until then the store may show another config's overrides.
 func (o *overrides) run() {
 	if o.start() {
 		return
@@ -272,8 +272,8 @@ func (h *Handle) ChangeOverrides(ctx context.Context, changes []store.OverrideCh
 	return outcomes, nil
 }
 
-// lost is the outcome of setting an override that the last look, which ended with err, does not show:
-// where it can have seen all, somebody has changed it since.
+// lost is the outcome of setting an override that the last look does not show. The look ended with err. If
+// it has seen all overrides, another operator has changed this one since.
 func (o *overrides) lost(set *store.Override, err error) store.OverrideOutcome {
 	current, id := o.current.Load(), o.keptID(set.ID())
 	if err == nil && current.IsDamaged(id) {

@@ -76,7 +76,7 @@ func TestOverridesAreLookedAtOnceTheConfigRuns(t *testing.T) {
 	}
 }
 
-// TestOverridesAreLookedAtAgainOnceTheConfigRuns, at once: requests that it served before had those of another one.
+// TestOverridesAreLookedAtAgainOnceTheConfigRuns, at once: requests that it served before had the overrides of another config.
 func TestOverridesAreLookedAtAgainOnceTheConfigRuns(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, h := openLooked(t, nil)

@@ -10,8 +10,10 @@ import (
 	"os"
 	"slices"
 	"strconv"
+	"strings"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/contain"
@@ -38,17 +40,38 @@ const (
 // ProcessID tells this process from others.
 var ProcessID = strconv.FormatUint(rand.Uint64(), 36)
 
-// processName is what this process is called, and beats is how often it has told others of itself.
+// beats is how often this process has told others of itself.
+var beats atomic.Int64
+
+// hostName is the name of this process's host, and processName the name of the process.
 var (
-	beats       atomic.Int64
-	processName = sync.OnceValue(func() string {
+	hostName = sync.OnceValue(func() string {
 		host, err := os.Hostname()
 		if err != nil {
 			host = "a host without a name"
 		}
-		return fmt.Sprintf("%s (process %d)", host, os.Getpid())
+		return host
 	})
+	processName = sync.OnceValue(func() string { return hostName() + fmt.Sprintf(processForm, os.Getpid()) })
 )
+
+// processForm follows the host in the name of a process.
+const processForm = " (process %d)"
+
+// mayRun reports whether another process of that name may run: it is of another host, or its number is in use.
+func mayRun(name string) bool {
+	var pid int
+	number, isHere := strings.CutPrefix(name, hostName())
+	if _, err := fmt.Sscanf(number, processForm, &pid); !isHere || err != nil {
+		return true
+	}
+	process, err := os.FindProcess(pid)
+	if err != nil || pid == os.Getpid() {
+		return false
+	}
+	defer func() { _ = process.Release() }()
+	return !errors.Is(process.Signal(syscall.Signal(0)), os.ErrProcessDone)
+}
 
 // presence tells other processes of this one, as long as a store is open, and finds out where their
 // configs do not agree with this one.
@@ -61,8 +84,9 @@ type presence struct {
 	stop    context.CancelFunc
 	// ended is closed when the last beat is over, if there was one.
 	ended chan struct{}
-	// before is the config that ran when this one was made, or nil: it may end before this one runs.
-	before *placed
+	// before is the config that ran when this one was made, or empty: it may end before this one runs. From the start on
+	// it is every config that this one may have replaced, until the shards can be compared.
+	before []*placed
 	// ran are all that ran then.
 	ran []*presence
 
@@ -70,15 +94,15 @@ type presence struct {
 	// parts are the parts of this config, and digests their digests; nil until they are needed.
 	parts   map[store.Part]store.Details
 	digests map[store.Part]string
-	// seen are the other processes, by what they say, and looks those at each shard, by the name here.
+	// seen are the other processes, by their records, and looks the looks at each shard, by the name here.
 	seen  map[string]seenPresence
 	looks map[string]looks
 	// own is this process as the shards have it.
 	own store.Presence
-	// details are the parts of others that differ, by digest; of zones, those alone that differ from one here.
+	// details are the parts of other configs that differ, by digest. Of zones they have only the differing ones.
 	details       map[string]store.Details
 	disagreements []string
-	// shares are those of clients that are counted apart, by weights and names; of the goroutine that tells alone.
+	// shares are the shares of clients that are counted apart, by weights and names. Only the goroutine that tells uses them.
 	shares map[string]share
 	// loss is how many clients lost their counts when the config was loaded, at lostAt; empty if none did.
 	loss   string
@@ -114,22 +138,24 @@ func (l looks) at(now time.Time) looks {
 
 func newPresence(name string, kept store.Shared) *presence {
 	p := &presence{
-		name: name, kept: kept, ended: make(chan struct{}), before: placedBefore(name),
+		name: name, kept: kept, ended: make(chan struct{}),
 		parts: map[store.Part]store.Details{store.PartZones: {}, store.PartShards: kept.Weights()},
 		seen:  map[string]seenPresence{}, looks: map[string]looks{}, details: map[string]store.Details{}, twins: map[[2]string]bool{},
 	}
-	p.life, p.stop = context.WithCancel(context.Background())
-	running.Lock()
-	defer running.Unlock()
-	p.ran = slices.Clone(running.all)
-	running.names[name]++
-	context.AfterFunc(p.life, func() {
+	life, end := context.WithCancel(context.Background())
+	p.life, p.stop = life, sync.OnceFunc(func() {
 		running.Lock()
 		defer running.Unlock()
+		end()
 		if running.names[name]--; running.names[name] == 0 {
 			delete(running.names, name)
 		}
 	})
+	running.Lock()
+	defer running.Unlock()
+	p.ran = slices.Clone(running.all)
+	p.before = p.placedBefore()
+	running.names[name]++
 	return p
 }
 
@@ -157,8 +183,8 @@ func (o *Opened) Disagreements() []string {
 	return all
 }
 
-// running are the presences of the configs that run, oldest first. names counts the presences of each name, those of
-// a config that is being loaded included.
+// running are the presences of the configs that run, oldest first. names counts the presences of each name until they are
+// stopped, including a config that is being loaded.
 var running = struct {
 	sync.Mutex
 	all   []*presence
@@ -171,13 +197,12 @@ type placed struct {
 	shards  []store.ShardFigures
 }
 
-// placedBefore returns the shards of the config that began to run last with a store of that name, or nil.
-func placedBefore(name string) *placed {
-	running.Lock()
-	defer running.Unlock()
-	for _, p := range slices.Backward(running.all) {
-		if p.name == name {
-			return &placed{p.kept.Weights(), p.kept.Shards()}
+// placedBefore returns the shards of the last config with a store of that name that ran when p was made, and still
+// runs, or nil. Handlers of one config share the name of equal stores. running is locked.
+func (p *presence) placedBefore() []*placed {
+	for _, other := range slices.Backward(p.ran) {
+		if other.name == p.name && slices.Contains(running.all, other) {
+			return []*placed{{other.kept.Weights(), other.kept.Shards()}}
 		}
 	}
 	return nil
@@ -189,8 +214,15 @@ func (p *presence) akin() (all []*placed) {
 	mine := ownersOf(p.kept.Shards())
 	running.Lock()
 	defer running.Unlock()
+	ran := map[string]int{}
 	for _, other := range p.ran {
-		if running.names[other.name] > 1 || !slices.Contains(running.all, other) || other.kept.KeyPrefix() != p.kept.KeyPrefix() {
+		if other.life.Err() == nil {
+			ran[other.name]++
+		}
+	}
+	for _, other := range p.ran {
+		stays := running.names[other.name] > ran[other.name]
+		if stays || !slices.Contains(running.all, other) || other.kept.KeyPrefix() != p.kept.KeyPrefix() {
 			continue
 		}
 		shards := other.kept.Shards()
@@ -204,37 +236,59 @@ func (p *presence) akin() (all []*placed) {
 	return all
 }
 
-// lossAtStart returns the loss since the store of that name or, if there was none, since one akin, of which there may be
-// several: there is none if one of them had the same shards.
-func (p *presence) lossAtStart() (loss string) {
-	before := []*placed{cmp.Or(placedBefore(p.name), p.before)}
-	if before[0] == nil {
+// replaced returns the config before: the one with a store of that name or, if there was none, the configs with a
+// related store.
+func (p *presence) replaced() []*placed {
+	running.Lock()
+	before := p.placedBefore()
+	running.Unlock()
+	if len(before) == 0 {
+		before = p.before
+	}
+	if len(before) == 0 {
 		before = p.akin()
 	}
-	for _, b := range before {
-		if loss = p.lossSince(b); loss == "" {
-			return ""
+	return before
+}
+
+// noteLoss notes the loss since the configs before: there is none if one of them had the same shards as there are now.
+func (p *presence) noteLoss(now []store.ShardFigures) {
+	var loss string
+	for _, b := range p.before {
+		if loss = p.lossSince(b, now); loss == "" {
+			break
 		}
 	}
-	return loss
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if loss != p.loss {
+		p.loss, p.lostAt = loss, time.Now()
+	}
 }
 
 // start tells others of this process from now on, until stop is called: not before the config runs.
 func (p *presence) start() {
 	p.started.Do(func() {
 		_ = contain.Run(func() error {
-			loss := p.lossAtStart()
-			p.mu.Lock()
-			defer p.mu.Unlock()
-			p.loss, p.lostAt = loss, time.Now()
+			p.before = p.replaced()
+			p.noteLoss(p.kept.Shards())
 			return nil
 		})
-		p.before, p.ran = nil, nil
+		p.ran = nil
 		running.Lock()
 		running.all = append(running.all, p)
 		running.Unlock()
 		go p.follow()
 	})
+}
+
+// reviseLoss notes the loss again, until it is known which servers answer at all new addresses.
+func (p *presence) reviseLoss() {
+	now := p.kept.Shards()
+	p.noteLoss(now)
+	if !slices.ContainsFunc(p.before, func(b *placed) bool { return !areComparable(b.shards, now) }) {
+		p.before = nil
+	}
 }
 
 func (p *presence) follow() {
@@ -245,7 +299,13 @@ func (p *presence) follow() {
 		running.all = slices.DeleteFunc(running.all, func(other *presence) bool { return other == p })
 	}()
 	for n := 0; ; n++ {
-		err := contain.Run(func() error { return p.tell(p.life, time.Now()) })
+		err := contain.Run(func() error {
+			err := p.tell(p.life, time.Now())
+			if p.before != nil && p.life.Err() == nil {
+				p.reviseLoss()
+			}
+			return err
+		})
 		if errors.Is(err, contain.ErrPanic) {
 			p.mu.Lock()
 			p.disagreements = []string{fmt.Sprintf("whether other Caddys have the same config is not known: report this: %v", err)}
@@ -321,8 +381,8 @@ func (p *presence) textOf(part store.Part) []byte {
 	return p.parts[part].Text()
 }
 
-// take takes in the processes at the shards. This one's own are of this beat, or those of its configs before,
-// where they were others.
+// take takes in the processes at the shards. Records of this process are of this beat, or of an earlier config that
+// differed.
 func (p *presence) take(met []store.Met, beat int64, now time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

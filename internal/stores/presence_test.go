@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"maps"
 	"math"
+	"os"
+	"os/exec"
 	"slices"
 	"strings"
 	"sync/atomic"
@@ -25,12 +27,14 @@ type sharedStore struct {
 	weights store.Details
 	kept    map[string]store.Details
 	// apart is the share of the clients that other weights count elsewhere, and names those by which it was asked last.
-	apart   float64
-	names   map[string]string
-	asked   int
-	prefix  string
-	full    bool
-	shards  []store.ShardFigures
+	apart  float64
+	names  map[string]string
+	asked  int
+	prefix string
+	full   bool
+	shards []store.ShardFigures
+	// until then the servers of a shard are not known, by its name.
+	until   map[string]time.Time
 	met     []store.Met
 	forgets []store.Met
 	left    []store.Presence
@@ -85,7 +89,15 @@ func (s *sharedStore) Apart(weights store.Details, names map[string]string) (flo
 
 func (s *sharedStore) KeyPrefix() string { return s.prefix }
 
-func (s *sharedStore) Shards() []store.ShardFigures { return s.shards }
+func (s *sharedStore) Shards() []store.ShardFigures {
+	all := slices.Clone(s.shards)
+	for i := range all {
+		if time.Now().Before(s.until[all[i].Name]) {
+			all[i].Servers = nil
+		}
+	}
+	return all
+}
 
 func newSharedStore() *sharedStore {
 	return &sharedStore{kept: map[string]store.Details{}, apart: 0.331}
@@ -232,19 +244,33 @@ func TestShardAtAnotherServer(t *testing.T) {
 	}
 }
 
-// TestProcessThatWasKilled has the host and the number of its successor in a container: it counts from its next beat.
+// TestProcessThatWasKilled was of this host, and in a container had the number of its successor: it counts from its next
+// beat. Another one counts at once.
 func TestProcessThatWasKilled(t *testing.T) {
-	kept := newSharedStore()
-	kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
-	kept.met[0].Process = processName()
-	p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
-	p.mustTell(t, now)
-	if len(p.disagreements) != 0 {
-		t.Errorf("%q with one that may be dead", p.disagreements)
+	killed := exec.Command(os.Args[0], "-test.run=^$")
+	if err := killed.Run(); err != nil {
+		t.Fatal(err)
 	}
-	kept.met[0].Beat++
-	if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
-		t.Errorf("%q with one that lives", p.disagreements)
+	for name, atOnce := range map[string]int{
+		processName(): 0,
+		hostName() + fmt.Sprintf(processForm, killed.Process.Pid):       0,
+		hostName() + fmt.Sprintf(processForm, os.Getppid()):             1,
+		"other" + fmt.Sprintf(processForm, killed.Process.Pid):          1,
+		hostName() + "2" + fmt.Sprintf(processForm, killed.Process.Pid): 1,
+		hostName() + " (process x)":                                     1,
+	} {
+		kept := newSharedStore()
+		kept.met = []store.Met{kept.other(store.Details{}, store.Details{"c": "1"})}
+		kept.met[0].Process = name
+		p, now := newPresence(t.Name(), kept), time.Unix(0, 0)
+		p.mustTell(t, now)
+		if len(p.disagreements) != atOnce {
+			t.Errorf("%q at once with %s, want %d", p.disagreements, name, atOnce)
+		}
+		kept.met[0].Beat++
+		if p.mustTell(t, now.Add(time.Second)); len(p.disagreements) != 1 {
+			t.Errorf("%q with %s after another beat, want 1", p.disagreements, name)
+		}
 	}
 }
 
@@ -269,11 +295,17 @@ func TestTwinShardsAreNoDisagreement(t *testing.T) {
 	}
 }
 
+// serverAt returns a server by its address and, after a space, its ID.
+func serverAt(text string) store.ServerFigures {
+	address, id, _ := strings.Cut(text, " ")
+	return store.ServerFigures{Address: address, ID: id}
+}
+
 // TestLossByAReload is said from the start of the config that does not find the counts of the one before it.
 func TestLossByAReload(t *testing.T) {
 	at := func(shards ...string) (all []store.ShardFigures) {
 		for i := 0; i < len(shards); i += 2 {
-			all = append(all, store.ShardFigures{Name: shards[i], Servers: []store.ServerFigures{{Address: shards[i+1]}}, Sources: []store.ServerFigures{{Address: "sentinel"}}})
+			all = append(all, store.ShardFigures{Name: shards[i], Servers: []store.ServerFigures{serverAt(shards[i+1])}, Sources: []store.ServerFigures{{Address: "sentinel"}}})
 		}
 		return all
 	}
@@ -285,6 +317,10 @@ func TestLossByAReload(t *testing.T) {
 		"a new name":                {at("a", "1", "b", "2"), at("a", "1", "bb", "2"), map[string]string{"a": "a", "b": "bb"}},
 		"swapped servers":           {at("a", "1", "b", "2"), at("a", "2", "b", "1"), map[string]string{"a": "b", "b": "a"}},
 		"a new server":              {at("a", "1", "b", "2"), at("a", "1", "b", "3"), map[string]string{"a": "a"}},
+		"a server known as another": {at("a", "1", "b", "2 x"), at("a", "1", "b", "3 y"), map[string]string{"a": "a", "b": ""}},
+		"a new address":             {at("a", "1", "b", "2 x"), at("a", "1", "b", "3 x"), map[string]string{"a": "a"}},
+		"a restart":                 {at("a", "1", "b", "2 x"), at("a", "1", "b", "2 y"), map[string]string{"a": "a", "b": "b"}},
+		"not known before":          {at("a", "1", "b", "2"), at("a", "1", "b", "3 y"), map[string]string{"a": "a"}},
 		"a name that another takes": {at("b", "2", "c", "3"), at("b", "3"), map[string]string{"b": "", "c": "b"}},
 		"twins":                     {at("a", "1", "b", "1"), at("a", "1", "b", "1"), map[string]string{"a": "a", "b": "b"}},
 		"a twin less":               {at("a", "1", "b", "1"), at("b", "1"), map[string]string{"b": "b"}},
@@ -303,7 +339,7 @@ func TestLossByAReload(t *testing.T) {
 		first, elsewhere := newPresence("s", newSharedStore()), newPresence("other", after())
 		first.start()
 		elsewhere.start()
-		second, third := newPresence("s", after()), newPresence("s", after())
+		second := newPresence("s", after())
 		// A config may have ended when the next one runs.
 		first.stop()
 		synctest.Wait()
@@ -320,8 +356,8 @@ func TestLossByAReload(t *testing.T) {
 		if time.Sleep(time.Second); lost(second) != "[]" {
 			t.Errorf("an hour later: %s", lost(second))
 		}
-		third.start()
-		if lost(third) != "[]" {
+		third := newPresence("s", after())
+		if third.start(); lost(third) != "[]" {
 			t.Errorf("after a reload without a change: %s", lost(third))
 		}
 		for _, p := range []*presence{second, third, elsewhere} {
@@ -371,10 +407,95 @@ func TestLossByAStoreOfAnotherName(t *testing.T) {
 		if lost(fourth) || lost(elsewhere) || lost(prefixed) || !lost(beside) {
 			t.Error("lost are", lost(fourth), lost(elsewhere), lost(prefixed), lost(beside))
 		}
+		load()
+		ended, first := newAt("first", "rl", "1", two), newAt("first", "rl", "1", two)
+		load(ended, first)
+		again, added := newAt("first", "rl", "1", two), newAt("added", "rl", "1", three)
+		ended.stop()
+		if load(again, added); lost(again) || lost(added) {
+			t.Error("lost are", lost(again), lost(added), "beside a store that stays")
+		}
 		if load(); len(running.all) != 0 || running.names["first"] != 0 || running.names["beside"] != 0 {
 			t.Errorf("in the end there are %d, %v", len(running.all), running.names)
 		}
 	})
+}
+
+// TestLossOfStoresOfOneName is said by each: handlers of one config share the name of equal stores. The name of a store
+// inside a handler changes with its definition.
+func TestLossOfStoresOfOneName(t *testing.T) {
+	for _, after := range []string{"store", "changed"} {
+		synctest.Test(t, func(t *testing.T) {
+			load := func(name string, weights store.Details) (all []*presence) {
+				for range 2 {
+					kept := newSharedStore()
+					kept.weights = weights
+					kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{{Address: "1"}}}}
+					all = append(all, newPresence(name, kept))
+				}
+				for _, p := range all {
+					p.start()
+				}
+				return all
+			}
+			before := load("store", store.Details{"a": "1"})
+			for i, p := range load(after, store.Details{"a": "1", "b": "1"}) {
+				if p.loss == "" {
+					t.Errorf("%s: handler %d says no loss", after, i)
+				}
+				p.stop()
+			}
+			for i, p := range before {
+				if p.loss != "" {
+					t.Errorf("%s: handler %d lost counts at the start: %s", after, i, p.loss)
+				}
+				p.stop()
+			}
+		})
+	}
+}
+
+// TestLossByAnotherServer is said once it is known to be another one, whatever other shards do.
+func TestLossByAnotherServer(t *testing.T) {
+	const (
+		anew   = ", so 33 % of the clients begin anew unless a new server has the data of the former one: to find former counts again, keep the server of shard "
+		remedy = " (weight 0 was 1) and add the new one as another shard (weight 1 was 0)"
+	)
+	for id, want := range map[string]string{"y": "[this Caddy's config before the last reload has shard a at another server" + anew + "a" + remedy + "]", "x": "[]"} {
+		for _, away := range []error{nil, errors.New("a shard is away")} {
+			synctest.Test(t, func(t *testing.T) {
+				at := func(a, b string) *presence {
+					kept := newSharedStore()
+					kept.away = away
+					kept.shards = []store.ShardFigures{{Name: "a", Servers: []store.ServerFigures{serverAt(a)}}, {Name: "b", Servers: []store.ServerFigures{serverAt(b)}}}
+					return newPresence(t.Name(), kept)
+				}
+				before := at("1 x", "3 z")
+				before.start()
+				p := at("2 "+id, "4 w")
+				p.kept.(*sharedStore).until = map[string]time.Time{"a": time.Now().Add(firstPresencePeriod / 2), "b": time.Now().Add(lossListed + time.Minute)}
+				p.start()
+				lost := func() string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
+				if synctest.Wait(); lost() != "[]" {
+					t.Errorf("with %v it is not known yet, and said: %s", away, lost())
+				}
+				before.stop()
+				time.Sleep(2 * presencePeriod)
+				if synctest.Wait(); lost() != want {
+					t.Errorf("with %v %s is said, want %s", away, lost(), want)
+				}
+				time.Sleep(lossListed)
+				if synctest.Wait(); lost() != "[]" {
+					t.Errorf("with %v it is over, and said: %s", away, lost())
+				}
+				time.Sleep(time.Minute)
+				if synctest.Wait(); !strings.Contains(lost(), "has shard b at another server"+anew) || p.before != nil {
+					t.Errorf("with %v %s is said once the last server is known, and compared with %v", away, lost(), p.before)
+				}
+				p.stop()
+			})
+		}
+	}
 }
 
 // TestRemediesOfLosses name the weights before, and the shards whose counts cannot be found.
@@ -383,18 +504,24 @@ func TestRemediesOfLosses(t *testing.T) {
 	for name, c := range map[string]struct {
 		before, now details
 		state       store.ServerState
-		want        string
+		// server is that of shard b now, if it is another one.
+		server, want string
 	}{
-		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "lacks shard b, so 33 % of the clients begin anew: to find former counts again, write weight 2 was 0 in shard b"},
-		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "also has shard b, so 33 % of the clients begin anew: to find former counts again, keep shard b with weight 0 was 1 0"},
-		"dead":     {details{"a": "1", "b": "1"}, details{"a": "1"}, store.ServerLeftOut, "also has shard b, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer"},
-		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, write weight 1 was 0 in shard c"},
-		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, write weight 3 was 1 in shard a"},
+		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "", "lacks shard b, so 33 % of the clients begin anew: to find former counts again, write weight 2 was 0 in shard b"},
+		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "", "also has shard b, so 33 % of the clients begin anew: to find former counts again, keep shard b with weight 0 was 1 0"},
+		"dead":     {details{"a": "1", "b": "1"}, details{"a": "1"}, store.ServerLeftOut, "", "also has shard b, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer"},
+		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "", "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, write weight 1 was 0 in shard c"},
+		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "", "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, write weight 3 was 1 in shard a"},
+		"moved":    {details{"a": "1", "b": "1"}, details{"a": "1", "b": "1"}, store.ServerLeftOut, "3 y", "has shard b at another server, so 33 % of the clients begin anew unless a new server has the data of the former one: the counts of shard b are lost unless a new server has the data of the former one, because its servers do not answer"},
 	} {
 		kept := newSharedStore()
 		kept.weights = c.now
-		shards := []store.ShardFigures{{Name: "b", Found: true, Servers: []store.ServerFigures{{Address: "2", Role: store.RolePrimary, State: c.state}}}}
-		if got := newPresence(t.Name(), kept).lossSince(&placed{c.before, shards}); got != "this Caddy's config before the last reload "+c.want {
+		shards := []store.ShardFigures{{Name: "b", Found: true, Servers: []store.ServerFigures{{Address: "2", ID: "x", Role: store.RolePrimary, State: c.state}}}}
+		var now []store.ShardFigures
+		if c.server != "" {
+			now = []store.ShardFigures{{Name: "b", Servers: []store.ServerFigures{serverAt(c.server)}}}
+		}
+		if got := newPresence(t.Name(), kept).lossSince(&placed{c.before, shards}, now); got != "this Caddy's config before the last reload "+c.want {
 			t.Errorf("%s: %s", name, got)
 		}
 	}
@@ -435,8 +562,8 @@ func TestHostileConfigs(t *testing.T) {
 	}
 }
 
-// TestConfigsThatHaveEnded are forgotten at the next look, unless the shard lacks room; of those that stay, the last beat
-// says what a name means.
+// TestConfigsThatHaveEnded are forgotten at the next look, unless the shard lacks room. Of the remaining ones, the last beat
+// decides which shard a name means.
 func TestConfigsThatHaveEnded(t *testing.T) {
 	for range 20 { // maps have no order
 		kept := newSharedStore()

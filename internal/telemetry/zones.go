@@ -23,7 +23,7 @@ func (c *Counter) Add(n int64) { c.n.Add(n) }
 // Inc adds 1.
 func (c *Counter) Inc() { c.n.Add(1) }
 
-// Value returns the sum. It begins anew at 2^63, which costs can come to, because a counter is not negative.
+// Value returns the sum. Sums of costs can reach 2^63, where the counter begins anew, because it must not be negative.
 func (c *Counter) Value() int64 { return c.n.Load() & math.MaxInt64 }
 
 // Expect has the series exported from now on.
