@@ -53,6 +53,8 @@ func overridesRemedy(err error) string {
 		return ": see docs/servers.md for the rights that they need"
 	case kind == store.KindForeignData:
 		return ": another program wrote that key: delete it"
+	case kind == store.KindConnection:
+		return ": see in the server's log why it ends the connection; client-output-buffer-limit normal may be too low"
 	}
 	return ""
 }
@@ -209,14 +211,14 @@ func jumped(by time.Duration, at time.Time) string {
 	return fmt.Sprintf(" has jumped by %s at %s", by.Round(time.Millisecond), at.UTC().Format(time.RFC3339))
 }
 
-// leftOutOf returns the purposes for which a server is not called, and ": " with the last error of a
-// call, if that is known.
+// leftOutOf returns the purposes for which a server is not called, and after ": " the last error of a
+// call with what to do about it, if that is known.
 func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {
 			purposes = append(purposes, lane.Purpose)
 			if lane.Fault != nil {
-				why = ": " + oneLine(lane.Fault)
+				why = withRemedy(lane.Fault)
 			}
 		}
 	}

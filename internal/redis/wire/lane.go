@@ -44,10 +44,10 @@ const (
 	// that was in vain, up to mostReconnectPause.
 	reconnectPause     = 100 * time.Millisecond
 	mostReconnectPause = 2 * time.Second
-	// breakerPause is how long a server is left out whose pipelines fail in a row:
-	// one more than there are connections, because these can all be cut at once
-	// while the server is well.
-	breakerPause = time.Second
+	// relapsePause is how long no ping ends that a server is left out that was left out before within
+	// relapseTime: it answers pings, and not the calls.
+	relapsePause = time.Second
+	relapseTime  = 10 * time.Second
 	// poolTimeout is never reached: there are as many connections as workers, one for
 	// health, and one for operators.
 	poolTimeout = 5 * time.Second
@@ -66,8 +66,11 @@ type Lane struct {
 	// unfit is why no calls are made of a server that answers, or nil.
 	unfit   atomic.Pointer[error]
 	breaker *gobreaker.TwoStepCircuitBreaker[any]
-	queue   *queue
-	batch   int
+	// opened is when the breaker last began to leave out the server, and rests until when it is not pinged,
+	// in Unix nanoseconds.
+	opened, rests atomic.Int64
+	queue         *queue
+	batch         int
 	// persistent makes workers retry commands that did not run, until the deadline:
 	// the lane is for charges.
 	persistent bool
@@ -129,8 +132,10 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		persistent: persistent,
 	}
 	l.client.Store(NewClient(addr, opts, persistent))
+	// It opens when one pipeline more fails in a row than there are connections, because these can all be cut
+	// at once while the server is well. Pings close it.
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
-		Timeout:       breakerPause,
+		Timeout:       probePeriod / 2,
 		ReadyToTrip:   func(c gobreaker.Counts) bool { return int(c.ConsecutiveFailures) > opts.connections() },
 		IsSuccessful:  func(err error) bool { return !isServerFault(err) },
 		OnStateChange: l.emitState,
@@ -208,13 +213,16 @@ func (s *Shard) probe() {
 
 // ping lets the breaker close if it allows a try and the server answers.
 func (l *Lane) ping(ctx context.Context) {
+	if time.Now().UnixNano() < l.rests.Load() {
+		return
+	}
 	reported, err := l.breaker.Allow()
 	if err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.Shard.Options.ReplyWithin(probeTimeout))
 	defer cancel()
-	err = l.contain(func(client *goredis.Client) error { return client.Ping(ctx).Err() })
+	err = l.contain(func(client *goredis.Client) error { return classified(client.Ping(ctx).Err()) })
 	l.fault.note(err)
 	l.Shard.Options.noteLogin(err)
 	reported(err)
@@ -419,6 +427,10 @@ func (l *Lane) purpose() Purpose {
 func (l *Lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
+		now := time.Now()
+		if last := l.opened.Swap(now.UnixNano()); now.UnixNano()-last < relapseTime.Nanoseconds() {
+			l.rests.Store(now.Add(relapsePause).UnixNano())
+		}
 		l.Shard.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
 		l.Shard.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
