@@ -85,7 +85,7 @@ func TestRepliesTooLargeForTheServer(t *testing.T) {
 	writer := newOperator(t, opts, nil)
 	for n := range 4 {
 		for i := range changes {
-			changes[i].Override.Events = int64(n)
+			changes[i].Events = int64(n)
 		}
 		mustChange(t, writer, changes)
 	}
