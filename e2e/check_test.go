@@ -125,7 +125,7 @@ func TestCheckFindsFaults(t *testing.T) {
 		"all well":      {0, 0, []string{caddytest.ShardOf("a", shard)}, []string{"0 errors, 0 warnings"}},
 		"eviction":      {0, 1, []string{caddytest.ShardWith("a", "primary "+evicting.Addr())}, []string{"warning: shard a, " + evicting.Addr() + ": its maxmemory-policy is allkeys-lru", "remedy: set it to noeviction", "0 errors, 2 warnings"}},
 		"a server down": {1, 1, []string{caddytest.ShardOf("a", shard, "replica "+down.Addr())}, []string{"error: shard a, " + down.Addr() + ": it cannot be reached: ", "remedy: see that it runs", "1 error, 0 warnings"}},
-		"roles swapped": {1, 1, []string{caddytest.ShardWith("a", "primary "+shard.Replicas[0].Addr(), "replica "+shard.Primary.Addr())}, []string{"given as a replica and is a primary", "given as a primary and is a replica", "2 errors"}},
+		"roles swapped": {1, 1, []string{caddytest.ShardWith("a", "primary "+shard.Replicas[0].Addr(), "replica "+shard.Primary.Addr())}, []string{"given as a replica, and the given primary is its replica", "given as a primary and is a replica", "2 errors"}},
 		"no sentinel":   {1, 1, []string{caddytest.ShardWith("a", "sentinel nobody "+down.Addr())}, []string{"error: shard a: no sentinel names the servers", "2 errors"}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -147,7 +147,8 @@ func TestCheckFindsSharedServers(t *testing.T) {
 		return caddytest.ShardWith(name, append([]string{"primary " + addr}, more...)...)
 	}
 	twins := configOf(t, caddytest.RedisStore(shard("a", server.Addr()), shard("b", proxy.Addr()), "read_from primary"))
-	checks(t, 1, []string{"error: shard b, " + proxy.Addr() + ": it is the same server as " + server.Addr() + " of shard a", "1 error, 0 warnings"}, twins)
+	checks(t, 1, []string{"error: shard b, " + proxy.Addr() + ": it is the same server as " + server.Addr() + " of shard a", "remedy: give each shard servers of its own, or remove one of the shards", "1 error, 0 warnings"}, twins)
+	checks(t, 0, []string{"0 errors, 0 warnings"}, configOf(t, caddytest.RedisStore(shard("a", server.Addr()), "read_from primary")))
 	patient := strings.Join(caddytest.Patient, "\n") + "\n"
 	for more, words := range map[string][]string{
 		"":                 {"store two", "warning: shard b, " + proxy.Addr() + ": store one has its counts there under the same keys", "0 errors, 1 warning\n"},

@@ -83,6 +83,9 @@ func TestProblemsOfSetup(t *testing.T) {
 	prints(t, 0, nil, "unblock", "api", "alice", "--address", other.Admin)
 	awaitProblem(one, "damaged_overrides", "")
 	one.AwaitLines(t, 1, "a problem is over", `"kind":"damaged_overrides"`, `"level":"info"`)
+	other.MustLoad(site("one"))
+	awaitProblem(one, "disagreement", "")
+	awaitProblem(other, "disagreement", "")
 }
 
 // TestServersThatAnswerAndRefuse: calls that a server refuses leave it up, and are a problem with the cause, the
@@ -123,6 +126,10 @@ func TestServersThatAnswerAndRefuse(t *testing.T) {
 			}
 			// Charges may be lost as well.
 			must(t, "metric", want("no problem", caddy.Metric(`caddy_rate_limit_problems{kind="`+c.kind+`"}`) == "0", false))
+			if c.kind == "charges_wait" {
+				must(t, "more memory", server.Client().ConfigSet(t.Context(), "maxmemory", "0").Err())
+				awaitProblem(caddy, c.kind, "")
+			}
 		})
 	}
 }
@@ -136,4 +143,6 @@ func TestShardsAtOneServer(t *testing.T) {
 	c := caddytest.Start(t, zonesSite(store, zoneWith("api"), "respond ok"))
 	awaitProblem(c, "misconfigured", "are the same server: give each its own, or remove one of the shards")
 	must(t, "names", want("disagreements", len(problemsOf(c)["disagreement"]), 0))
+	c.MustLoad(zonesSite(caddytest.RedisStore(caddytest.ShardWith("a", "primary "+server.Addr())), zoneWith("api"), "respond ok"))
+	awaitProblem(c, "misconfigured", "")
 }

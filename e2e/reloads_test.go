@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/http"
 	"net/url"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
@@ -141,8 +142,10 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		// after is the problem by the remedy: clients that counted under another name begin anew once more.
 		after string
 	}{
-		"lacks shard c":                 {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
-		"calls shard bb by the name b,": {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+		"lacks shard c":                     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
+		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, ""},
+		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, ""},
+		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
 	} {
 		site := func(shards []string) string {
 			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
@@ -159,6 +162,9 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		must(t, name, errors.Join(want("passed at first", passed(), clients), want("passed again", passed(), 0)))
 		c.MustLoad(site(step.loses))
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
+		for _, line := range regexp.MustCompile(`weight \d+ was \d+`).FindAllString(fmt.Sprint(problemsOf(c)), -1) {
+			must(t, name, want("remedy having "+line, strings.Contains(fmt.Sprint(step.remedy), line), true))
+		}
 		c.AwaitLines(t, 1, "a problem began", "of the clients begin anew", `"level":"warn"`)
 		c.MustLoad(site(step.remedy))
 		awaitProblem(c, "disagreement", step.after)

@@ -275,6 +275,12 @@ func TestCaddysThatDisagree(t *testing.T) {
 					return want(text+" being found", strings.Contains(text, c.problem), true)
 				})
 			}
+			other.MustLoad(site(name, "a", "b", 5))
+			for _, caddy := range []*caddytest.Caddy{one, other} {
+				eventually(t, "the remedy works", func() error {
+					return want(problems(caddy)+" having another Caddy", strings.Contains(problems(caddy), "the Caddy on"), false)
+				})
+			}
 		})
 	}
 }

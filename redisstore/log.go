@@ -86,6 +86,8 @@ func (l *shardLog) log(logger *zap.Logger, e wire.Event) {
 		logger.Info("replica has caught up")
 	case wire.PrimaryChanged:
 		logger.Info("shard has another primary")
+	case wire.Replaced:
+		logger.Warn("server was replaced by another one")
 	case wire.DiscoveryFailed:
 		logger.Warn("servers cannot be found")
 	case wire.Discovered:

@@ -23,8 +23,15 @@ type ShardFigures struct {
 	SearchFault error
 	// Unowned is how many slots of a Redis Cluster have no primary.
 	Unowned int
-	Servers []ServerFigures
+	// Foreign are the given sentinels or nodes that lead to the servers of others.
+	Foreign []ForeignSource
+	// ReplacedAt is when servers last took the place of others with which they have nothing in common; zero if they did not.
+	ReplacedAt time.Time
+	Servers    []ServerFigures
 }
+
+// ForeignSource is a sentinel or a node that was given and is left out, and the fault with its remedy.
+type ForeignSource struct{ Address, Fault string }
 
 // Twin is a server of one shard that is that of another one before it too.
 type Twin struct {

@@ -18,11 +18,12 @@ type kind = adminapi.ProblemKind
 
 // logsItself are the kinds whose source logs a problem, with more than a text.
 var logsItself = []kind{
-	adminapi.ProblemNoPrimary, adminapi.ProblemStoreErrors, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
+	adminapi.ProblemNoPrimary, adminapi.ProblemStoreErrors, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemForeignServer,
+	adminapi.ProblemServerReplaced, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
 }
 
 const (
-	// jumpListed is for how long a problem is that a clock has jumped.
+	// jumpListed is for how long a problem is that a clock has jumped, or that a server was replaced.
 	jumpListed = time.Hour
 	// errorListed is for how long a problem is that a shard has not answered.
 	errorListed = 10 * time.Second
@@ -41,7 +42,7 @@ var remedies = map[store.ErrorKind]string{
 	store.KindMisconf:     "see in its log why it cannot persist, or lacks replicas",
 	store.KindAuth:        "let caddy rate-limit check list the rights that its user lacks",
 	store.KindForeignData: "let no other program write keys with this key_prefix",
-	store.KindUnfound:     "see that the sentinels, or the cluster, name a primary",
+	store.KindUnfound:     "see that its primary runs, and that the sentinels or the cluster name one",
 }
 
 // overridesRemedy returns what to do about overrides that cannot be read, after a separator.
@@ -62,14 +63,17 @@ func overridesRemedy(err error) string {
 // withRemedy returns an error of a shard, after a separator, with what to do about it.
 func withRemedy(err error) string {
 	text := ": " + oneLine(err)
-	if remedy := remedies[store.KindOf(err)]; remedy != "" {
+	if remedy := remedies[store.KindOf(err)]; remedy != "" && !errors.As(err, new(interface{ HasRemedy() })) {
 		text += ": " + remedy
 	}
 	return text
 }
 
 // inMemoryNow is the problem of a config that has lost its stores.
-const inMemoryNow = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: configure it again, or write store memory if that is meant"
+const (
+	inMemoryNow    = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: " + inMemoryRemedy
+	inMemoryRemedy = "configure it again, or write store memory if that is meant"
+)
 
 // problem is a [adminapi.Problem] of a subject.
 type problem struct {
@@ -159,6 +163,12 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 	case shard.Unowned > 0:
 		add(adminapi.ProblemNoPrimary, "", "", "%d slots of shard %s have no primary (see CLUSTER SLOTS)%s", shard.Unowned, shard.Name, after(consequences()))
 	}
+	for _, f := range shard.Foreign {
+		add(adminapi.ProblemForeignServer, f.Address, "", "%s, which shard %s was given, is left out: %s", f.Address, shard.Name, f.Fault)
+	}
+	if at := shard.ReplacedAt; now.Sub(at) < jumpListed {
+		add(adminapi.ProblemServerReplaced, "", "", "other servers, which have nothing in common with those before, took the place of shard %s's at %s, so clients have the counts there: if they are not the shard's, correct its addresses, or where these lead", shard.Name, at.UTC().Format(time.RFC3339))
+	}
 	for i := range shard.Servers {
 		server := &shard.Servers[i]
 		away := adminapi.ProblemNoReplica
@@ -211,8 +221,8 @@ func jumped(by time.Duration, at time.Time) string {
 	return fmt.Sprintf(" has jumped by %s at %s", by.Round(time.Millisecond), at.UTC().Format(time.RFC3339))
 }
 
-// leftOutOf returns the purposes for which a server is not called, and after ": " the last error of a
-// call with what to do about it, if that is known.
+// leftOutOf returns the purposes for which a server is not called, and the last error of a call with its remedy, if
+// that is known.
 func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {

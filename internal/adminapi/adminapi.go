@@ -64,6 +64,10 @@ const (
 	ProblemNoReplica ProblemKind = "no_replica"
 	// ProblemMisconfigured: a server is set up wrongly.
 	ProblemMisconfigured ProblemKind = "misconfigured"
+	// ProblemForeignServer: a sentinel or a node that was given leads to the servers of others.
+	ProblemForeignServer ProblemKind = "foreign_server"
+	// ProblemServerReplaced: a server has nothing in common with the one before it.
+	ProblemServerReplaced ProblemKind = "server_replaced"
 	// ProblemDisagreement: another Caddy has another config.
 	ProblemDisagreement ProblemKind = "disagreement"
 	// ProblemDamagedOverrides: what operators have set cannot all be read.
@@ -88,7 +92,8 @@ const (
 
 // ProblemKinds are all kinds, the worst first.
 var ProblemKinds = []ProblemKind{
-	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemDisagreement, ProblemDamagedOverrides,
+	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemMisconfigured, ProblemForeignServer, ProblemServerReplaced, ProblemDisagreement,
+	ProblemDamagedOverrides,
 	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemMore,
 }
 

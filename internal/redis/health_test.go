@@ -118,6 +118,27 @@ func TestLaggingReplicaIsLeftOut(t *testing.T) {
 	})
 }
 
+// TestAddressThatLeadsToServersInTurn is left out, and says why.
+func TestAddressThatLeadsToServersInTurn(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1)
+	servers, dialled := []*redistest.Server{sh.Primary, sh.Replicas[0]}, new(atomic.Int64)
+	const addr = "127.0.0.1:1"
+	shard := newShard(t, ShardOptions{Primary: addr, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, network, servers[dialled.Add(1)%2].Addr())
+	}})
+	j := keepJournal(shard)
+	s := newStore(t, shard, nil)
+	store.Answers(t.Context(), s.Check, oneOf("k"))
+	j.awaitProblem(t, addr, "several servers in turn", "leads to the primary alone")
+	eventually(t, "no calls are made", func() error {
+		if shard.Owner(0).Checks.IsUp() || shard.Owner(0).Charges.IsUp() {
+			return errors.New("they are")
+		}
+		return nil
+	})
+}
+
 // TestReplicaOfAnotherPrimaryIsLeftOut, because it does not have the buckets.
 func TestReplicaOfAnotherPrimaryIsLeftOut(t *testing.T) {
 	sh, other := redistest.StartShard(t, 0), redistest.StartShard(t, 1)
@@ -365,6 +386,10 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 			if strings.Contains(e.Err.Error(), hint) != c.hints {
 				t.Errorf("the event has error %v", e.Err)
 			}
+		}
+		if c.hints {
+			must(t, c.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", hint).Err())
+			j.await(t, wire.Mended, c.Addr())
 		}
 	}
 }

@@ -45,6 +45,7 @@ func eventsOf(t *testing.T, s *Store, client string) int64 {
 // mendsEach sets the time between two mendings of a shard by a process.
 func mendsEach(s *Store, period time.Duration) {
 	*hidden[time.Duration](s, "operator", "mendPeriod") = period
+	*hidden[time.Duration](s, "operator", "followPeriod") = 0
 }
 
 // caddysOf returns stores of so many processes on the same shards, which mend at each look.

@@ -181,10 +181,12 @@ func (p *presence) ofKeys(o *another) (texts []string) {
 		return texts // nothing has arrived yet
 	}
 	if o.Secret != p.own.Secret {
-		texts = append(texts, fmt.Sprintf("%s has another key_secret, so each counts the same clients by itself: give both the same one", o.who))
+		const remedy = "give both the same one"
+		texts = append(texts, fmt.Sprintf("%s has another key_secret, so each counts the same clients by itself: %s", o.who, remedy))
 	}
 	if o.Layout != "" && o.Layout != p.own.Layout {
-		texts = append(texts, fmt.Sprintf("%s is of a version with layout %.100s of its buckets, not %s, so each counts the same clients by itself: run the same version", o.who, o.Layout, p.own.Layout))
+		const remedy = "run the same version"
+		texts = append(texts, fmt.Sprintf("%s is of a version with layout %.100s of its buckets, not %s, so each counts the same clients by itself: %s", o.who, o.Layout, p.own.Layout, remedy))
 	}
 	return texts
 }
@@ -192,12 +194,12 @@ func (p *presence) ofKeys(o *another) (texts []string) {
 // ofZones returns the disagreements on zones. mu is held.
 func (p *presence) ofZones(o *another) (texts []string) {
 	names := slices.Sorted(maps.Keys(p.details[o.Digests[store.PartZones]]))
-	const remedy = "so their clients have two limits: load the same definition, or give one zone another name"
+	const remedy = "load the same definition, or give one zone another name"
 	for _, name := range names[:min(len(names), mostNamed)] {
-		texts = append(texts, fmt.Sprintf("zone %s is defined otherwise for %s, %s", name, o.who, remedy))
+		texts = append(texts, fmt.Sprintf("zone %s is defined otherwise for %s, so their clients have two limits: %s", name, o.who, remedy))
 	}
 	if more := len(names) - mostNamed; more > 0 {
-		texts = append(texts, fmt.Sprintf("%d more zones are defined otherwise for %s, %s", more, o.who, remedy))
+		texts = append(texts, fmt.Sprintf("%d more zones are defined otherwise for %s, so their clients have two limits: %s", more, o.who, remedy))
 	}
 	return texts
 }
@@ -220,7 +222,8 @@ func (p *presence) ofShards(o *another) string {
 	case len(differences) == 0:
 		return ""
 	}
-	return fmt.Sprintf("%s %s, so %s are counted on different servers: give all Caddys the same shards, by the same names and weights", o.who, strings.Join(differences, ", "), clients)
+	const remedy = "give all Caddys the same shards, by the same names and weights"
+	return fmt.Sprintf("%s %s, so %s are counted on different servers: %s", o.who, strings.Join(differences, ", "), clients, remedy)
 }
 
 // namesAlike reports whether its shards, as far as they were met, have the names that they have here.
@@ -271,7 +274,7 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 			known[name] = name
 		}
 	}
-	const keepNames = "keep the names of shards"
+	const nameRemedy = "keep the names of shards"
 	for _, name := range slices.Sorted(maps.Keys(known)) {
 		here := known[name]
 		has[cmp.Or(here, name)] = true
@@ -280,14 +283,14 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 		was := strings.Replace(other, " was", "", 1)
 		switch {
 		case here == "":
-			add(keepNames, "has shard %.100s at another server", name)
+			add(nameRemedy, "has shard %.100s at another server", name)
 		case here != name:
-			add(keepNames, "calls shard %.100s by the name %.100s", here, name)
+			add(nameRemedy, "calls shard %.100s by the name %.100s", here, name)
 		case !isHere:
-			add(fmt.Sprintf("weight 0 was %s in shard %s", was, name), "also has shard %.100s", name)
+			add(fmt.Sprintf("keep shard %s with weight 0 was %s", name, was), "also has shard %.100s", name)
 			all[len(all)-1].removed = name
 		case other != "" && other != weight:
-			add(fmt.Sprintf("weight %s was %s in shard %s", currentOf(weight), was, name), "has the weight %.100s for shard %.100s, not %s", other, name, weight)
+			add(fmt.Sprintf("write weight %s was %s in shard %s", currentOf(weight), was, name), "has the weight %.100s for shard %.100s, not %s", other, name, weight)
 		}
 	}
 	if theirs == nil {
@@ -295,7 +298,7 @@ func differencesOf(mine, theirs store.Details, names map[string]string) (all []d
 	}
 	for _, name := range slices.Sorted(maps.Keys(mine)) {
 		if !has[name] {
-			add(fmt.Sprintf("weight %s was 0 in shard %s", currentOf(mine[name]), name), "lacks shard %s", name)
+			add(fmt.Sprintf("write weight %s was 0 in shard %s", currentOf(mine[name]), name), "lacks shard %s", name)
 		}
 	}
 	return all
@@ -330,7 +333,7 @@ func (p *presence) lossSince(before *placed) string {
 		text += ": the counts of shard " + strings.Join(lost, ", ") + " are lost, because its servers do not answer"
 	}
 	if len(remedies) > 0 {
-		text += ": to find former counts again, " + strings.Join(remedies, ", ")
+		text += ": to find former counts again, " + strings.Join(remedies, ", and ")
 	}
 	return text
 }

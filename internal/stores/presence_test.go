@@ -309,7 +309,7 @@ func TestLossByAReload(t *testing.T) {
 		synctest.Wait()
 		second.start()
 		lost := func(p *presence) string { return fmt.Sprint((&Opened{presence: p}).Disagreements()) }
-		const want = "[this Caddy's config before the last reload lacks shard c, so 33 % of the clients begin anew: to find former counts again, weight 1 was 0 in shard c]"
+		const want = "[this Caddy's config before the last reload lacks shard c, so 33 % of the clients begin anew: to find former counts again, write weight 1 was 0 in shard c]"
 		if got := lost(second); got != want || lost(first) != "[]" || lost(elsewhere) != "[]" {
 			t.Errorf("%q, %q, %q", got, lost(first), lost(elsewhere))
 		}
@@ -385,11 +385,11 @@ func TestRemediesOfLosses(t *testing.T) {
 		state       store.ServerState
 		want        string
 	}{
-		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "lacks shard b, so 33 % of the clients begin anew: to find former counts again, weight 2 was 0 in shard b"},
-		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "also has shard b, so 33 % of the clients begin anew: to find former counts again, weight 0 was 1 0 in shard b"},
+		"added":    {details{"a": "1"}, details{"a": "1", "b": "2"}, store.ServerUp, "lacks shard b, so 33 % of the clients begin anew: to find former counts again, write weight 2 was 0 in shard b"},
+		"removed":  {details{"a": "1", "b": "1 was 0"}, details{"a": "1"}, store.ServerUp, "also has shard b, so 33 % of the clients begin anew: to find former counts again, keep shard b with weight 0 was 1 0"},
 		"dead":     {details{"a": "1", "b": "1"}, details{"a": "1"}, store.ServerLeftOut, "also has shard b, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer"},
-		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, weight 1 was 0 in shard c"},
-		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, weight 3 was 1 in shard a"},
+		"replaced": {details{"a": "1", "b": "1"}, details{"a": "1", "c": "1"}, store.ServerLeftOut, "also has shard b, lacks shard c, so 33 % of the clients begin anew: the counts of shard b are lost, because its servers do not answer: to find former counts again, write weight 1 was 0 in shard c"},
+		"weights":  {details{"a": "1", "b": "1"}, details{"a": "3 was 2", "b": "1"}, store.ServerUp, "has the weight 1 for shard a, not 3 was 2, so 33 % of the clients begin anew: to find former counts again, write weight 3 was 1 in shard a"},
 	} {
 		kept := newSharedStore()
 		kept.weights = c.now

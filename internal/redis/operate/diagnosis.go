@@ -50,6 +50,8 @@ const (
 	codeEviction    = "eviction"
 	codePersistence = "persistence"
 	codeRole        = "role"
+	codeWritable    = "replica_writable"
+	codeStale       = "replica_stale"
 	codeDetached    = "replica_detached"
 	codeForeign     = "replica_foreign"
 	codeLag         = "replica_lags"
@@ -57,6 +59,9 @@ const (
 	codeClock       = "clock"
 	codeSentinels   = "sentinels_differ"
 	codeSlots       = "slots"
+	codeElsewhere   = "foreign_server"
+	codeTurns       = "round_robin"
+	codeVague       = "unidentified"
 )
 
 // Diagnose reports whether the servers are fit for the store, as [store.Operable] says. It uses
@@ -231,19 +236,31 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 	within, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.shard.Options.SearchTimeout(), timeLeft(ctx)/2))
 	defer cancel()
 	answers := s.AskAll(within)
-	found, err := s.Latest(answers)
+	identifying, cancel := context.WithTimeout(ctx, min(d.shard.Options.ConnectTimeout()+d.timeout(), timeLeft(ctx)/2))
+	defer cancel()
+	found, foreign, err := s.Judge(identifying, answers, time.Now())
+	d.addForeign(foreign)
+	isForeign := func(addr string) bool {
+		return slices.ContainsFunc(foreign, func(f wire.Foreign) bool { return f.Source == addr })
+	}
+	var fault *wire.Fault
 	for i, a := range answers {
 		addr := d.shard.Options.Sentinel.Addrs[i]
-		d.report.Servers = append(d.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.Err == nil || wire.IsReply(a.Err)})
+		d.report.Servers = append(d.report.Servers, store.ServerDiagnosis{Address: addr, Role: store.RoleSentinel, Reachable: a.Err == nil || wire.IsReply(a.Err) || errors.As(a.Err, new(*wire.Fault))})
 		switch m, ok := wire.MeaningOf(a.Err); {
+		case isForeign(addr):
 		case a.Err == nil && a.Primary != found.Primary:
 			d.add(addr, finding(store.SeverityWarning, codeSentinels, fmt.Sprintf("it takes %s for the primary, and another sentinel takes %s", a.Primary, found.Primary),
 				"see that the sentinels reach each other, and watch the same servers under this name"))
 		case a.Err == nil:
 		case ok && m.Kind == store.KindAuth && m.Hint&wire.Shut == 0:
 			d.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.Err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
-		case ok && strings.Contains(a.Err.Error(), "No such master"):
-			d.add(addr, finding(store.SeverityError, codeUnfound, fmt.Sprintf("it watches no primary under the name %s", d.shard.Options.Sentinel.Master), "correct the name in the option sentinel"))
+		case errors.As(a.Err, &fault):
+			code := codeRole
+			if fault.Cause != nil {
+				code = codeUnfound
+			}
+			d.add(addr, finding(store.SeverityError, code, fault.Problem, fault.Remedy))
 		default:
 			d.add(addr, d.outage(a.Err, "sentinel_"))
 		}
@@ -262,11 +279,16 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 	defer c.Close()
 	within, cancel := context.WithTimeout(ctx, timeLeft(ctx)/2)
 	defer cancel()
-	found, err := c.FindAll(within, d.shard.Options.NodeTimeout())
+	result, err := c.FindAll(within, d.shard.Options.NodeTimeout())
 	for isTimeout(err) && wire.Pause(within, searchPause) {
 		// Connecting goes on after a search.
-		found, err = c.FindAll(within, d.shard.Options.NodeTimeout())
+		result, err = c.FindAll(within, d.shard.Options.NodeTimeout())
 	}
+	d.addForeign(result.Foreign)
+	if c.IsVague() {
+		d.add("", finding(store.SeverityNote, codeVague, wire.ErrVague.Problem, wire.ErrVague.Remedy))
+	}
+	found := result.Roles
 	if err != nil {
 		remedy := "correct what is wrong with the nodes, or give others in the option cluster"
 		if isTimeout(err) {
@@ -276,7 +298,7 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 	} else if left := unassigned(found); left > 0 {
 		remedy := "assign them to a node (redis-cli --cluster fix)"
 		if dead := deadIn(found); len(dead) > 0 {
-			remedy = "restart " + strings.Join(dead, ", ") + "; of one that is gone for good, assign the slots to another node (redis-cli --cluster fix)"
+			remedy = "restart " + strings.Join(dead, ", ") + "; of one that is gone for good, assign the slots to another node (redis-cli --cluster fix --cluster-fix-with-unreachable-masters)"
 		}
 		d.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, wire.SlotCount), remedy))
 	}
@@ -494,6 +516,13 @@ func (v *serverDiagnoser) readInfo(ctx context.Context) error {
 
 // readMode finds out whether the server is of a kind that can keep the shard's buckets.
 func (v *serverDiagnoser) readMode(ctx context.Context) error {
+	if v.shard.InCluster {
+		if f := wire.KindFault(func(name string) string { return v.info[name] }, v.report.Address, &v.shard.Options); f != nil {
+			v.isUnfit = true
+			v.findFault(store.SeverityError, codeRole, f)
+		}
+		return nil
+	}
 	fault := v.shard.modeOf(ctx, v.info, func(ctx context.Context) bool { return wire.Redirects(ctx, v.client, v.key) })
 	v.isUnfit = fault != nil
 	v.findFault(store.SeverityError, codeRole, fault)
@@ -657,14 +686,19 @@ func (v *serverDiagnoser) judge(ctx context.Context) {
 		v.find(store.SeverityNote, codeVersion, fmt.Sprintf("its version, %s, is newer than the tested ones", v.report.Version), fmt.Sprintf("use %s %v, or try it before you rely on it", v.info.product(), newestTested[v.info.product()]))
 	}
 	v.findFault(store.SeverityWarning, codeEviction, faults[faultPolicy])
+	v.findFault(store.SeverityWarning, codeWritable, faults[faultWritable])
 	v.findFault(store.SeverityError, codeRole, faults[faultRole])
 	if v.shard.Finds() && v.report.Role != store.RoleNode && (v.report.Role == store.RoleReplica) != v.info.isReplica() {
 		v.find(store.SeverityError, codeRole, fmt.Sprintf("it is found as a %s, and is none", v.report.Role), "a failover may be under way: check again when it has ended")
 	}
 	v.readPersistence(ctx)
+	if v.report.Role == store.RoleReplica && v.setting(ctx, "replica-serve-stale-data") == "no" {
+		v.findFault(store.SeverityWarning, codeStale, errStale)
+	}
 	if v.report.Role != store.RolePrimary {
 		return
 	}
+	v.lookForTurns(ctx)
 	switch v.report.Persistence {
 	case persistenceOff:
 		v.find(store.SeverityWarning, codePersistence, "it keeps nothing on disk: a restart begins every window anew", "set appendonly yes, or accept it where windows are short")
@@ -687,17 +721,29 @@ func (v *serverDiagnoser) readPersistence(ctx context.Context) {
 		v.report.Persistence = persistenceLog
 		return
 	}
+	switch points := v.setting(ctx, "save"); points {
+	case unknown:
+	case "":
+		v.report.Persistence = persistenceOff
+	default:
+		v.report.Persistence = persistenceSnapshots
+	}
+}
+
+// unknown stands for a setting that the user may not ask for.
+const unknown = "unknown"
+
+// setting returns a setting of the server.
+func (v *serverDiagnoser) setting(ctx context.Context, name string) (value string) {
+	value = unknown
 	_ = v.call(ctx, func(ctx context.Context) error {
-		settings, err := v.client.ConfigGet(ctx, "save").Result()
-		switch points, ok := settings["save"]; {
-		case err != nil || !ok:
-		case points == "":
-			v.report.Persistence = persistenceOff
-		default:
-			v.report.Persistence = persistenceSnapshots
+		settings, err := v.client.ConfigGet(ctx, name).Result()
+		if has, ok := settings[name]; err == nil && ok {
+			value = has
 		}
 		return err
 	})
+	return value
 }
 
 // follow finds out how far replicas are behind this primary, from when it is asked again:
@@ -709,8 +755,12 @@ func (v *serverDiagnoser) follow(ctx context.Context, replicas []*serverDiagnose
 	since := time.Now()
 	var all sync.WaitGroup
 	for _, replica := range replicas {
-		if replica.info != nil && replica.info.isReplica() {
+		switch {
+		case replica.info == nil:
+		case replica.info.isReplica():
 			all.Go(func() { replica.judgeLag(ctx, v.info, since) })
+		case !replica.isUnfit && !v.shard.Finds():
+			replica.findFault(store.SeverityError, codeRole, strayFault(replica.info.sight(), v.info.sight()))
 		}
 	}
 	all.Wait()

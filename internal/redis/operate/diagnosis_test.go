@@ -18,6 +18,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -149,6 +150,7 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	lacking := redistest.Start(t, lasting, redistest.Args("--rename-command", "HINCRBY", "")).Addr()
 	timeless := redistest.Start(t, lasting, redistest.Args("--rename-command", "TIME", "")).Addr()
 	hidden := redistest.StartFilter(t, primary, redistest.Refusing("-ERR unknown command 'time'", "time")).Addr()
+	nameless, renamed := startRenamed(t, sh.Primary, func(int64) string { return "" }), startRenamed(t, sh.Primary, func(n int64) string { return fmt.Sprintf("run_id:%d\r\n", n) })
 	slow := redistest.StartProxy(t, sh.Primary.Addr())
 	must(t, slow.Delay(30*time.Millisecond))
 	ca, stranger := redistest.StartAuthority(t), redistest.StartAuthority(t)
@@ -198,6 +200,8 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 		"a command that is renamed": {lone(lacking), nil, []string{"error commands " + lacking, "warning no_replica " + lacking}, codeCommands, []string{"hincrby", "rename-command"}},
 		"TIME that scripts lack":    {lone(timeless), nil, []string{"error commands " + timeless, "warning no_replica " + timeless}, codeCommands, []string{"have the commands time", "rename-command"}},
 		"TIME that a proxy hides":   {lone(hidden), nil, []string{"warning commands " + hidden, "warning no_replica " + hidden}, codeCommands, []string{"hides the commands time"}},
+		"a run ID that is hidden":   {lone(nameless), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"note unidentified " + nameless}, codeVague, []string{"missing or differ"}},
+		"a run ID that changes":     {lone(renamed), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"note unidentified " + renamed}, codeVague, []string{"in place of a proxy's"}},
 		"a sentinel as a primary":   {lone(watcher), nil, []string{"error role " + watcher, "warning no_replica " + watcher}, codeRole, []string{"is a sentinel", "in place of primary and replica"}},
 		"a sentinel as a replica":   {wire.Options{Primary: primary, Replicas: []string{watcher}}, nil, []string{"error role " + watcher}, codeRole, []string{"is a sentinel"}},
 		"a primary as a replica": {
@@ -276,6 +280,22 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			}
 		})
 	}
+}
+
+// startRenamed starts a proxy that has another line in place of the server's run ID, given how often INFO was asked for.
+func startRenamed(t *testing.T, server *redistest.Server, line func(n int64) string) string {
+	t.Helper()
+	text, err := server.Client().Info(t.Context(), "everything").Result()
+	must(t, err)
+	text = regexp.MustCompile("server_time_usec:.*\r\n").ReplaceAllString(text, "")
+	var asked atomic.Int64
+	return redistest.StartFilter(t, server.Addr(), func(command []string) string {
+		if !strings.EqualFold(command[0], "info") {
+			return ""
+		}
+		text := regexp.MustCompile("run_id:.*\r\n").ReplaceAllString(text, line(asked.Add(1)))
+		return fmt.Sprintf("$%d\r\n%s", len(text), text)
+	}).Addr()
 }
 
 // TestDiagnosisOfAServerTooSlowForASecondCall of a check.
@@ -642,6 +662,22 @@ func TestDiagnosisThroughSentinels(t *testing.T) {
 	finds(t, "a sentinel that is down", diagnosed(t, opts, nil), "error unreachable "+node.Addr())
 }
 
+// TestDiagnosisOfAnAddressOfSeveralServers names the remedy whichever it reaches first.
+func TestDiagnosisOfAnAddressOfSeveralServers(t *testing.T) {
+	t.Parallel()
+	servers, dialled := []*redistest.Server{redistest.Start(t, lasting), redistest.Start(t, lasting)}, new(atomic.Int64)
+	const addr = "127.0.0.1:1"
+	for range 2 {
+		d := diagnosed(t, wire.Options{Primary: addr, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, network, servers[dialled.Add(1)%2].Addr())
+		}}, nil)
+		finds(t, "an address of several servers", d, "error round_robin "+addr, "warning no_replica "+addr)
+		mentions(t, d, codeTurns, "leads to the primary alone")
+		dialled.Add(1)
+	}
+	finds(t, "the primary alone", diagnosed(t, wire.Options{Primary: servers[0].Addr()}, nil), "warning no_replica "+servers[0].Addr())
+}
+
 // TestDiagnosisOfSentinelsThatDisagree: two watch different servers under one name.
 func TestDiagnosisOfSentinelsThatDisagree(t *testing.T) {
 	t.Parallel()
@@ -652,8 +688,9 @@ func TestDiagnosisOfSentinelsThatDisagree(t *testing.T) {
 		addrs, primaries = append(addrs, sentinels.Addrs()...), append(primaries, server.Addr())
 	}
 	d := diagnosed(t, wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: addrs}}, nil)
-	finds(t, "sentinels that disagree", d, "warning sentinels_differ "+addrs[1], "warning no_replica "+primaries[0])
-	mentions(t, d, codeSentinels, "it takes "+primaries[1], "another sentinel takes "+primaries[0])
+	finds(t, "sentinels that disagree", d, "warning foreign_server "+addrs[1], "warning no_replica "+primaries[0])
+	mentions(t, d, codeElsewhere, "it leads to "+primaries[1], "remove its address")
+	finds(t, "one of them", diagnosed(t, wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: addrs[:1]}}, nil), "warning no_replica "+primaries[0])
 }
 
 // TestDiagnosisOfAReplicaThatSentinelsTakeForDead, which the store leaves out.
@@ -667,8 +704,8 @@ func TestDiagnosisOfAReplicaThatSentinelsTakeForDead(t *testing.T) {
 	t.Cleanup(finder.Close)
 	eventually(t, "the sentinel takes the replica for dead", func() error {
 		found, err := finder.Find(t.Context())
-		if err == nil && len(found[0].Down) == 0 {
-			err = fmt.Errorf("it takes it for %+v", found[0])
+		if err == nil && len(found.Roles[0].Down) == 0 {
+			err = fmt.Errorf("it takes it for %+v", found.Roles[0])
 		}
 		return err
 	})
@@ -696,8 +733,8 @@ func TestDiagnosisOfACluster(t *testing.T) {
 	}
 	elsewhere := redistest.Start(t, lasting)
 	d = diagnosed(t, wire.Options{Cluster: []string{elsewhere.Addr()}}, nil)
-	finds(t, "a server that is no cluster", d, "error not_found")
-	mentions(t, d, codeUnfound, "cluster support disabled")
+	finds(t, "a server that is no cluster", d, "error not_found", "error role "+elsewhere.Addr())
+	mentions(t, d, codeRole, "no node of a Redis Cluster", "write primary "+elsewhere.Addr()+" in place of cluster")
 	opts.Cluster = append(slices.Clone(opts.Cluster), elsewhere.Addr())
 	must(t, elsewhere.Kill())
 	finds(t, "a configured node that the cluster does not name", diagnosed(t, opts, nil), "error unreachable "+elsewhere.Addr())

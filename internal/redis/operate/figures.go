@@ -23,7 +23,11 @@ func (p *Operator) Shards() []store.ShardFigures {
 
 // figures describes the shard, which a store knows by this name.
 func (s *Shard) figures(name string) store.ShardFigures {
-	f := store.ShardFigures{Name: name, Kind: s.Kind, Found: s.IsFound(), SearchFault: s.SearchFault(), Unowned: s.Unowned()}
+	standing := s.Standing()
+	f := store.ShardFigures{Name: name, Kind: s.Kind, Found: s.IsFound(), SearchFault: s.SearchFault(), Unowned: s.Unowned(), ReplacedAt: standing.Replaced}
+	for i := range standing.Foreign {
+		f.Foreign = append(f.Foreign, store.ForeignSource{Address: standing.Foreign[i].Source, Fault: standing.Foreign[i].Fault().Error()})
+	}
 	for _, at := range s.Servers() {
 		primary := s.serverFigures(store.RolePrimary, at.Checks, at.Charges)
 		primary.Jump, primary.JumpedAt = at.Clock.LastJump()

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"regexp"
+	"strings"
 	"sync"
 	"time"
 
@@ -59,6 +60,11 @@ func (s *Shard) examine(ctx context.Context) {
 
 func (s *Shard) examineServers(ctx context.Context, at *wire.Servers, primary *offsets) {
 	i, err := s.examineOne(ctx, at, at.Checks, at.Charges)
+	if err == nil {
+		looking, cancel := context.WithTimeout(ctx, s.Options.ConnectTimeout()+s.Options.ReplyWithin(infoTimeout))
+		at.Checks.Revisit(looking)
+		cancel()
+	}
 	if err == nil && !i.isReplica() {
 		primary.note(i, time.Now(), 2*s.Options.MaxReplicaLag)
 	} else {
@@ -152,18 +158,36 @@ const (
 	faultMode
 	faultCommands
 	faultClock
+	faultIdentity
+	faultWritable
+	faultStale
 	faultKinds
 )
 
 // sight is what the last inspection of a server found: its run ID, which is new
 // after each start, and its faults.
 type sight struct {
-	id     string
-	faults [faultKinds]error
+	id string
+	// replID is the ID of its present replication history.
+	replID    string
+	isReplica bool
+	faults    [faultKinds]error
 	// demoted is how many inspections in a row have shown that the primary that was found is a replica.
 	demoted int
 	// isClockRight is set once the clock was found to be right.
 	isClockRight bool
+}
+
+// sight returns the sight of a server with that INFO, without its faults.
+func (i info) sight() sight {
+	return sight{id: i["run_id"], replID: i["master_replid"], isReplica: i.isReplica()}
+}
+
+// sightOf returns what the last inspection of a server found.
+func (s *Shard) sightOf(addr string) sight {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.met[addr]
 }
 
 // mostDemoted is how many these are from which that is a fault: a failover takes a few.
@@ -175,7 +199,7 @@ func (n sight) demotedAfter(was sight, i info) sight {
 	if n.demoted = was.demoted + 1; n.demoted >= mostDemoted {
 		n.faults[faultRole] = &wire.Fault{
 			Problem: fmt.Sprintf("it keeps being found as the primary, and is a replica of %s:%s", i["master_host"], i["master_port"]),
-			Remedy:  "see why the sentinels, or the cluster, do not follow: SENTINEL RESET, or CLUSTER FAILOVER",
+			Remedy:  "see why the sentinels, or the cluster, do not follow, or make it a primary again (REPLICAOF NO ONE)",
 		}
 	}
 	return n
@@ -196,7 +220,15 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	s.mu.Unlock()
 	now := was
 	if err == nil {
-		now = sight{id: i["run_id"], faults: faultsOf(i, l != at.Checks, s.Shard)}
+		server := wire.ServerIn(func(name string) string { return i[name] })
+		s.Hear(l.Addr, &server)
+		now = i.sight()
+		now.faults = faultsOf(i, l != at.Checks, s.Shard)
+		if l == at.Checks {
+			now.faults[faultIdentity] = s.IdentityFault(l.Addr, i["run_id"])
+		} else {
+			s.judgeReplica(&now, i, at, l)
+		}
 		if s.Finds() && l == at.Checks && i.isReplica() {
 			now = now.demotedAfter(was, i)
 		}
@@ -211,6 +243,9 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	if err == nil || wire.IsReply(err) {
 		// A server that refuses INFO shows no mode, and may be another one than before.
 		now.faults[faultMode] = s.modeOf(ctx, i, func(ctx context.Context) bool { return l.Redirects(ctx, at.Checks) })
+		if now.faults[faultMode] == nil && l == at.Checks {
+			now.faults[faultMode] = s.TurnFault(l.Addr)
+		}
 		unfit := s.unfitness(ctx, l, now.faults[faultMode])
 		now.faults[faultCommands] = nil
 		for _, l := range lanes {
@@ -281,7 +316,7 @@ func accessFault(err error) error {
 
 const (
 	loginRefused = "it refuses the login"
-	infoRefused  = "INFO is refused, so nothing shows whether it lags or is set up wrongly"
+	infoRefused  = "INFO is refused, so nothing shows whether it lags, is set up wrongly, or is another server than before"
 )
 
 // faultsOf returns the faults of a server, apart from its clock, as one of a shard.
@@ -297,15 +332,51 @@ func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 	case found[faultMode] != nil:
 	case s.Finds():
 		// Servers that are found change their roles by themselves: see demotedAfter.
-	case isReplica && !i.isReplica():
-		found[faultRole] = &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: "make it a replica (REPLICAOF), or remove it"}
 	case !isReplica && i.isReplica():
 		found[faultRole] = &wire.Fault{
 			Problem: fmt.Sprintf("it is given as a primary and is a replica of %s:%s", i["master_host"], i["master_port"]),
-			Remedy:  "give that one, or use sentinel",
+			Remedy:  "give that one as the primary and this one as a replica, or use sentinel",
+		}
+	}
+	if i.isReplica() && i["slave_read_only"] == "0" {
+		found[faultWritable] = &wire.Fault{
+			Problem: "it takes writes although it is a replica, so charges that reach it in a failover are lost",
+			Remedy:  "CONFIG SET replica-read-only yes",
 		}
 	}
 	return found
+}
+
+// judgeReplica adds the faults of a server as a replica of a primary.
+func (s *Shard) judgeReplica(now *sight, i info, at *wire.Servers, l *wire.Lane) {
+	if !s.Finds() && !now.isReplica && now.faults[faultMode] == nil {
+		now.faults[faultRole] = strayFault(*now, s.sightOf(at.Primary))
+	}
+	if i.isDetached() && refusesStale(l) {
+		now.faults[faultStale] = errStale
+	}
+}
+
+// strayFault returns the fault of a server that is given as a replica of a primary, and is a primary.
+func strayFault(it, primary sight) error {
+	switch {
+	case it.id != "" && it.id == primary.id:
+		return &wire.Fault{Problem: "it is given as a replica and is the primary itself", Remedy: "remove it"}
+	case primary.isReplica && it.replID == primary.replID:
+		return &wire.Fault{Problem: "it is given as a replica, and the given primary is its replica", Remedy: "exchange the two"}
+	}
+	return &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: "make it a replica (REPLICAOF), or remove it"}
+}
+
+var errStale = &wire.Fault{
+	Problem: "its replica-serve-stale-data is no, so it answers no checks while its primary is away",
+	Remedy:  "CONFIG SET replica-serve-stale-data yes",
+}
+
+// refusesStale reports whether a replica that is left out refuses calls because its link is down.
+func refusesStale(l *wire.Lane) bool {
+	fault := l.Figures().Fault
+	return !l.IsUp() && fault != nil && strings.Contains(fault.Error(), "MASTERDOWN")
 }
 
 var (

@@ -173,4 +173,8 @@ func TestPrimaryThatStaysAReplica(t *testing.T) {
 	if faults := faultsAfter(1); strings.Contains(faults, "is a replica") {
 		t.Errorf("after one inspection: %s", faults)
 	}
+	must(t, primary.Client().Do(t.Context(), "replicaof", "no", "one").Err())
+	if faults := faultsAfter(mostDemoted); strings.Contains(faults, "is a replica") {
+		t.Errorf("by the remedy: %s", faults)
+	}
 }

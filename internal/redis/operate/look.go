@@ -219,8 +219,8 @@ func believed(text string) int64 {
 	return n
 }
 
-// readWhole reads all overrides of a shard page by page, which costs the server little, and the log if that can be read.
-// The next look reads changes that are made meanwhile.
+// readWhole reads all overrides of a shard page by page, which costs the server little, and the log. The next look reads
+// changes that are made meanwhile.
 func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*reading, error) {
 	r := &reading{unsound: map[string]bool{}}
 	for cursor := "0"; ; {
@@ -235,9 +235,12 @@ func (p *Operator) readWhole(ctx context.Context, shard *Shard) (*reading, error
 			break
 		}
 	}
-	// Overrides hold without their log, which may be larger.
-	r.learned.log, _ = p.logOf(ctx, shard)
-	return r, nil
+	var err error
+	if r.learned.log, err = p.logOf(ctx, shard); store.KindOf(err) == store.KindConnection {
+		// Overrides hold without their log, which may be more than the server sends. The audit says so.
+		err = nil
+	}
+	return r, err
 }
 
 // take adds a page of the hash, or a list of changes, to the reading, and returns the next cursor.
@@ -326,7 +329,8 @@ func (p *Operator) mendShard(ctx context.Context, shard *Shard, l *look) (err er
 		// An operator may have deleted unsound values by hand, which moves neither d nor v.
 		lacks = s.lacks || len(s.unsound) > 0
 		differs := h.sum != l.state.sum || lacks
-		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod
+		// A server that is followed by mistake is not written to: it is found to be foreign soon.
+		isDue = differs && s.differed && now.Sub(s.mended) >= p.mendPeriod && time.Since(shard.Standing().Since) >= p.followPeriod
 		isStale = !differs && h.number > 0 && now.UnixMilli()-h.seen > touchPeriod.Milliseconds() && now.Sub(s.touched) >= p.mendPeriod
 		if s.differed = differs; isStale {
 			s.touched = now

@@ -44,7 +44,28 @@ func looks(t *testing.T, p *Operator) *store.OverrideSet {
 func newKeeper(t *testing.T) (*Operator, *redistest.Server) {
 	t.Helper()
 	server := redistest.Start(t)
-	return newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod = 0 }), server
+	return newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod, p.followPeriod = 0, 0 }), server
+}
+
+// TestNewServerGetsNothing until it has been followed for a while, because it may be foreign.
+func TestNewServerGetsNothing(t *testing.T) {
+	t.Parallel()
+	p, server := newKeeper(t)
+	mustChange(t, p, limitsOf("x", 1))
+	key := p.asker.Keys.Overrides()
+	must(t, server.Client().Del(t.Context(), key).Err())
+	p.followPeriod = time.Hour
+	for range 3 {
+		looks(t, p)
+	}
+	if server.Client().Exists(t.Context(), key).Val() != 0 {
+		t.Error("overrides are written to it at once")
+	}
+	p.followPeriod = time.Since(p.members[0].Shard.Standing().Since)
+	looks(t, p)
+	if server.Client().Exists(t.Context(), key).Val() == 0 {
+		t.Error("overrides are never written to it")
+	}
 }
 
 // TestMoreOverridesThanStoresKeep are not read, and not tried again for a while.
@@ -241,7 +262,7 @@ func TestUnsoundValueIsDeleted(t *testing.T) {
 	mustChange(t, other, limitsOf("x", 1))
 	key := other.asker.Keys.Overrides()
 	must(t, server.Client().HSet(t.Context(), key, "junk", "").Err())
-	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod = 0 })
+	p := newOperator(t, wire.Options{Primary: server.Addr()}, func(p *Operator) { p.mendPeriod, p.followPeriod = 0, 0 })
 	if looks(t, p).Damaged() == nil {
 		t.Error("it is no problem")
 	}

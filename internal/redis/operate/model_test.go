@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"reflect"
 	"slices"
@@ -143,6 +144,8 @@ func (m *model) newCaddy(skew time.Duration) *modelCaddy {
 		Operator: NewOperator(nil, nil, &ask.Asker{Keys: keysOfModel}, func() time.Time { return modelTime().Add(skew) }, &Overrides{}),
 		skew:     skew, shards: map[*modelShard]*Shard{}, at: map[*Shard]*modelShard{}, cut: map[*modelShard]bool{},
 	}
+	// The shard was made outside of the model's time.
+	c.followPeriod = math.MinInt64
 	c.Follow()
 	c.ask = func(_ context.Context, shard *Shard, _ string, _ bool, about func(isReplica bool) *wire.Command) (*wire.Command, error) {
 		s := c.at[shard]

@@ -53,8 +53,8 @@ type Operator struct {
 	now       func() time.Time
 	most      int
 	overrides *Overrides
-	// mendPeriod is the time between two mendings of a shard.
-	mendPeriod time.Duration
+	// mendPeriod is the time between two mendings of a shard, and followPeriod how long its server has to be followed.
+	mendPeriod, followPeriod time.Duration
 	// ask is askOwner, or stands for it in tests.
 	ask func(ctx context.Context, shard *Shard, key string, reads bool, about func(isReplica bool) *wire.Command) (*wire.Command, error)
 }
@@ -62,7 +62,7 @@ type Operator struct {
 // NewOperator returns an operator of the store with these shards, which are not changed any
 // more, and before a resharding the previous ones. now is this machine's clock.
 func NewOperator(members, previous []Member, asker *ask.Asker, now func() time.Time, overrides *Overrides) *Operator {
-	p := &Operator{members: members, previous: previous, asker: asker, now: now, most: store.MaxOverrides, overrides: overrides, mendPeriod: mendPeriod}
+	p := &Operator{members: members, previous: previous, asker: asker, now: now, most: store.MaxOverrides, overrides: overrides, mendPeriod: mendPeriod, followPeriod: wire.FollowAfter}
 	p.ask = p.askOwner
 	return p
 }

@@ -61,17 +61,32 @@ func clientOptions(addr string, opts *Options) *goredis.Options {
 // NewClient returns a client of one server, for charges if persistent is set. It connects
 // at its first use.
 func NewClient(addr string, opts *Options, persistent bool) *goredis.Client {
+	return newClient(addr, opts, persistent, nil)
+}
+
+// newClient also has a shard, if it is not nil, know the server of each connection.
+func newClient(addr string, opts *Options, persistent bool, shard *Shard) *goredis.Client {
 	o := clientOptions(addr, opts)
 	if persistent {
 		// What is lost on a connection that was cut may have run; what is not sent is sent again.
 		o.PoolFIFO, o.Dialer = false, opts.connectToCharge
 	}
 	o.OnConnect = func(ctx context.Context, cn *goredis.Conn) error {
+		pipe := cn.Pipeline()
+		ping := pipe.Ping(ctx)
+		var who *goredis.StringCmd
+		if shard != nil && shard.asksWho(addr) {
+			who = pipe.Info(ctx)
+		}
+		_, _ = pipe.Exec(ctx)
 		// A server that requires a password closes a connection on which a bundle
 		// arrives without it, and then the outcome is unknown. Other refusals of this
 		// ping do not matter.
-		if err := cn.Ping(ctx).Err(); err != nil && (!IsReply(err) || Says(err, Shut)) {
+		if err := ping.Err(); err != nil && (!IsReply(err) || Says(err, Shut)) {
 			return fmt.Errorf("ping at connecting: %w", err)
+		}
+		if who != nil && who.Err() == nil {
+			shard.meet(addr, who.Val())
 		}
 		if len(opts.Cluster) > 0 && !persistent {
 			// A replica in a Redis Cluster answers only after READONLY.
@@ -124,6 +139,13 @@ func (o *Options) SearchTimeout() time.Duration { return searchReplies * o.NodeT
 
 // NodeTimeout is how long a search waits for a reply at present.
 func (o *Options) NodeTimeout() time.Duration { return o.ReplyWithin(findTimeout) }
+
+// hasMoved reports whether the name in an address leads elsewhere than the connections to it, within the time for a reply.
+func (o *Options) hasMoved(ctx context.Context, addr string) bool {
+	ctx, cancel := context.WithTimeout(ctx, o.NodeTimeout())
+	defer cancel()
+	return o.names.hasMoved(ctx, addr)
+}
 
 // patience holds the check timeouts of the stores that use a shard.
 type patience struct {
@@ -183,7 +205,13 @@ func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, err
 	case o.Dial != nil:
 		dial = o.Dial
 	case o.TLS != nil:
-		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: o.TLS}).DialContext
+		config := o.TLS
+		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
+			// The address of a record stands for the name.
+			config = config.Clone()
+			config.ServerName = host
+		}
+		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: config}).DialContext
 	}
-	return dial(ctx, network, addr)
+	return o.names.dial(ctx, network, addr, dial)
 }

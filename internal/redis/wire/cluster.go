@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	goredis "github.com/redis/go-redis/v9"
@@ -21,6 +22,15 @@ type Cluster struct {
 	opts    *Options
 	history history
 	hope    hope
+	belief  belief
+	// isVague is set if nothing shows which cluster a node is of: IDs are missing, or differ between two answers of one
+	// node. Then all are of one group.
+	isVague atomic.Bool
+	// census is when all given nodes were asked last, and differ is set if some led elsewhere then. foreign are these, as
+	// far as those that are silent last said.
+	census  time.Time
+	differ  bool
+	foreign []Foreign
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
@@ -35,56 +45,134 @@ func NewCluster(opts *Options) *Cluster {
 }
 
 // Find returns the primaries that a node of the cluster names, with their replicas and slots.
-func (c *Cluster) Find(ctx context.Context) ([]Roles, error) {
+func (c *Cluster) Find(ctx context.Context) (Found, error) {
 	found, err := c.FindAll(ctx, c.hope.within(findTimeout, c.opts.NodeTimeout()))
-	return slices.DeleteFunc(found, func(r Roles) bool { return r.Primary == "" }), err
+	found.Roles = slices.DeleteFunc(found.Roles, func(r Roles) bool { return r.Primary == "" })
+	return found, err
 }
 
-// together is how many nodes are asked at the same time.
-const together = 16
+const (
+	// together is how many nodes are asked at the same time.
+	together = 16
+	// censusPeriod is the time between two searches that ask all given nodes, while all agree.
+	censusPeriod = 5 * time.Second
+)
 
-// FindAll also returns the roles of nodes that have no primary. It asks the node that answered
-// last, and then the others, because each that does not answer takes the timeout.
-func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) ([]Roles, error) {
+var errElsewhere = fmt.Errorf("all that answer lead to other servers than those that are known, which stay in use; they are followed once most of the given sources name them for %v", FollowAfter)
+
+// FindAll also returns the roles of nodes that have no primary. Mostly it asks the node that answered last. It asks all
+// given nodes regularly, and where they disagree, and then the others, because each that does not answer takes the timeout.
+func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Found, err error) {
+	now := time.Now()
+	var views, failed []clusterView
 	addrs := appendNew(slices.Clone(c.nodes), c.opts.Cluster...)
+	rest := appendNew(slices.Clone(c.opts.Cluster), c.nodes...)
+	var d decision
 	var best clusterView
-	var failures []error
-	var silent []string
-	for first, n := 0, 1; first < len(addrs) && ctx.Err() == nil; first, n = first+n, together {
-		asked := addrs[first:min(first+n, len(addrs))]
-		for i, v := range c.askAll(ctx, asked, timeout) {
-			switch {
-			case v.err != nil:
-				failures = append(failures, fmt.Errorf("%s: %w", asked[i], v.err))
-				silent = append(silent, asked[i])
-			case best.isBelow(&v, c.history.epoch):
-				best = v
+	judged := c.belief
+	if len(c.nodes) > 0 && !c.differ && now.Sub(c.census) < censusPeriod {
+		v := &c.askAll(ctx, c.nodes[:1], timeout)[0]
+		switch {
+		case v.err != nil:
+			failed = append(failed, *v)
+			rest = slices.DeleteFunc(rest, func(addr string) bool { return addr == v.from })
+		case c.belief.relation(&v.answer) == sameServers && v.isCurrent(c.history.epoch):
+			c.hope = c.hope.after(timeout, v.took, true)
+			return c.accept(v, &decision{}, now)
+		}
+	}
+	c.census = now
+	for n := max(len(c.opts.Cluster), together); len(rest) > 0 && ctx.Err() == nil; n = together {
+		n = min(n, len(rest))
+		for _, v := range c.askAll(ctx, rest[:n], timeout) {
+			if v.err != nil {
+				failed = append(failed, v)
+			} else {
+				views = append(views, v)
 			}
 		}
-		if best.isCurrent(c.history.epoch) {
+		rest = rest[n:]
+		// Only the decision about all views counts.
+		judged = c.belief
+		if best, d = c.believe(&judged, views, now); best.isCurrent(c.history.epoch) {
 			break
 		}
 	}
 	c.hope = c.hope.after(timeout, best.took, best.isCurrent(c.history.epoch))
+	var failures []error
+	var silent []string
+	for _, v := range failed {
+		failures = append(failures, fmt.Errorf("%s: %w", v.from, v.err))
+		silent = append(silent, v.from)
+	}
 	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
-	var err error
-	if best.covers == 0 {
-		// ctx may have ended before a node was asked.
-		err = errors.Join(append(failures, ctx.Err())...)
-	} else {
-		err = c.history.follow(best.epoch, best.isWhole, time.Now())
+	c.belief, c.differ = judged, len(d.foreign) > 0
+	was := c.foreign
+	c.foreign = nil
+	for _, addr := range c.opts.Cluster {
+		place := slices.IndexFunc(views, func(v clusterView) bool { return v.from == addr })
+		if place < 0 {
+			c.foreign = append(c.foreign, foreignAt(was, addr)...)
+		} else if slices.Contains(d.foreign, place) {
+			c.foreign = append(c.foreign, Foreign{Source: addr, Leads: firstPrimary(views[place].roles)})
+		}
 	}
-	if err != nil {
-		return nil, fmt.Errorf("ask the cluster for its slots: %w", err)
+	if best.covers > 0 {
+		return c.accept(&best, &d, now)
 	}
-	if best.isWhole {
-		c.remember(best.roles, best.from)
+	if len(d.foreign) > 0 {
+		failures = append(failures, errElsewhere)
 	}
-	return best.roles, nil
+	// ctx may have ended before a node was asked.
+	return Found{Foreign: c.foreign}, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(append(failures, ctx.Err())...))
+}
+
+// believe returns the best view of the nodes that are believed.
+func (c *Cluster) believe(b *belief, views []clusterView, now time.Time) (best clusterView, d decision) {
+	answers := make([]answer, len(views))
+	for i := range views {
+		answers[i] = views[i].answer
+	}
+	d = b.judge(answers, len(c.opts.Cluster), now)
+	epoch := c.history.epoch
+	if d.replaces {
+		epoch = 0
+	}
+	for _, place := range d.group {
+		if v := &views[place]; best.isBelow(v, epoch) {
+			best = *v
+		}
+	}
+	return best, d
+}
+
+// accept returns what a view says, unless it is too old.
+func (c *Cluster) accept(v *clusterView, d *decision, now time.Time) (Found, error) {
+	if d.replaces {
+		c.history = history{}
+	}
+	if err := c.history.follow(v.epoch, v.isWhole, now); err != nil {
+		return Found{Foreign: c.foreign}, fmt.Errorf("ask the cluster for its slots: %w", err)
+	}
+	c.belief.follow(&v.answer, d)
+	if v.isWhole {
+		c.remember(v.roles, v.from)
+	}
+	return Found{Roles: v.roles, Foreign: c.foreign, Replaced: d.replaces}, nil
+}
+
+func firstPrimary(found []Roles) string {
+	for _, r := range found {
+		if r.Primary != "" {
+			return r.Primary
+		}
+	}
+	return ""
 }
 
 // clusterView is what one node, from, knows of the cluster, or the error of asking it.
 type clusterView struct {
+	answer
 	from  string
 	err   error
 	roles []Roles
@@ -122,7 +210,7 @@ func (v *clusterView) isBelow(other *clusterView, epoch int64) bool {
 
 // askAll asks nodes at the same time; the views are in their order.
 func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Duration) []clusterView {
-	views := make([]clusterView, len(addrs))
+	views, moved := make([]clusterView, len(addrs)), make([]bool, len(addrs))
 	var all sync.WaitGroup
 	began := time.Now()
 	for i, addr := range addrs {
@@ -136,16 +224,53 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout time.Durat
 			if err != nil {
 				views[i] = clusterView{from: addr, err: err}
 			}
+			moved[i] = c.opts.hasMoved(ctx, addr)
 		})
 	}
 	all.Wait()
+	c.noteVague(ctx, views, timeout)
 	for i, addr := range addrs {
-		if errors.Is(views[i].err, contain.ErrPanic) {
-			// Its connection may be within a reply.
+		views[i].source = slices.Index(c.opts.Cluster, addr)
+		if moved[i] || errors.Is(views[i].err, contain.ErrPanic) {
+			// Its connection may be within a reply, or lead to a server that its name has left.
 			c.disconnect(addr)
 		}
 	}
 	return views
+}
+
+// vague are the marks of all nodes whose IDs say nothing.
+var vague = []string{"unidentified"}
+
+// IsVague reports whether nothing shows which cluster a node is of. Then all are believed.
+func (c *Cluster) IsVague() bool { return c.isVague.Load() }
+
+// noteVague notes nodes whose IDs say nothing, of which none would be followed for long.
+func (c *Cluster) noteVague(ctx context.Context, views []clusterView, timeout time.Duration) {
+	for i := range views {
+		if !c.IsVague() && views[i].err == nil && c.hasVagueIDs(ctx, &views[i], timeout) {
+			c.isVague.Store(true)
+			c.belief = belief{}
+		}
+	}
+	if c.IsVague() {
+		for i := range views {
+			views[i].marks = vague
+		}
+	}
+}
+
+// hasVagueIDs asks a node again if its IDs have nothing in common with those of the nodes followed: some proxies make up
+// IDs.
+func (c *Cluster) hasVagueIDs(ctx context.Context, v *clusterView, timeout time.Duration) bool {
+	switch {
+	case len(v.marks) == 0:
+		return true
+	case !c.belief.isSet, foreignAt(c.foreign, v.from) != nil, c.belief.relation(&v.answer) == sameServers:
+		return false
+	}
+	again := c.ask(ctx, c.client(v.from), v.from, timeout)
+	return again.err == nil && !meet(v.marks, again.marks)
 }
 
 // ask asks one node, in one round trip.
@@ -158,6 +283,7 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
 	if _, v.err = pipe.Exec(ctx); v.err != nil {
 		c.opts.noteLogin(v.err)
+		v.err = otherKind(ctx, v.err, addr, c.opts, client.Process)
 		return v
 	}
 	slots, err := owned.Slice()
@@ -165,7 +291,8 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 		v.err = err
 		return v
 	}
-	v.roles = rolesIn(slotsIn(slots, addr), c.shardsIn(listed.Val(), addr))
+	inSlots, inShards := slotsIn(slots, addr), c.shardsIn(listed.Val(), addr)
+	v.roles, v.marks = rolesIn(inSlots, inShards), idsIn(inSlots, inShards)
 	if !slices.ContainsFunc(v.roles, func(r Roles) bool { return r.Primary != "" && len(r.Slots) > 0 }) {
 		v.err = errors.New("it knows no slots")
 		return v
@@ -330,6 +457,21 @@ func rolesIn(slots []ownedSlots, shards [][]clusterNode) []Roles {
 		}
 	}
 	return found
+}
+
+// idsIn returns the IDs of all nodes.
+func idsIn(slots []ownedSlots, shards [][]clusterNode) (ids []string) {
+	nodes := slices.Concat(shards...)
+	for _, owned := range slots {
+		nodes = append(nodes, owned.nodes...)
+	}
+	for _, n := range nodes {
+		if n.id != "" {
+			ids = append(ids, n.id)
+		}
+	}
+	slices.Sort(ids)
+	return slices.Compact(ids)
 }
 
 func (r *Roles) add(n clusterNode) {

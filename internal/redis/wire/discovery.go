@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"slices"
 	"strconv"
@@ -49,8 +50,17 @@ func (h hope) after(waited, took time.Duration, isEnough bool) hope {
 
 // finder finds the servers of a shard that are not given by their addresses.
 type finder interface {
-	Find(ctx context.Context) ([]Roles, error)
+	Find(ctx context.Context) (Found, error)
 	Close()
+}
+
+// Found is the result of a search.
+type Found struct {
+	Roles []Roles
+	// Foreign are the given sources that lead elsewhere, also where the search has failed.
+	Foreign []Foreign
+	// Replaced is set if the servers share nothing with those that were followed before.
+	Replaced bool
 }
 
 func (s *Shard) discover() {
@@ -85,14 +95,16 @@ func (s *Shard) discover() {
 }
 
 func (s *Shard) find() error {
-	ctx, cancel := context.WithTimeout(s.life, s.Options.SearchTimeout())
-	defer cancel()
-	found, err := s.finder.Find(ctx)
-	if err == nil && len(found) == 0 {
+	found, err := s.finder.Find(s.life)
+	if err == nil && len(found.Roles) == 0 {
 		return ErrNoServers
 	}
-	if err == nil && s.life.Err() == nil {
-		s.adopt(found)
+	if s.life.Err() != nil {
+		return err
+	}
+	s.stand(&found)
+	if err == nil {
+		s.adopt(found.Roles)
 	}
 	return err
 }
@@ -150,13 +162,31 @@ type Sentinel struct {
 	// connect returns a client of one of the sentinels, by its place.
 	connect func(place int) *goredis.SentinelClient
 	history history
+	belief  belief
+	// decided is the last decision about who is followed, and foreign are the sentinels that lead elsewhere, as far as
+	// those that are silent last said.
+	decided decision
+	foreign []Foreign
 	hope    hope
+	// asked are the servers that were asked who they are, by address.
+	asked map[string]asked
+
+	mu sync.Mutex
+	// met are the marks of the primary at metAt.
+	metAt string
+	met   []string
+}
+
+// asked is what a server has said that it is, and when.
+type asked struct {
+	marks []string
+	at    time.Time
 }
 
 // NewSentinel returns a finder that asks the sentinels of the options. It connects at its
 // first use.
 func NewSentinel(opts *Options) *Sentinel {
-	s := &Sentinel{opts: opts}
+	s := &Sentinel{opts: opts, asked: map[string]asked{}}
 	s.connect = func(place int) *goredis.SentinelClient {
 		o := clientOptions(opts.Sentinel.Addrs[place], opts)
 		o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
@@ -175,8 +205,15 @@ type SentinelReply struct {
 	epoch int64
 	// failsOver is set while the sentinel fails the primary over.
 	failsOver bool
-	Err       error
-	took      time.Duration
+	// marks show who the primary is; they are empty if that is not known.
+	marks []string
+	Err   error
+	took  time.Duration
+}
+
+// answer returns the reply as the answer of a source.
+func (a *SentinelReply) answer(source int) *answer {
+	return &answer{source: source, marks: a.marks, servers: slices.Concat([]string{a.Primary}, a.Replicas, a.Down)}
 }
 
 // isLater reports whether an answer knows more of failovers than another one.
@@ -190,22 +227,141 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 }
 
 // Find returns the servers after the latest failover.
-func (s *Sentinel) Find(ctx context.Context) ([]Roles, error) {
+func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
+	now := time.Now()
 	wait := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
-	ctx, cancel := context.WithTimeout(ctx, wait)
+	asking, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	answers := s.AskAll(ctx)
-	found, err := s.Latest(answers)
-	n, took := alike(answers, &found)
+	replies := s.AskAll(asking)
+	// A sentinel that is silent must leave time to ask the primaries.
+	identifying, cancel := context.WithTimeout(ctx, s.opts.SearchTimeout())
+	defer cancel()
+	latest, foreign, err := s.Judge(identifying, replies, now)
+	found.Foreign = foreign
+	n, took := alike(replies, &latest)
 	// The others are no majority, without which there is no failover.
-	s.hope = s.hope.after(wait, took, err == nil && 2*n >= len(answers))
+	s.hope = s.hope.after(wait, took, err == nil && 2*n >= len(replies))
 	if err == nil {
-		err = s.history.follow(found.epoch, true, time.Now())
+		err = s.history.follow(latest.epoch, true, now)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("ask the sentinels for %s: %w", s.opts.Sentinel.Master, err)
+		return found, fmt.Errorf("ask the sentinels for %s: %w", s.opts.Sentinel.Master, err)
 	}
-	return []Roles{found.Roles}, nil
+	found.Roles, found.Replaced = []Roles{latest.Roles}, s.decided.replaces
+	s.belief.follow(latest.answer(-1), &s.decided)
+	return found, nil
+}
+
+// Judge returns the answer to follow, and the sentinels that lead elsewhere. Where answers differ, it asks the primaries
+// who they are.
+func (s *Sentinel) Judge(ctx context.Context, replies []SentinelReply, now time.Time) (latest SentinelReply, foreign []Foreign, err error) {
+	s.identify(ctx, replies)
+	s.mu.Lock()
+	if s.belief.isSet && len(s.belief.followed.servers) > 0 && s.belief.followed.servers[0] == s.metAt {
+		s.belief.followed.marks = appendNew(s.belief.followed.marks, s.met...)
+	}
+	s.mu.Unlock()
+	var answers []answer
+	var places []int
+	for i := range replies {
+		if replies[i].Err == nil {
+			answers, places = append(answers, *replies[i].answer(i)), append(places, i)
+		}
+	}
+	s.decided = s.belief.judge(answers, len(replies), now)
+	if s.decided.replaces {
+		s.history = history{}
+	}
+	var believed []SentinelReply
+	for _, n := range s.decided.group {
+		believed = append(believed, replies[places[n]])
+	}
+	for i, addr := range s.opts.Sentinel.Addrs {
+		if replies[i].Err != nil {
+			foreign = append(foreign, foreignAt(s.foreign, addr)...)
+		} else if slices.Contains(s.decided.foreign, slices.Index(places, i)) {
+			foreign = append(foreign, Foreign{Source: addr, Leads: replies[i].Primary})
+		}
+	}
+	s.foreign = foreign
+	if len(believed) > 0 {
+		latest, err = s.Latest(believed)
+		return latest, foreign, err
+	}
+	if _, err = s.Latest(replies); err == nil {
+		err = errElsewhere
+	}
+	return SentinelReply{}, foreign, err
+}
+
+// meet notes the marks of the primary at an address, which change when it restarts, and when its replicas take over.
+func (s *Sentinel) meet(addr string, marks []string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.metAt, s.met = addr, marks
+}
+
+// identify adds to the replies the marks of the primaries that they name, if these differ, or if all name another one than
+// the one that is followed, which may be dead and is not asked. One that answers is asked again after FollowAfter only,
+// because it may be the server of others and is told the password; a foreign one that is silent too.
+func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
+	marks := map[string][]string{}
+	for i := range replies {
+		if replies[i].Err == nil {
+			marks[replies[i].Primary] = nil
+		}
+	}
+	var followed string
+	if s.belief.isSet {
+		followed = s.belief.followed.servers[0]
+	} else if len(marks) == 1 {
+		return
+	}
+	maps.DeleteFunc(s.asked, func(_ string, a asked) bool { return time.Since(a.at) >= FollowAfter })
+	var due []string
+	for addr := range marks {
+		if was, isKnown := s.asked[addr]; addr == followed {
+			marks[addr] = s.belief.followed.marks
+		} else if isKnown {
+			marks[addr] = was.marks
+		} else {
+			due = append(due, addr)
+		}
+	}
+	var all sync.WaitGroup
+	var mu sync.Mutex
+	for _, addr := range due {
+		all.Go(func() {
+			_ = contain.Run(func() error {
+				o := clientOptions(addr, s.opts)
+				o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
+				client := goredis.NewClient(o)
+				defer func() { _ = client.Close() }()
+				text, err := client.Info(ctx).Result()
+				mu.Lock()
+				defer mu.Unlock()
+				marks[addr] = MarksIn(func(name string) string { return fieldOf(text, name) })
+				if err == nil || IsReply(err) || slices.ContainsFunc(s.foreign, func(f Foreign) bool { return f.Leads == addr }) {
+					s.asked[addr] = asked{marks[addr], time.Now()}
+				}
+				return err
+			})
+		})
+	}
+	all.Wait()
+	for i := range replies {
+		replies[i].marks = marks[replies[i].Primary]
+	}
+}
+
+// MarksIn returns the IDs by which a server is known, as INFO has them: of its process, and of its replication history.
+func MarksIn(field func(name string) string) (marks []string) {
+	for _, name := range []string{"run_id", "master_replid", "master_replid2"} {
+		if id := field(name); strings.Trim(id, "0") != "" {
+			marks = append(marks, id)
+		}
+	}
+	return marks
 }
 
 // AskAll asks the sentinels at the same time; the answers are in their order.
@@ -216,13 +372,15 @@ func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	for i, client := range s.clients {
 		all.Go(func() {
 			err := contain.Run(func() error {
-				answers[i] = s.ask(ctx, client)
+				answers[i] = s.ask(ctx, client, s.opts.Sentinel.Addrs[i])
 				answers[i].took = time.Since(began)
 				return nil
 			})
 			if err != nil {
-				// Its connection may be within a reply.
 				answers[i] = SentinelReply{Err: err}
+			}
+			if err != nil || s.opts.hasMoved(ctx, s.opts.Sentinel.Addrs[i]) {
+				// Its connection may be within a reply, or lead to a server that its name has left.
 				_ = client.Close()
 				s.clients[i] = s.connect(i)
 			}
@@ -266,24 +424,24 @@ func moreAlike(answers []SentinelReply, one, other *SentinelReply) bool {
 	return n > m
 }
 
-func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a SentinelReply) {
+func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient, addr string) (a SentinelReply) {
 	master, err := client.Master(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
-		return SentinelReply{Err: err}
+		return SentinelReply{Err: s.faultOf(ctx, err, client, addr)}
 	}
 	if a.epoch, err = strconv.ParseInt(master["config-epoch"], 10, 64); err != nil {
 		return SentinelReply{Err: fmt.Errorf("config-epoch: %w", err)}
 	}
 	a.failsOver = hasFlag(master["flags"], "failover_in_progress")
 	// Until a failover has ended, MASTER has the new epoch, and the old address.
-	addr, err := client.GetMasterAddrByName(ctx, s.opts.Sentinel.Master).Result()
+	primary, err := client.GetMasterAddrByName(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
 	}
-	if len(addr) != 2 || addr[0] == "" || addr[1] == "" {
+	if len(primary) != 2 || primary[0] == "" || primary[1] == "" {
 		return SentinelReply{Err: fmt.Errorf("no address of %s in its answer", s.opts.Sentinel.Master)}
 	}
-	a.Primary = net.JoinHostPort(addr[0], addr[1])
+	a.Primary = net.JoinHostPort(primary[0], primary[1])
 	replicas, err := client.Replicas(ctx, s.opts.Sentinel.Master).Result()
 	if err != nil {
 		return SentinelReply{Err: err}
@@ -298,6 +456,14 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient) (a S
 		}
 	}
 	return a
+}
+
+// faultOf returns what a refusal shows to be set up wrongly, or the refusal.
+func (s *Sentinel) faultOf(ctx context.Context, err error, client *goredis.SentinelClient, addr string) error {
+	if IsReply(err) && strings.Contains(err.Error(), "No such master") {
+		return &Fault{Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}
+	}
+	return otherKind(ctx, err, addr, s.opts, client.Process)
 }
 
 func addrIn(server map[string]string) string {

@@ -76,6 +76,8 @@ const (
 	Uncountable
 	// LackingInside says that a script calls a command that the server does not know.
 	LackingInside
+	// clusterless: the server is no node of a Redis Cluster.
+	clusterless
 )
 
 // Meaning is what an error reply says: its kind in metrics, and of command and server.
@@ -129,6 +131,7 @@ var replies = []struct {
 	{"increment or decrement would overflow", Meaning{store.KindForeignData, Final, Uncountable}},
 	// The server, or a proxy, lacks the command.
 	{"unknown command", Meaning{store.KindOther, Final, Lacking}},
+	{"This instance has cluster support disabled", Meaning{store.KindOther, Final, clusterless}},
 	{"unsupported command '", Meaning{store.KindOther, Final, Lacking}},
 	{"Unknown Redis command", Meaning{store.KindOther, Final, LackingInside}},
 	{"Unknown command called from script", Meaning{store.KindOther, Final, LackingInside}},

@@ -34,6 +34,8 @@ const (
 	Misconfigured
 	// Mended: what Err says is no longer wrong with a server.
 	Mended
+	// Replaced: other servers, which have nothing in common with those before, have taken their place.
+	Replaced
 	// Met: a server was reached for the first time, or after a restart; ID is its
 	// run ID.
 	Met
@@ -129,6 +131,9 @@ func (f *Fault) Error() string {
 	}
 	return f.Problem + ": " + f.Remedy
 }
+
+// HasRemedy says that the text has a remedy already.
+func (f *Fault) HasRemedy() {}
 
 // Unwrap returns the cause.
 func (f *Fault) Unwrap() error { return f.Cause }

@@ -25,7 +25,8 @@ func awaitPrimary(t *testing.T, f finder, want string) {
 func search(t *testing.T, f finder) ([]Roles, error) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
 	defer cancel()
-	return f.Find(ctx)
+	found, err := f.Find(ctx)
+	return found.Roles, err
 }
 
 // requireOlderRefused requires that older answers are refused while the later ones are missing, and are
@@ -66,7 +67,10 @@ func requireOlderRefused(t *testing.T, f finder, h *history, older string, later
 func TestSentinelThatWasCutOff(t *testing.T) {
 	t.Parallel()
 	const name = "limits"
-	old, sh := redistest.Start(t), redistest.StartShard(t, 1)
+	sh := redistest.StartShard(t, 1)
+	old := redistest.Start(t, redistest.ReplicaOf(sh.Primary))
+	redistest.Must(t, old.WaitInSyncWith(t.Context(), sh.Primary))
+	redistest.Must(t, old.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 	behind := redistest.StartSentinels(t, name, old, 1, redistest.SentinelOptions{})
 	ahead := redistest.StartSentinels(t, name, sh.Primary, 1, redistest.SentinelOptions{})
 	redistest.Must(t, ahead.Failover(t.Context()))
@@ -91,7 +95,24 @@ func TestNodeThatWasCutOff(t *testing.T) {
 	t.Cleanup(s.Use(time.Second / 2))
 	f := NewCluster(&s.Options)
 	t.Cleanup(f.Close)
-	requireOlderRefused(t, f, &f.history, behind.Addrs()[0], ahead.Nodes[0], ahead.Addrs()[0])
+	var ids []string
+	for _, c := range []*redistest.Cluster{behind, ahead} {
+		id, err := c.Nodes[0].Client().Do(t.Context(), "CLUSTER", "MYID").Text()
+		redistest.Must(t, err)
+		ids = append(ids, id)
+	}
+	requireOlderRefused(t, sameCluster{f, ids}, &f.history, behind.Addrs()[0], ahead.Nodes[0], ahead.Addrs()[0])
+}
+
+// sameCluster takes nodes for those of one cluster.
+type sameCluster struct {
+	*Cluster
+	ids []string
+}
+
+func (c sameCluster) Find(ctx context.Context) (Found, error) {
+	c.belief.followed.marks, c.belief.isSet = c.ids, true
+	return c.Cluster.Find(ctx)
 }
 
 // TestHistory obeys an older answer once a minute has brought nothing newer.

@@ -44,8 +44,8 @@ const (
 	// that was in vain, up to mostReconnectPause.
 	reconnectPause     = 100 * time.Millisecond
 	mostReconnectPause = 2 * time.Second
-	// relapsePause is how long no ping ends that a server is left out that was left out before within
-	// relapseTime: it answers pings, and not the calls.
+	// relapsePause is how long no ping closes a breaker that opens again within relapseTime: the server answers pings,
+	// and not the calls.
 	relapsePause = time.Second
 	relapseTime  = 10 * time.Second
 	// poolTimeout is never reached: there are as many connections as workers, one for
@@ -66,11 +66,10 @@ type Lane struct {
 	// unfit is why no calls are made of a server that answers, or nil.
 	unfit   atomic.Pointer[error]
 	breaker *gobreaker.TwoStepCircuitBreaker[any]
-	// opened is when the breaker last began to leave out the server, and rests until when it is not pinged,
-	// in Unix nanoseconds.
-	opened, rests atomic.Int64
-	queue         *queue
-	batch         int
+	// rests is until when the server is not pinged after the breaker has opened, or nil.
+	rests atomic.Pointer[time.Time]
+	queue *queue
+	batch int
 	// persistent makes workers retry commands that did not run, until the deadline:
 	// the lane is for charges.
 	persistent bool
@@ -131,7 +130,7 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		batch:      1,
 		persistent: persistent,
 	}
-	l.client.Store(NewClient(addr, opts, persistent))
+	l.client.Store(l.newClient())
 	// It opens when one pipeline more fails in a row than there are connections, because these can all be cut
 	// at once while the server is well. Pings close it.
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
@@ -213,7 +212,7 @@ func (s *Shard) probe() {
 
 // ping lets the breaker close if it allows a try and the server answers.
 func (l *Lane) ping(ctx context.Context) {
-	if time.Now().UnixNano() < l.rests.Load() {
+	if until := l.rests.Load(); until != nil && time.Until(*until) > 0 {
 		return
 	}
 	reported, err := l.breaker.Allow()
@@ -375,13 +374,14 @@ func (l *Lane) NoteHidden(err error) {
 // lead to another server by now. Calls in flight end on the old ones.
 func (l *Lane) reconnect() {
 	if l.replacement.isDue(time.Now()) {
+		l.Shard.Options.names.forget(l.Addr)
 		l.renew()
 	}
 }
 
 // renew makes calls use new connections.
 func (l *Lane) renew() {
-	old := l.client.Swap(NewClient(l.Addr, &l.Shard.Options, l.persistent))
+	old := l.client.Swap(l.newClient())
 	l.Shard.retired.Go(func() {
 		for Pause(l.life, retirePause) {
 			if used := old.PoolStats(); used.TotalConns == used.IdleConns {
@@ -427,10 +427,11 @@ func (l *Lane) purpose() Purpose {
 func (l *Lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
-		now := time.Now()
-		if last := l.opened.Swap(now.UnixNano()); now.UnixNano()-last < relapseTime.Nanoseconds() {
-			l.rests.Store(now.Add(relapsePause).UnixNano())
+		until := time.Now()
+		if last := l.rests.Load(); last != nil && until.Sub(*last) < relapseTime {
+			until = until.Add(relapsePause)
 		}
+		l.rests.Store(&until)
 		l.Shard.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
 		l.Shard.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})

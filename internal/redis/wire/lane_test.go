@@ -7,13 +7,13 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
-// TestServerIsLeftOutUntilAPing answers. Where pings are answered and calls are not, it is left out for longer.
+// TestServerIsLeftOutUntilAPing is answered. Where pings are answered and calls are not, it is left out for longer.
 func TestServerIsLeftOutUntilAPing(t *testing.T) {
 	t.Parallel()
 	server := redistest.Start(t)
 	l := newLane(newShard(t, Options{Primary: server.Addr()}), server.Addr(), false)
 	defer l.close(t.Context())
-	leaveOut := func() time.Duration {
+	leaveOut := func() {
 		for l.IsUp() {
 			reported, err := l.breaker.Allow()
 			if err != nil {
@@ -21,24 +21,33 @@ func TestServerIsLeftOutUntilAPing(t *testing.T) {
 			}
 			reported(errNoReply)
 		}
-		since := time.Now()
+	}
+	isCalled := func() {
+		t.Helper()
 		redistest.Eventually(t, "it is called", func() error {
 			if l.ping(t.Context()); !l.IsUp() {
 				return l.Down()
 			}
 			return nil
 		})
-		return time.Since(since)
 	}
-	if leaveOut(); l.rests.Load() != 0 {
+	rest := func() time.Duration { return time.Until(*l.rests.Load()) }
+	if leaveOut(); rest() > 0 {
 		t.Error("it is not pinged the first time")
 	}
-	if took := leaveOut(); took < relapsePause {
-		t.Errorf("it is called again after %v", took)
+	isCalled()
+	if leaveOut(); rest() <= 0 {
+		t.Error("it is pinged at once although it answers pings alone")
 	}
-	l.opened.Add(-relapseTime.Nanoseconds())
-	rests := l.rests.Load()
-	if leaveOut(); l.rests.Load() != rests {
+	time.Sleep(probePeriod)
+	if l.ping(t.Context()); l.IsUp() {
+		t.Error("it is called although it rests")
+	}
+	l.rests.Store(new(time.Now()))
+	isCalled()
+	l.rests.Store(new(time.Now().Add(-relapseTime)))
+	if leaveOut(); rest() > 0 {
 		t.Error("it is not pinged although it was well for long")
 	}
+	isCalled()
 }

@@ -51,6 +51,7 @@ type Options struct {
 	// allows more ([Shard.Use]); 0 means DefaultDialTimeout.
 	DialTimeout time.Duration
 	patience    *patience
+	names       *names
 	// ConnMaxLifetime is the age from which a connection is replaced before its next
 	// use; 0 for none.
 	ConnMaxLifetime time.Duration
@@ -94,6 +95,10 @@ type Shard struct {
 	// soon.
 	found  chan struct{}
 	nudged chan struct{}
+	// peers are the servers behind addresses.
+	peers sync.Map
+	// standing is who is followed, or nil before the first search.
+	standing atomic.Pointer[Standing]
 	// searchFault is why the last search has failed, or nil.
 	searchFault atomic.Pointer[error]
 
@@ -127,6 +132,7 @@ type laneKey struct {
 func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 	opts.DialTimeout = cmp.Or(opts.DialTimeout, DefaultDialTimeout)
 	opts.patience = &patience{users: map[*time.Duration]bool{}}
+	opts.names = &names{lookup: net.DefaultResolver.LookupHost, peers: map[string]named{}}
 	opts.MaxReplicaLag = cmp.Or(opts.MaxReplicaLag, DefaultMaxReplicaLag)
 	if opts.NoPipelining {
 		opts.PoolSize = cmp.Or(opts.PoolSize, DefaultPlainPoolSize)
@@ -150,6 +156,7 @@ func NewShard(opts Options, upkeep func(ctx context.Context)) *Shard {
 		s.finder, s.Kind = NewCluster(&s.Options), "cluster"
 	default:
 		s.Kind = "static"
+		s.standing.Store(&Standing{Since: time.Now()})
 		s.adopt([]Roles{{Primary: opts.Primary, Replicas: opts.Replicas}})
 	}
 	return s
@@ -308,6 +315,9 @@ func (s *Shard) retire(next *topology) {
 			continue
 		}
 		delete(s.lanes, key)
+		if _, isUsed := s.lanes[laneKey{key.addr, !key.persistent}]; !isUsed {
+			s.peers.Delete(key.addr)
+		}
 		s.retired.Go(func() {
 			Pause(s.life, retirePause)
 			// A server that is no longer the primary refuses the calls that wait there;

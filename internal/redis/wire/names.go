@@ -1,0 +1,111 @@
+package wire
+
+import (
+	"context"
+	"net"
+	"net/netip"
+	"slices"
+	"sync"
+	"time"
+)
+
+// names keep all connections to a host name at one server: one with several records would lead them to each in turn.
+type names struct {
+	lookup func(ctx context.Context, host string) ([]string, error)
+
+	mu sync.Mutex
+	// peers are the servers reached, by address.
+	peers map[string]named
+}
+
+// named is a server that a name has led to.
+type named struct {
+	peer string
+	// looked is when the name was looked up last.
+	looked time.Time
+	// missing is since when it is not among the name's records; zero while it is.
+	missing time.Time
+}
+
+// dial dials the server that was reached before if it is among the records of the name in addr, or was until the look-up
+// before; otherwise the name. If that server does not answer, the next connection takes the name.
+func (n *names) dial(ctx context.Context, network, addr string, dial func(ctx context.Context, network, addr string) (net.Conn, error)) (net.Conn, error) {
+	if network != "tcp" || n == nil {
+		return dial(ctx, network, addr)
+	}
+	if peer := n.peer(ctx, addr, 0); peer != "" {
+		conn, err := dial(ctx, network, peer)
+		if err != nil {
+			n.forget(addr)
+		}
+		return conn, err
+	}
+	conn, err := dial(ctx, network, addr)
+	if isName(addr) && err == nil && conn.RemoteAddr() != nil {
+		n.mu.Lock()
+		n.peers[addr] = named{peer: conn.RemoteAddr().String(), looked: time.Now()}
+		n.mu.Unlock()
+	}
+	return conn, err
+}
+
+func isName(addr string) bool {
+	host, _, err := net.SplitHostPort(addr)
+	_, isIP := netip.ParseAddr(host)
+	return err == nil && isIP != nil
+}
+
+// forget lets the next connection to addr go where its name leads, because the server reached before is no primary or
+// does not answer.
+func (n *names) forget(addr string) {
+	if n != nil {
+		n.mu.Lock()
+		delete(n.peers, addr)
+		n.mu.Unlock()
+	}
+}
+
+// hasMoved looks from time to time whether the name in addr leads elsewhere than to the server reached before, to which
+// connections are open.
+func (n *names) hasMoved(ctx context.Context, addr string) bool {
+	if n == nil {
+		return false
+	}
+	n.mu.Lock()
+	_, wasKnown := n.peers[addr]
+	n.mu.Unlock()
+	return wasKnown && n.peer(ctx, addr, revisitPeriod) == ""
+}
+
+// peer returns the address of the server that was reached before, or "" if there is none or the name leads elsewhere. It
+// looks that up if the last look-up is at least as long ago as pause.
+func (n *names) peer(ctx context.Context, addr string, pause time.Duration) string {
+	n.mu.Lock()
+	was, isKnown := n.peers[addr]
+	n.mu.Unlock()
+	if !isKnown || time.Since(was.looked) < pause {
+		return was.peer
+	}
+	host, port, _ := net.SplitHostPort(addr)
+	ips, err := n.lookup(ctx, host)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.peers[addr] != was {
+		// It was forgotten or looked up meanwhile.
+		return n.peers[addr].peer
+	}
+	now := time.Now()
+	was.looked = now
+	switch isThere := slices.ContainsFunc(ips, func(ip string) bool { return net.JoinHostPort(ip, port) == was.peer }); {
+	case err != nil:
+	case isThere:
+		was.missing = time.Time{}
+	case was.missing.IsZero():
+		was.missing = now
+	case now.Sub(was.missing) >= revisitPeriod:
+		delete(n.peers, addr)
+		return ""
+	}
+	n.peers[addr] = was
+	return was.peer
+}

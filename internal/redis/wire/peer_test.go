@@ -1,0 +1,94 @@
+package wire
+
+import (
+	"testing"
+	"time"
+)
+
+// TestPeer covers what a new connection can show.
+func TestPeer(t *testing.T) {
+	const hour = time.Hour
+	of := func(id, lineage string, uptime time.Duration) Server {
+		return Server{ID: id, Marks: []string{id, lineage}, Uptime: uptime}
+	}
+	type step struct {
+		after  time.Duration
+		server Server
+		want   meeting
+	}
+	for name, steps := range map[string][]step{
+		"the same":                     {{0, of("a", "A", hour), metSame}, {time.Second, of("a", "A", hour), metSame}},
+		"a restart":                    {{0, of("a", "A", hour), metSame}, {5 * time.Second, of("b", "B", time.Second), metRestarted}, {time.Second, of("b", "B", 2*time.Second), metSame}},
+		"a virtual IP at its replica":  {{0, of("a", "A", hour), metSame}, {time.Second, of("b", "A", hour), metSuccessor}},
+		"a name at another server":     {{0, of("a", "A", hour), metSame}, {time.Second, of("b", "B", hour), metStranger}, {0, of("b", "B", hour), metSame}},
+		"one that has another lineage": {{0, of("a", "A", hour), metSame}, {0, of("a", "B", hour), metSame}, {time.Second, of("b", "B", hour), metSuccessor}},
+	} {
+		var p peer
+		now := time.Unix(1_800_000_000, 0)
+		for i, s := range steps {
+			now = now.Add(s.after)
+			if got := p.meet(&s.server, now); got != s.want {
+				t.Errorf("%s, step %d: %v, want %v", name, i, got, s.want)
+			}
+		}
+		if p.takesTurns() {
+			t.Errorf("%s: it takes turns", name)
+		}
+	}
+}
+
+// TestPeersInTurn are found after some looks, and are none any more once looks agree. Other connections do not count, and
+// of the changes within a second one does.
+func TestPeersInTurn(t *testing.T) {
+	var p peer
+	now := time.Unix(1_800_000_000, 0)
+	both := []Server{{ID: "a", Uptime: time.Hour}, {ID: "b", Uptime: time.Hour}}
+	for n := range 4 * turnsMost {
+		now = now.Add(time.Millisecond)
+		p.meet(&both[n%2], now)
+		p.look(&both[n%2], now)
+	}
+	if p.takesTurns() {
+		t.Error("an overlap of two servers counts")
+	}
+	for n := range turnsMost {
+		now = now.Add(settlePeriod)
+		p.look(&both[n%2], now)
+		p.meet(&both[n%2], now)
+	}
+	if !p.takesTurns() {
+		t.Errorf("after %d changes it does not take turns", p.turns)
+	}
+	for range turnsEnd {
+		if !p.takesTurns() {
+			t.Error("it takes turns no more, too early")
+		}
+		now = now.Add(settlePeriod)
+		p.look(&both[0], now)
+		p.meet(&both[0], now)
+	}
+	if p.takesTurns() {
+		t.Error("turns are not forgotten")
+	}
+}
+
+// TestStrayConnection has all connections replaced once the address has settled: it reached another server just after
+// these moved.
+func TestStrayConnection(t *testing.T) {
+	var p peer
+	now := time.Unix(1_800_000_000, 0)
+	a, b := Server{ID: "a", Uptime: time.Hour}, Server{ID: "b", Uptime: time.Hour}
+	for i, step := range []struct {
+		after time.Duration
+		of    *Server
+		want  meeting
+	}{
+		{0, &a, metSame}, {time.Minute, &b, metStranger}, {settlePeriod / 2, &a, metSame}, {0, &b, metSame},
+		{settlePeriod, &b, metRestarted}, {settlePeriod, &b, metSame}, {0, &a, metStranger},
+	} {
+		now = now.Add(step.after)
+		if got := p.meet(step.of, now); got != step.want {
+			t.Errorf("step %d: %v, want %v", i, got, step.want)
+		}
+	}
+}
