@@ -158,8 +158,6 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 	must(t, err)
 	secure := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no")).Addr()
 	mutual := redistest.Start(t, lasting, redistest.TLS(certificate)).Addr()
-	crowdedSecure := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no", "--maxclients", "1"))
-	must(t, crowdedSecure.Client().Ping(t.Context()).Err())
 	lone := func(addr string) wire.Options { return wire.Options{Primary: addr} }
 	// They answer calls, and not as Redis does.
 	garbled := redistest.Start(t, lasting, redistest.Args("--rename-command", "TIME", "", "--rename-command", "ROLE", "TIME")).Addr()
@@ -260,7 +258,6 @@ func TestDiagnosisFindsWhatIsWrong(t *testing.T) {
 			[]string{"error unreachable " + primary}, codeUnreachable, []string{"may speak no TLS"},
 		},
 		"TLS that is not configured": {lone(secure), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error unreachable " + secure}, codeUnreachable, []string{"option tls"}},
-		"too many TLS connections":   {withTLS(crowdedSecure.Addr(), &tls.Config{RootCAs: ca.Pool()}), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error tls " + crowdedSecure.Addr()}, codeTLS, []string{"maxclients"}},
 		"no client certificate":      {withTLS(mutual, &tls.Config{RootCAs: ca.Pool()}), func(o *Operator) { o.asker.ReadPrimary = true }, []string{"error tls " + mutual}, codeTLS, []string{"client certificate"}},
 		"a slow server": {
 			lone(slow.Addr()), func(o *Operator) { o.asker.CheckTimeout, o.asker.ReadPrimary = 10*time.Millisecond, true },

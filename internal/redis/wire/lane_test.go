@@ -4,6 +4,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/sony/gobreaker/v2"
+
 	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
@@ -39,7 +41,12 @@ func TestServerIsLeftOutUntilAPing(t *testing.T) {
 	if leaveOut(); rest() <= 0 {
 		t.Error("it is pinged at once although it answers pings alone")
 	}
-	time.Sleep(probePeriod)
+	redistest.Eventually(t, "the breaker allows a ping", func() error {
+		if l.breaker.State() != gobreaker.StateHalfOpen {
+			return l.Down()
+		}
+		return nil
+	})
 	if l.ping(t.Context()); l.IsUp() {
 		t.Error("it is called although it rests")
 	}
