@@ -54,6 +54,8 @@ func overridesRemedy(err error) string {
 		return ": see docs/servers.md for the rights that they need"
 	case kind == store.KindForeignData:
 		return ": another program wrote that key: delete it"
+	case kind == store.KindConnection:
+		return ": see in the server's log why it ends the connection; client-output-buffer-limit normal may be too low"
 	}
 	return ""
 }

@@ -3,6 +3,7 @@ package admin
 import (
 	"errors"
 	"fmt"
+	"io"
 	"slices"
 	"strings"
 	"testing"
@@ -188,6 +189,7 @@ func TestRemedyOfOverrides(t *testing.T) {
 	for err, want := range map[error]string{
 		store.ErrDamaged: "unblock",
 		store.WithKind(store.KindForeignData, errors.New("no bucket")): "delete it",
+		store.WithKind(store.KindConnection, io.EOF):                   "client-output-buffer-limit",
 		store.WithKind(store.KindUnfound, errors.New("no primary")):    "",
 	} {
 		if got := overridesRemedy(fmt.Errorf("shard a: %w", err)); !strings.Contains(got, want) || want == "" && got != "" {

@@ -160,6 +160,30 @@ func TestServerThatIsLeftOutIsNotCalled(t *testing.T) {
 	})
 }
 
+// TestReplicaWithoutConnectionsIsLeftOut until it has some: no check dials it in vain.
+func TestReplicaWithoutConnectionsIsLeftOut(t *testing.T) {
+	t.Parallel()
+	sh := redistest.StartShard(t, 1)
+	replica := sh.Replicas[0]
+	// The connection of the test is the only one.
+	must(t, replica.Client().ConfigSet(t.Context(), "maxclients", "1").Err())
+	s := newStore(t, shardOf(t, sh), nil)
+	eventually(t, "the replica is left out", func() error {
+		must(t, store.Answers(t.Context(), s.Check, oneOf("k"))[0].Err)
+		if s.Shards()[0].Servers[1].State != store.ServerLeftOut {
+			return errors.New("it is still called")
+		}
+		return nil
+	})
+	must(t, replica.Client().ConfigSet(t.Context(), "maxclients", "10000").Err())
+	eventually(t, "the replica is called", func() error {
+		if s.Shards()[0].Servers[1].State != store.ServerUp {
+			return errors.New("it is left out")
+		}
+		return nil
+	})
+}
+
 // TestContextBoundsCallsWithoutPipelining of a silent server.
 func TestContextBoundsCallsWithoutPipelining(t *testing.T) {
 	proxy := redistest.StartProxy(t, redistest.Start(t).Addr())

@@ -97,6 +97,47 @@ func TestMoreOverridesThanStoresKeep(t *testing.T) {
 	}
 }
 
+// TestRepliesTooLargeForTheServer are no silent loss: what the server cannot send is told once that goes on, and what
+// it can send holds.
+func TestRepliesTooLargeForTheServer(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	opts, changes := wire.Options{Primary: server.Addr()}, limitsOf("x", 150)
+	writer := newOperator(t, opts, nil)
+	for n := range 4 {
+		for i := range changes {
+			changes[i].Events = int64(n)
+		}
+		mustChange(t, writer, changes)
+	}
+	size := 0
+	for name, value := range server.Client().HGetAll(t.Context(), writer.asker.Keys.Overrides()).Val() {
+		size += len(name) + len(value)
+	}
+	limit := func(bytes int) {
+		must(t, server.Client().ConfigSet(t.Context(), "client-output-buffer-limit", fmt.Sprintf("normal %d 0 0", bytes)).Err())
+	}
+	limit(2 * size)
+	if _, err := writer.Audit(t.Context()); err == nil {
+		t.Fatal("the log is smaller")
+	}
+	if set := looks(t, newOperator(t, opts, nil)); set.Len() != len(changes) {
+		t.Errorf("%d are read although only the log is too large", set.Len())
+	}
+	// Shorter replies have a buffer of their own.
+	limit(1)
+	p := newOperator(t, opts, nil)
+	for n := range mostMisread {
+		if set, err := p.Overrides(t.Context()); set.Len() > 0 || err == nil || errors.Is(err, store.ErrFinal) != (n == mostMisread-1) || store.KindOf(err) != store.KindConnection {
+			t.Errorf("look %d: %d are read, %v", n, set.Len(), err)
+		}
+	}
+	limit(0)
+	if set := looks(t, p); set.Len() != len(changes) {
+		t.Errorf("%d are read in the end", set.Len())
+	}
+}
+
 // TestRightThatIsGiven counts at the next look: nothing but a content beyond the bounds is left alone for a while.
 func TestRightThatIsGiven(t *testing.T) {
 	t.Parallel()
@@ -105,15 +146,18 @@ func TestRightThatIsGiven(t *testing.T) {
 	permit := func(rules ...any) {
 		must(t, server.Client().Do(t.Context(), append([]any{"ACL", "SETUSER", "limiter"}, rules...)...).Err())
 	}
-	permit("reset", "on", ">secret", "~*", "+@all", "-eval", "-evalsha", "-evalsha_ro", "-eval_ro")
 	t.Cleanup(func() { must(t, server.Client().Do(context.Background(), "ACL", "DELUSER", "limiter").Err()) })
-	p := newOperator(t, wire.Options{Primary: server.Addr(), Credentials: login("limiter", "secret")}, nil)
-	if set, err := p.Overrides(t.Context()); store.KindOf(err) != store.KindAuth {
-		t.Fatalf("%d are read without the right, %v", set.Len(), err)
-	}
-	permit("+@all")
-	if set := looks(t, p); set.Len() != 1 {
-		t.Errorf("%d are read with the right", set.Len())
+	// The second one lacks the log alone.
+	for _, lacking := range [][]any{{"-eval", "-evalsha", "-evalsha_ro", "-eval_ro"}, {"-zrange"}} {
+		permit(append([]any{"reset", "on", ">secret", "~*", "+@all"}, lacking...)...)
+		p := newOperator(t, wire.Options{Primary: server.Addr(), Credentials: login("limiter", "secret")}, nil)
+		if set, err := p.Overrides(t.Context()); store.KindOf(err) != store.KindAuth {
+			t.Fatalf("%d are read without %v, %v", set.Len(), lacking, err)
+		}
+		permit("+@all")
+		if set := looks(t, p); set.Len() != 1 {
+			t.Errorf("%d are read with %v", set.Len(), lacking)
+		}
 	}
 }
 

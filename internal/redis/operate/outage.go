@@ -68,7 +68,8 @@ func (d *shardDiagnoser) outage(err error, prefix string) store.Finding {
 		code, remedy = codeUnreachable, "see that it runs, and that the address is right"
 		remedy += moveRemedy
 	case d.shard.Options.TLS != nil:
-		remedy = "see its log; it may want a client certificate: cert <file> <key> in tls"
+		// A server without room for a client ends the connection before the handshake.
+		remedy = "see its log; it may want a client certificate (cert <file> <key> in tls), or have no connection left (its maxclients)"
 	default:
 		code, remedy = codeUnreachable, "see its log; it may speak TLS alone (option tls), or have no connection left (its maxclients)"
 	}

@@ -228,6 +228,8 @@ type shardOverrides struct {
 	seen int64
 	// unsound are the names with a value that is none of ours.
 	unsound map[string]bool
+	// misread is how many looks in a row could not read it although the shard answered.
+	misread int
 	// excess is why the content is not read again until a time: reading it costs the server much.
 	excess error
 	until  time.Time

@@ -90,7 +90,9 @@ func TestRemediesOfFindings(t *testing.T) {
 	full, lonely, evicting := start("--maxmemory", "1", "--maxmemory-policy", "noeviction"), start("--min-replicas-to-write", "1"), start("--maxmemory-policy", "allkeys-lru")
 	forgetful, unasked, rightless, keyless, baseless := redistest.Start(t, redistest.Args("--save", "")), redistest.Start(t, redistest.Args("--save", "3600 1")), start(), start(), start()
 	closed, crowded, down, lacking := start("--requirepass", "secret"), start("--maxclients", "1"), start(), start("--rename-command", "HINCRBY", "")
+	secureCrowded := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no", "--maxclients", "1"))
 	must(t, crowded.Client().Ping(t.Context()).Err())
+	must(t, secureCrowded.Client().Ping(t.Context()).Err())
 	must(t, down.Kill())
 	slow := redistest.StartProxy(t, primary)
 	must(t, slow.Delay(30*time.Millisecond))
@@ -158,15 +160,18 @@ func TestRemediesOfFindings(t *testing.T) {
 			_, f.Remedy, _ = strings.Cut(f.Remedy, ", or ")
 			execute(unasked, f)
 		}},
-		"rights":                        {limited(rightless, "-hincrby", "-zadd"), codeRights, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(rightless, f) }},
-		"keys":                          {limited(keyless, "resetkeys", "~other:*"), codeKeys, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(keyless, f) }},
-		"a right to databases":          {func() wire.Options { o := limited(baseless, "-select"); o.DB = 1; return o }(), codeRights, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(baseless, f) }},
-		"a database too high":           {wire.Options{Primary: primary, DB: 16}, codeDatabase, "correct db", func(o *wire.Options, _ *store.Finding) { o.DB = 15 }},
-		"a database in a cluster":       {wire.Options{Cluster: []string{cluster}, DB: 1}, codeDatabase, "leave db out", func(o *wire.Options, _ *store.Finding) { o.DB = 0 }},
-		"no password":                   {lone(closed.Addr()), codeLogin, "check username and password", func(o *wire.Options, _ *store.Finding) { o.Credentials = login("", "secret") }},
-		"a failing password":            {wire.Options{Primary: closed.Addr(), Credentials: failingLogin}, codeLogin, "correct username, password, password_command", func(o *wire.Options, _ *store.Finding) { o.Credentials = login("", "secret") }},
-		"a failing sentinel_password":   {wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: sentinels.Addrs(), Credentials: failingLogin}}, codeLogin, "correct sentinel_username", func(o *wire.Options, _ *store.Finding) { o.Sentinel.Credentials = nil }},
-		"too many connections":          {lone(crowded.Addr()), codeUnreachable, "raise maxclients", func(*wire.Options, *store.Finding) { do(crowded, "CONFIG", "SET", "maxclients", "100") }},
+		"rights":                      {limited(rightless, "-hincrby", "-zadd"), codeRights, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(rightless, f) }},
+		"keys":                        {limited(keyless, "resetkeys", "~other:*"), codeKeys, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(keyless, f) }},
+		"a right to databases":        {func() wire.Options { o := limited(baseless, "-select"); o.DB = 1; return o }(), codeRights, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(baseless, f) }},
+		"a database too high":         {wire.Options{Primary: primary, DB: 16}, codeDatabase, "correct db", func(o *wire.Options, _ *store.Finding) { o.DB = 15 }},
+		"a database in a cluster":     {wire.Options{Cluster: []string{cluster}, DB: 1}, codeDatabase, "leave db out", func(o *wire.Options, _ *store.Finding) { o.DB = 0 }},
+		"no password":                 {lone(closed.Addr()), codeLogin, "check username and password", func(o *wire.Options, _ *store.Finding) { o.Credentials = login("", "secret") }},
+		"a failing password":          {wire.Options{Primary: closed.Addr(), Credentials: failingLogin}, codeLogin, "correct username, password, password_command", func(o *wire.Options, _ *store.Finding) { o.Credentials = login("", "secret") }},
+		"a failing sentinel_password": {wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName, Addrs: sentinels.Addrs(), Credentials: failingLogin}}, codeLogin, "correct sentinel_username", func(o *wire.Options, _ *store.Finding) { o.Sentinel.Credentials = nil }},
+		"too many connections":        {lone(crowded.Addr()), codeUnreachable, "raise maxclients", func(*wire.Options, *store.Finding) { do(crowded, "CONFIG", "SET", "maxclients", "100") }},
+		"too many TLS connections": {withTLS(secureCrowded.Addr(), &tls.Config{RootCAs: ca.Pool()}), codeTLS, "its maxclients", func(*wire.Options, *store.Finding) {
+			do(secureCrowded, "CONFIG", "SET", "maxclients", "100")
+		}},
 		"full memory":                   {lone(full.Addr()), codeWrites, "maxmemory", func(*wire.Options, *store.Finding) { do(full, "CONFIG", "SET", "maxmemory", "100mb") }},
 		"too few replicas":              {lone(lonely.Addr()), codeWrites, "correct what the reply says", func(*wire.Options, *store.Finding) { do(lonely, "CONFIG", "SET", "min-replicas-to-write", "0") }},
 		"a renamed command":             {lone(lacking.Addr()), codeCommands, "undo a rename-command", func(o *wire.Options, _ *store.Finding) { o.Primary = start().Addr() }},

@@ -113,7 +113,7 @@ var replies = []struct {
 	{"CROSSSLOT", Meaning{store.KindOther, Later, splitting}},
 	// The server accepts no client, or not this password, which operators change at
 	// run time.
-	{"max number of clients", Meaning{store.KindConnection, Later, Shut}},
+	{"max number of clients", Meaning{store.KindConnection, Later, unfit | Shut}},
 	{"NOAUTH", Meaning{store.KindAuth, Later, unfit | Shut | login}},
 	{"WRONGPASS", Meaning{store.KindAuth, Later, unfit | Shut | login}},
 	{"unauthenticated", Meaning{store.KindAuth, Later, unfit | Shut | login}},

@@ -44,10 +44,10 @@ const (
 	// that was in vain, up to mostReconnectPause.
 	reconnectPause     = 100 * time.Millisecond
 	mostReconnectPause = 2 * time.Second
-	// breakerPause is how long a server is left out whose pipelines fail in a row:
-	// one more than there are connections, because these can all be cut at once
-	// while the server is well.
-	breakerPause = time.Second
+	// relapsePause is how long no ping closes a breaker that opens again within relapseTime: the server answers pings,
+	// and not the calls.
+	relapsePause = time.Second
+	relapseTime  = 10 * time.Second
 	// mostMute is how many INFOs have to fail in a row until a server of which nobody asks anything is pinged, and then
 	// how many pings until it is left out.
 	mostMute = 2
@@ -69,8 +69,10 @@ type Lane struct {
 	// unfit is why no calls are made of a server that answers, or nil.
 	unfit   atomic.Pointer[error]
 	breaker *gobreaker.TwoStepCircuitBreaker[any]
-	queue   *queue
-	batch   int
+	// rests is until when the server is not pinged after the breaker has opened, or nil.
+	rests atomic.Pointer[time.Time]
+	queue *queue
+	batch int
 	// persistent makes workers retry commands that did not run, until the deadline:
 	// the lane is for charges.
 	persistent bool
@@ -132,8 +134,10 @@ func newLane(s *Shard, addr string, persistent bool) *Lane {
 		persistent: persistent,
 	}
 	l.client.Store(l.newClient())
+	// It opens when one pipeline more fails in a row than there are connections, because these can all be cut
+	// at once while the server is well. Pings close it.
 	l.breaker = gobreaker.NewTwoStepCircuitBreaker[any](gobreaker.Settings{
-		Timeout: breakerPause,
+		Timeout: probePeriod / 2,
 		ReadyToTrip: func(c gobreaker.Counts) bool {
 			return int(c.ConsecutiveFailures) > opts.connections() || l.deaf.Load() >= mostMute
 		},
@@ -213,13 +217,16 @@ func (s *Shard) probe() {
 
 // ping lets the breaker close if it allows a try and the server answers, or open if that fails repeatedly.
 func (l *Lane) ping(ctx context.Context) {
+	if until := l.rests.Load(); until != nil && time.Until(*until) > 0 {
+		return
+	}
 	reported, err := l.breaker.Allow()
 	if err != nil {
 		return
 	}
 	ctx, cancel := context.WithTimeout(ctx, l.Shard.Options.ReplyWithin(probeTimeout))
 	defer cancel()
-	err = l.contain(func(client *goredis.Client) error { return client.Ping(ctx).Err() })
+	err = l.contain(func(client *goredis.Client) error { return classified(client.Ping(ctx).Err()) })
 	l.fault.note(err)
 	l.Shard.Options.noteLogin(err)
 	if isServerFault(err) {
@@ -430,6 +437,11 @@ func (l *Lane) purpose() Purpose {
 func (l *Lane) emitState(_ string, from, to gobreaker.State) {
 	switch {
 	case from == gobreaker.StateClosed:
+		until := time.Now()
+		if last := l.rests.Load(); last != nil && until.Sub(*last) < relapseTime {
+			until = until.Add(relapsePause)
+		}
+		l.rests.Store(&until)
 		l.Shard.Emit(Event{Kind: ServerDown, Addr: l.Addr, Purpose: l.purpose(), Err: l.fault.load()})
 	case to == gobreaker.StateClosed:
 		l.Shard.Emit(Event{Kind: ServerUp, Addr: l.Addr, Purpose: l.purpose()})
