@@ -107,7 +107,10 @@ func (s *Shard) modeOf(ctx context.Context, i info, redirects func(ctx context.C
 // unfitness returns why no calls are made of a server with that fault of its kind, or nil. The only
 // node of a Redis Cluster has all slots, until the cluster grows.
 func (s *Shard) unfitness(ctx context.Context, l *wire.Lane, fault error) error {
-	if !errors.Is(fault, errNode) {
+	switch {
+	case errors.Is(fault, wire.ErrTurns) && !s.CountApart(l.Addr):
+		return nil
+	case !errors.Is(fault, errNode):
 		return fault
 	}
 	ctx, cancel := context.WithTimeout(ctx, s.Options.ReplyWithin(infoTimeout))

@@ -270,7 +270,8 @@ func hear(t *testing.T, l *Lane) {
 	l.Shard.Hear(l.Addr, &server)
 }
 
-// TestAddressAtAnotherServer is followed by all connections together, and told unless the other one has the data.
+// TestAddressAtAnotherServer is followed by all connections together, and told unless the other one has the data. A
+// replica is followed once it is a primary.
 func TestAddressAtAnotherServer(t *testing.T) {
 	t.Parallel()
 	sh := redistest.StartShard(t, 1)
@@ -310,6 +311,17 @@ func TestAddressAtAnotherServer(t *testing.T) {
 			s.peerOf(proxy.Addr()).heard = time.Time{}
 		}
 		at.Checks.Revisit(t.Context())
+		if c.to == sh.Replicas[0] {
+			if id := idAt(t, at.Charges); id != before {
+				t.Errorf("%s: the connections move before it is a primary", name)
+			}
+			redistest.Must(t, c.to.Client().SlaveOf(t.Context(), "NO", "ONE").Err())
+			p := s.peerOf(proxy.Addr())
+			p.mu.Lock()
+			p.visited = time.Time{}
+			p.mu.Unlock()
+			at.Checks.Revisit(t.Context())
+		}
 		for _, l := range []*Lane{at.Checks, at.Charges} {
 			if id := idAt(t, l); id != info["run_id"] {
 				t.Errorf("%s: the %s lane stays", name, l.purpose())

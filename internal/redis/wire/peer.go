@@ -23,7 +23,7 @@ const (
 
 // ErrTurns is the fault of an address whose connections reach several servers.
 var ErrTurns = &Fault{
-	Problem: "its connections reach several servers in turn, so it is left out",
+	Problem: "its connections reach several servers in turn",
 	Remedy:  "give an address that leads to the primary alone, and write the replicas as such",
 }
 
@@ -40,12 +40,14 @@ type Server struct {
 	Marks []string
 	// Uptime is how long it has run.
 	Uptime time.Duration
+	// IsReplica is set if it follows a primary.
+	IsReplica bool
 }
 
 // ServerIn returns the server that INFO describes.
 func ServerIn(field func(name string) string) Server {
 	seconds, _ := strconv.Atoi(field("uptime_in_seconds"))
-	return Server{ID: field("run_id"), Marks: MarksIn(field), Uptime: time.Duration(seconds) * time.Second}
+	return Server{ID: field("run_id"), Marks: MarksIn(field), Uptime: time.Duration(seconds) * time.Second, IsReplica: field("role") == "slave"}
 }
 
 // meeting is what a new connection shows.
@@ -79,6 +81,8 @@ type peer struct {
 	looked        time.Time
 	turned        time.Time
 	turns, agreed int
+	// hasStrangers is set if one of the servers had nothing in common with the others, until looks agree.
+	hasStrangers bool
 	// visited is when a new connection looked last.
 	visited time.Time
 	// differing is how many visits in a row had two replies with different IDs on one connection.
@@ -107,8 +111,12 @@ func (p *peer) meet(s *Server, now time.Time) meeting {
 	}
 	hasSettled := now.Sub(p.moved) >= settlePeriod
 	switch {
+	case s.IsReplica && s.ID != p.now.ID && meet(s.Marks, p.now.Marks):
+		// It takes no writes before it has become a primary.
+		return metSame
 	case s.ID != p.now.ID && !hasSettled:
 		p.hasStray = true
+		p.hasStrangers = p.hasStrangers || !meet(s.Marks, p.now.Marks)
 		return metSame
 	case s.ID == p.now.ID && p.hasStray && hasSettled:
 		p.hear(s, now)
@@ -127,6 +135,7 @@ func (p *peer) meet(s *Server, now time.Time) meeting {
 	case isRestart:
 		return metRestarted
 	default:
+		p.hasStrangers = true
 		return metStranger
 	}
 }
@@ -139,7 +148,7 @@ func (s *Server) startedAfter(at, now time.Time) bool { return now.Add(-s.Uptime
 func (p *peer) look(s *Server, now time.Time) {
 	if isSame := s.ID == p.now.ID && !p.hasStray; p.last == "" || p.last == s.ID && isSame {
 		if p.agreed++; p.agreed >= turnsEnd {
-			p.turns = 0
+			p.turns, p.hasStrangers = 0, false
 		}
 	} else {
 		p.agreed = 0
@@ -190,6 +199,15 @@ func (s *Shard) TurnFault(addr string) error {
 		return ErrTurns
 	}
 	return nil
+}
+
+// CountApart reports whether one of the servers to which an address leads in turn has nothing in common with the others,
+// so that counts would be split. Of those that share a history one takes writes.
+func (s *Shard) CountApart(addr string) bool {
+	p := s.peerOf(addr)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hasStrangers
 }
 
 // IdentityFault returns the fault of a primary that says it has that run ID, if nothing shows who it is, or nil.

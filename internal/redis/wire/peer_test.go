@@ -11,6 +11,11 @@ func TestPeer(t *testing.T) {
 	of := func(id, lineage string, uptime time.Duration) Server {
 		return Server{ID: id, Marks: []string{id, lineage}, Uptime: uptime}
 	}
+	replica := func(id, lineage string) Server {
+		s := of(id, lineage, time.Hour)
+		s.IsReplica = true
+		return s
+	}
 	type step struct {
 		after  time.Duration
 		server Server
@@ -19,7 +24,8 @@ func TestPeer(t *testing.T) {
 	for name, steps := range map[string][]step{
 		"the same":                     {{0, of("a", "A", hour), metSame}, {time.Second, of("a", "A", hour), metSame}},
 		"a restart":                    {{0, of("a", "A", hour), metSame}, {5 * time.Second, of("b", "B", time.Second), metRestarted}, {time.Second, of("b", "B", 2*time.Second), metSame}},
-		"a virtual IP at its replica":  {{0, of("a", "A", hour), metSame}, {time.Second, of("b", "A", hour), metSuccessor}},
+		"a virtual IP at its replica":  {{0, of("a", "A", hour), metSame}, {time.Second, replica("b", "A"), metSame}, {time.Second, of("b", "A", hour), metSuccessor}},
+		"a name at another's replica":  {{0, of("a", "A", hour), metSame}, {time.Second, replica("b", "B"), metStranger}},
 		"a name at another server":     {{0, of("a", "A", hour), metSame}, {time.Second, of("b", "B", hour), metStranger}, {0, of("b", "B", hour), metSame}},
 		"one that has another lineage": {{0, of("a", "A", hour), metSame}, {0, of("a", "B", hour), metSame}, {time.Second, of("b", "B", hour), metSuccessor}},
 	} {
@@ -56,8 +62,8 @@ func TestPeersInTurn(t *testing.T) {
 		p.look(&both[n%2], now)
 		p.meet(&both[n%2], now)
 	}
-	if !p.takesTurns() {
-		t.Errorf("after %d changes it does not take turns", p.turns)
+	if !p.takesTurns() || !p.hasStrangers {
+		t.Errorf("after %d changes it does not take turns: %+v", p.turns, &p)
 	}
 	for range turnsEnd {
 		if !p.takesTurns() {
@@ -67,7 +73,7 @@ func TestPeersInTurn(t *testing.T) {
 		p.look(&both[0], now)
 		p.meet(&both[0], now)
 	}
-	if p.takesTurns() {
+	if p.takesTurns() || p.hasStrangers {
 		t.Error("turns are not forgotten")
 	}
 }
