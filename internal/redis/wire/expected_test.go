@@ -113,7 +113,9 @@ func TestExpectedServersAreBounded(t *testing.T) {
 		found := Roles{Primary: "a:1"}
 		for n := range 400 {
 			found.Replicas = append(found.Replicas, fmt.Sprintf("r%d.%d:1", round, n))
-			found.Down = append(found.Down, fmt.Sprintf("d%d.%d:1", round, n))
+			for i := range 3 {
+				found.Down = append(found.Down, fmt.Sprintf("d%d.%d.%d:1", round, n, i))
+			}
 		}
 		s.mu.Lock()
 		s.expect([]Roles{found})
@@ -251,5 +253,25 @@ func TestSentinelThatIsFarAway(t *testing.T) {
 	f.patient, f.hope = time.Now(), 0
 	if found := mustFind(t, f).Sources; !found[2].IsSilent {
 		t.Errorf("it is waited for each time: %+v", found)
+	}
+}
+
+// TestNodeThatIsFarAway has the full time, in the census after the one that it missed.
+func TestNodeThatIsFarAway(t *testing.T) {
+	t.Parallel()
+	addrs := redistest.StartCluster(t, 1, 1).Addrs()
+	proxy := redistest.StartProxy(t, addrs[1])
+	redistest.Must(t, proxy.Delay(3*findTimeout))
+	_, f := patientCluster(t, append(addrs, proxy.Addr())...)
+	redistest.Eventually(t, "it is late", func() error {
+		f.census, f.hope = time.Time{}, 0
+		if found := mustFind(t, f).Sources; found[2].Err == nil {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	f.census, f.patient, f.hope = time.Time{}, time.Time{}, 0
+	if found := mustFind(t, f).Sources; found[2].Err != nil {
+		t.Errorf("it is not waited for: %+v", found)
 	}
 }
