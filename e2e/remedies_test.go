@@ -44,22 +44,22 @@ func TestRemediesOfProblems(t *testing.T) {
 	}
 	for name, begin := range map[string]func(t *testing.T) provoked{
 		"sentinel leads to a server": func(t *testing.T) provoked {
-			return provoked{site: site(shard("sentinel m " + redistest.Start(t).Addr())), kind: "no_primary", apply: reads("no_primary", `write (primary \S+) in place of sentinel`)}
+			return provoked{site: site(shard("sentinel m " + redistest.Start(t).Addr())), kind: "no_primary", remedy: "give the sentinel's address, or write primary", apply: reads("no_primary", `write (primary \S+) in place of sentinel`)}
 		},
 		"sentinel leads to a node": func(t *testing.T) provoked {
 			node := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(redistest.WaitTimeout)).Addrs()[0]
-			return provoked{site: site(shard("sentinel m " + node)), kind: "no_primary", apply: reads("no_primary", `write (cluster \S+) in place of sentinel`)}
+			return provoked{site: site(shard("sentinel m " + node)), kind: "no_primary", remedy: "in place of sentinel", apply: reads("no_primary", `write (cluster \S+) in place of sentinel`)}
 		},
 		"cluster leads to a replica": func(t *testing.T) provoked {
 			return provoked{
-				site: site(shard("cluster " + redistest.StartShard(t, 1).Replicas[0].Addr())), kind: "no_primary",
+				site: site(shard("cluster " + redistest.StartShard(t, 1).Replicas[0].Addr())), kind: "no_primary", remedy: "in place of cluster",
 				apply: reads("no_primary", `write (primary \S+) and (replica \S+) in place of cluster`),
 			}
 		},
 		"cluster leads to a sentinel": func(t *testing.T) provoked {
 			addr := redistest.StartSentinels(t, "limits", redistest.Start(t), 1, redistest.SentinelOptions{DownAfter: time.Hour}).Addrs()[0]
 			return provoked{
-				site: site(shard("cluster " + addr)), kind: "no_primary", remedy: "write sentinel, the name of the master and this address in place of cluster",
+				site: site(shard("cluster " + addr)), kind: "no_primary", remedy: "or write sentinel, the name of the master and this address in place of cluster",
 				apply: func(c *caddytest.Caddy) { c.MustLoad(site(shard("sentinel limits " + addr))) },
 			}
 		},
@@ -104,7 +104,7 @@ func TestRemediesOfProblems(t *testing.T) {
 			s := redistest.StartShard(t, 1)
 			do(t, s.Replicas[0], "CONFIG", "SET", "replica-read-only", "no")
 			return provoked{
-				site: site(shard("primary "+s.Primary.Addr(), "replica "+s.Replicas[0].Addr())), kind: "misconfigured", remedy: "CONFIG SET replica-read-only yes",
+				site: site(shard("primary "+s.Primary.Addr(), "replica "+s.Replicas[0].Addr())), kind: "misconfigured", remedy: "set replica-read-only yes (CONFIG SET, and in its configuration)",
 				apply: func(*caddytest.Caddy) { do(t, s.Replicas[0], "CONFIG", "SET", "replica-read-only", "yes") },
 			}
 		},
@@ -227,7 +227,7 @@ func TestReplicaThatRefusesStaleReads(t *testing.T) {
 	eventually(t, "a refusal", func() error { return want("status", c.Get("/", "X-Key: k").StatusCode, http.StatusTooManyRequests) })
 	must(t, "in sync", s.Replicas[0].WaitInSync(t.Context()))
 	must(t, "kill", s.Primary.Kill())
-	awaitProblem(c, "misconfigured", "it answers no checks while its primary is away: CONFIG SET replica-serve-stale-data yes")
+	awaitProblem(c, "misconfigured", "it answers no checks while its primary is away: set replica-serve-stale-data yes (CONFIG SET, and in its configuration)")
 	must(t, "the remedy", s.Replicas[0].Client().ConfigSet(t.Context(), "replica-serve-stale-data", "yes").Err())
 	awaitProblem(c, "misconfigured", "")
 	// Another Caddy knows no client.

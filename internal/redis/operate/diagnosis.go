@@ -299,7 +299,7 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 		remedy := "assign them to a node: redis-cli --cluster fix " + node
 		if dead := deadIn(found); len(dead) > 0 {
 			// The command assigns the slots of all that are down.
-			remedy = "restart " + strings.Join(dead, ", ") + "; if one is gone for good, restart the others first, then give its slots to other nodes: redis-cli --cluster fix " + node + " --cluster-fix-with-unreachable-masters"
+			remedy = fmt.Sprintf("restart %s; if one is gone for good, restart the others first, then give its slots to other nodes: redis-cli --cluster fix %s --cluster-fix-with-unreachable-masters", strings.Join(dead, ", "), node)
 		}
 		d.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, wire.SlotCount), remedy))
 	}
