@@ -55,7 +55,7 @@ func TestRemediesNameTheirTests(t *testing.T) {
 }
 
 // leastQuote is the least length of a part of a remedy that quotes it.
-const leastQuote = 10
+const leastQuote = 15
 
 var placeholder = regexp.MustCompile(`%[a-z]`)
 
@@ -225,6 +225,9 @@ var advice = regexp.MustCompile(`: (?:correct|give|raise|remove|see|set|use|writ
 // a remedy and so found elsewhere.
 func (s *scan) addGiven(argument ast.Expr) {
 	name := nameOf(argument)
+	if _, isPointer := argument.(*ast.UnaryExpr); isPointer {
+		return // It is a function of the same name.
+	}
 	if call, ok := argument.(*ast.CallExpr); ok {
 		name = nameOf(call.Fun)
 	}

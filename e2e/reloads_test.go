@@ -141,11 +141,12 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		loses, remedy []string
 		// after is the problem by the remedy: clients that counted under another name begin anew once more.
 		after string
+		text  string
 	}{
-		"lacks shard c":                     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
-		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, ""},
-		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, ""},
-		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
+		"lacks shard c":                     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "", "write weight 1 was 0 in shard c"},
+		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, "", "keep shard b with weight 0 was 1"},
+		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, "", "write weight 9 was 1 in shard a"},
+		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,", "keep the names of shards"},
 	} {
 		site := func(shards []string) string {
 			return zonesSite(caddytest.RedisStore(append(slices.Clone(shards), "key_prefix "+strings.Fields(name)[0])...), zoneWith("api", "events 1", "window 1h", "charge before"), "respond ok")
@@ -162,6 +163,7 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		must(t, name, errors.Join(want("passed at first", passed(), clients), want("passed again", passed(), 0)))
 		c.MustLoad(site(step.loses))
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
+		awaitProblem(c, "disagreement", step.text)
 		for _, line := range regexp.MustCompile(`weight \d+ was \d+`).FindAllString(fmt.Sprint(problemsOf(c)), -1) {
 			must(t, name, want("remedy having "+line, strings.Contains(fmt.Sprint(step.remedy), line), true))
 		}

@@ -42,6 +42,18 @@ func TestRemediesOfProblems(t *testing.T) {
 			c.MustLoad(site(shard(m[1:]...)))
 		}
 	}
+	// textOf returns the problem, among those of its kind if it has one.
+	textOf := func(c *caddytest.Caddy, p *provoked) string {
+		var all []string
+		for kind, texts := range problemsOf(c) {
+			for _, text := range texts {
+				if kind == p.kind || p.kind == "" && strings.Contains(text, p.remedy) {
+					all = append(all, text)
+				}
+			}
+		}
+		return strings.Join(all, "; ")
+	}
 	for name, begin := range map[string]func(t *testing.T) provoked{
 		"sentinel leads to a server": func(t *testing.T) provoked {
 			return provoked{site: site(shard("sentinel m " + redistest.Start(t).Addr())), kind: "no_primary", remedy: "give the sentinel's address, or write primary", apply: reads("no_primary", `write (primary \S+) in place of sentinel`)}
@@ -184,6 +196,58 @@ func TestRemediesOfProblems(t *testing.T) {
 				apply:   func(c *caddytest.Caddy) { c.MustLoad(site(shard("primary " + link.Addr()))) },
 			}
 		},
+		"a server that is down": func(t *testing.T) provoked {
+			server := redistest.Start(t)
+			return provoked{
+				site: site(shard("primary " + server.Addr())), kind: "no_primary", remedy: "see that the server runs, and that its maxclients suffices",
+				provoke: func(*caddytest.Caddy) { must(t, "kill", server.Kill()) },
+				apply:   func(*caddytest.Caddy) { must(t, "restart", server.Restart()) },
+			}
+		},
+		"a host without an address": func(t *testing.T) provoked {
+			addr := redistest.Start(t).Addr()
+			return provoked{
+				site: site(shard("primary redis.invalid:6379")), kind: "no_primary", remedy: "correct the name of the host, or the DNS",
+				apply: func(c *caddytest.Caddy) { c.MustLoad(site(shard("primary " + addr))) },
+			}
+		},
+		"charges over a slow link": func(t *testing.T) provoked {
+			link := redistest.StartProxy(t, redistest.Start(t).Addr())
+			late := func(timeout string) string {
+				return zonesSite(caddytest.RedisStore(shard("primary "+link.Addr()), "check_timeout 5s", "charge_timeout "+timeout), zoneWith("api"), "respond ok")
+			}
+			return provoked{
+				site: late("100ms"), remedy: "see whether the server, or the network, is slow, or raise charge_timeout",
+				provoke: func(*caddytest.Caddy) { must(t, "delay", link.Delay(300*time.Millisecond)) },
+				apply:   func(c *caddytest.Caddy) { c.MustLoad(late("30s")) },
+			}
+		},
+		"no sentinel that answers": func(t *testing.T) provoked {
+			sentinel := redistest.StartSentinels(t, "limits", redistest.Start(t), 1, redistest.SentinelOptions{DownAfter: time.Hour}).Nodes[0]
+			must(t, "kill", sentinel.Kill())
+			return provoked{
+				site:   zonesSite(caddytest.RedisStore(shard("sentinel limits "+sentinel.Addr()), "charge_timeout 100ms"), zoneWith("api"), "respond ok"),
+				remedy: "see that its primary runs, and that the sentinels or the cluster name one",
+				apply:  func(*caddytest.Caddy) { must(t, "restart", sentinel.Restart()) },
+			}
+		},
+		"requests that pass unchecked": func(t *testing.T) provoked {
+			server := redistest.Start(t)
+			return provoked{
+				site: zonesSite(caddytest.RedisStore(shard("primary "+server.Addr())), zoneWith("api", "charge before"), "respond ok"), kind: "unchecked",
+				remedy:  "restore the store; with on_error local this Caddy would count them meanwhile",
+				provoke: func(*caddytest.Caddy) { must(t, "kill", server.Kill()) },
+				apply:   func(*caddytest.Caddy) { must(t, "restart", server.Restart()) },
+			}
+		},
+		"a right to overrides that is lacking": func(t *testing.T) provoked {
+			server := redistest.Start(t)
+			do(t, server, "ACL", "SETUSER", "lim", "on", ">s", "~*", "&*", "+@all", "-hscan")
+			return provoked{
+				site: site(shard("primary "+server.Addr()), "username lim", "password s"), kind: "damaged_overrides", remedy: "see docs/servers.md for the rights that they need",
+				apply: func(*caddytest.Caddy) { do(t, server, "ACL", "SETUSER", "lim", "+hscan") },
+			}
+		},
 		"a store that is gone from the config": func(t *testing.T) provoked {
 			addr := redistest.Start(t).Addr()
 			return provoked{
@@ -202,16 +266,16 @@ func TestRemediesOfProblems(t *testing.T) {
 				p.provoke(c)
 			}
 			eventually(t, "the problem, with its remedy", func() error {
-				if p.provoke != nil || p.kind == "store_errors" {
+				if p.provoke != nil || p.kind == "store_errors" || p.kind == "" {
 					ask(c) // Where no servers are found, a request waits for them.
 				}
-				all := strings.Join(problemsOf(c)[p.kind], "; ")
+				all := textOf(c, &p)
 				return want(fmt.Sprintf("%q having a remedy", all), all != "" && strings.Contains(all, p.remedy) && !strings.Contains(all, "in place of primary and replica: see"), true)
 			})
 			p.apply(c)
 			eventually(t, "the remedy works", func() error {
 				status := ask(c)
-				return want(fmt.Sprint("status, and problems ", problemsOf(c)), fmt.Sprint(status, len(problemsOf(c)[p.kind])), "200 0")
+				return want(fmt.Sprint("status, and problems ", problemsOf(c)), fmt.Sprint(status, textOf(c, &p)), "200 ")
 			})
 		})
 	}

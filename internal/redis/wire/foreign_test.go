@@ -245,6 +245,15 @@ func TestAddressAtAnotherServer(t *testing.T) {
 		if now := s.Standing(); now.Replaced.IsZero() == c.tells || now.Since.After(since) != c.tells {
 			t.Errorf("%s: %+v", name, now)
 		}
+		// The remedy is that the address leads to the shard's again.
+		proxy.PointTo(sh.Primary.Addr())
+		redistest.Eventually(t, name+": the shard's server is back", func() error {
+			at.Checks.Revisit(t.Context())
+			if id := idAt(t, at.Charges); id != before {
+				return errors.New("it is at " + id)
+			}
+			return nil
+		})
 	}
 }
 
@@ -343,7 +352,7 @@ func TestNodesWithoutHosts(t *testing.T) {
 	t.Cleanup(f.Close)
 	requireFound(t, "nodes of two ports are found", f, "127.0.0.1:2")
 	ports[1] = 1
-	if _, err := f.Find(t.Context()); err == nil || !strings.Contains(err.Error(), "several have the port of 127.0.0.1:1: set cluster-preferred-endpoint-type") {
+	if _, err := f.Find(t.Context()); err == nil || !strings.Contains(err.Error(), "several have the port of 127.0.0.1:1: set cluster-preferred-endpoint-type to ip or hostname on each") {
 		t.Errorf("nodes of one port: %v", err)
 	}
 }

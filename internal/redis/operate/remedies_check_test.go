@@ -1,9 +1,12 @@
+//go:build check
+
 package operate
 
 import (
 	"context"
 	"crypto/tls"
 	"fmt"
+	"net"
 	"net/http"
 	"net/http/httptest"
 	"os/exec"
@@ -112,6 +115,23 @@ func TestRemediesOfFindings(t *testing.T) {
 		"the port of a server in place of a node's": func(*testing.T) remedied {
 			return remedied{wire.Options{Cluster: []string{primary}}, codeRole, "give the node's address, or write", func(o *wire.Options, _ *store.Finding) { o.Cluster = []string{cluster} }}
 		},
+		"no sentinel": func(*testing.T) remedied {
+			return remedied{byName(masterName, primary), codeUnfound, "correct what is wrong with the sentinels", func(o *wire.Options, _ *store.Finding) { o.Sentinel.Addrs = sentinels.Addrs() }}
+		},
+		"no node": func(*testing.T) remedied {
+			return remedied{wire.Options{Cluster: []string{primary}}, codeUnfound, "correct what is wrong with the nodes, or give others", func(o *wire.Options, _ *store.Finding) { o.Cluster = []string{cluster} }}
+		},
+		"a password in the clear": func(t *testing.T) remedied {
+			user := limited(start(t))
+			plain := wire.Options{Primary: "redis.example:6379", Credentials: user.Credentials, Dial: func(ctx context.Context, network, _ string) (net.Conn, error) {
+				return new(net.Dialer).DialContext(ctx, network, user.Primary)
+			}}
+			return remedied{plain, codePlain, "set up TLS there, and the option tls", func(o *wire.Options, _ *store.Finding) {
+				server := redistest.Start(t, lasting, redistest.TLS(certificate), redistest.Args("--tls-auth-clients", "no", "--requirepass", "secret"))
+				*o = withTLS(server.Addr(), &tls.Config{RootCAs: ca.Pool()})
+				o.Credentials = login("", "secret")
+			}}
+		},
 		"a server as a sentinel": func(*testing.T) remedied {
 			return remedied{byName("m", pair.Primary.Addr()), codeRole, "or write primary", rebound}
 		},
@@ -141,7 +161,7 @@ func TestRemediesOfFindings(t *testing.T) {
 			return remedied{lone(sentinels.Addrs()[0]), codeRole, "write sentinel", func(o *wire.Options, f *store.Finding) { *o = byName(masterName, f.Address) }}
 		},
 		"a node as primary": func(*testing.T) remedied {
-			return remedied{lone(cluster), codeRole, "write cluster", func(o *wire.Options, f *store.Finding) { *o = wire.Options{Cluster: []string{f.Address}} }}
+			return remedied{lone(cluster), codeRole, "write cluster in place of primary and replica", func(o *wire.Options, f *store.Finding) { *o = wire.Options{Cluster: []string{f.Address}} }}
 		},
 		"swapped": func(*testing.T) remedied {
 			return remedied{wire.Options{Primary: replica, Replicas: []string{primary}}, codeRole, "exchange the two", func(o *wire.Options, f *store.Finding) {
@@ -194,7 +214,7 @@ func TestRemediesOfFindings(t *testing.T) {
 		},
 		"a policy that evicts": func(t *testing.T) remedied {
 			evicting := start(t, "--maxmemory-policy", "allkeys-lru")
-			return remedied{lone(evicting.Addr()), codeEviction, "noeviction", func(*wire.Options, *store.Finding) { do(evicting, "CONFIG", "SET", "maxmemory-policy", "noeviction") }}
+			return remedied{lone(evicting.Addr()), codeEviction, "set it to noeviction", func(*wire.Options, *store.Finding) { do(evicting, "CONFIG", "SET", "maxmemory-policy", "noeviction") }}
 		},
 		"no persistence": func(t *testing.T) remedied {
 			forgetful := redistest.Start(t, redistest.Args("--save", ""))
@@ -209,25 +229,25 @@ func TestRemediesOfFindings(t *testing.T) {
 		},
 		"rights": func(t *testing.T) remedied {
 			rightless := start(t)
-			return remedied{limited(rightless, "-hincrby", "-zadd"), codeRights, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(rightless, f) }}
+			return remedied{limited(rightless, "-hincrby", "-zadd"), codeRights, "ACL SETUSER <user> +", func(_ *wire.Options, f *store.Finding) { execute(rightless, f) }}
 		},
 		"keys": func(t *testing.T) remedied {
 			keyless := start(t)
-			return remedied{limited(keyless, "resetkeys", "~other:*"), codeKeys, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(keyless, f) }}
+			return remedied{limited(keyless, "resetkeys", "~other:*"), codeKeys, "ACL SETUSER <user> ~", func(_ *wire.Options, f *store.Finding) { execute(keyless, f) }}
 		},
 		"a right to databases": func(t *testing.T) remedied {
 			baseless := start(t)
-			return remedied{func() wire.Options { o := limited(baseless, "-select"); o.DB = 1; return o }(), codeRights, "ACL SETUSER", func(_ *wire.Options, f *store.Finding) { execute(baseless, f) }}
+			return remedied{func() wire.Options { o := limited(baseless, "-select"); o.DB = 1; return o }(), codeRights, "ACL SETUSER <user> +select", func(_ *wire.Options, f *store.Finding) { execute(baseless, f) }}
 		},
 		"a database too high": func(*testing.T) remedied {
-			return remedied{wire.Options{Primary: primary, DB: 16}, codeDatabase, "correct db", func(o *wire.Options, _ *store.Finding) { o.DB = 15 }}
+			return remedied{wire.Options{Primary: primary, DB: 16}, codeDatabase, "correct db, or raise databases", func(o *wire.Options, _ *store.Finding) { o.DB = 15 }}
 		},
 		"a database in a cluster": func(*testing.T) remedied {
-			return remedied{wire.Options{Cluster: []string{cluster}, DB: 1}, codeDatabase, "leave db out", func(o *wire.Options, _ *store.Finding) { o.DB = 0 }}
+			return remedied{wire.Options{Cluster: []string{cluster}, DB: 1}, codeDatabase, "leave db out: a cluster has database 0 only", func(o *wire.Options, _ *store.Finding) { o.DB = 0 }}
 		},
 		"no password": func(t *testing.T) remedied {
 			closed := start(t, "--requirepass", "secret")
-			return remedied{lone(closed.Addr()), codeLogin, "check username and password", func(o *wire.Options, _ *store.Finding) { o.Credentials = login("", "secret") }}
+			return remedied{lone(closed.Addr()), codeLogin, "check username and password, and that the user is on", func(o *wire.Options, _ *store.Finding) { o.Credentials = login("", "secret") }}
 		},
 		"a failing password": func(t *testing.T) remedied {
 			closed := start(t, "--requirepass", "secret")
@@ -243,7 +263,7 @@ func TestRemediesOfFindings(t *testing.T) {
 		},
 		"full memory": func(t *testing.T) remedied {
 			full := start(t, "--maxmemory", "1", "--maxmemory-policy", "noeviction")
-			return remedied{lone(full.Addr()), codeWrites, "maxmemory", func(*wire.Options, *store.Finding) { do(full, "CONFIG", "SET", "maxmemory", "100mb") }}
+			return remedied{lone(full.Addr()), codeWrites, "give it more memory (maxmemory)", func(*wire.Options, *store.Finding) { do(full, "CONFIG", "SET", "maxmemory", "100mb") }}
 		},
 		"too few replicas": func(t *testing.T) remedied {
 			lonely := start(t, "--min-replicas-to-write", "1")
@@ -255,7 +275,7 @@ func TestRemediesOfFindings(t *testing.T) {
 		},
 		"a hidden command": func(t *testing.T) remedied {
 			hidden := redistest.StartFilter(t, primary, redistest.Refusing("-ERR unknown command 'time'", "time")).Addr()
-			return remedied{lone(hidden), codeCommands, "in place of a proxy's", func(o *wire.Options, _ *store.Finding) { o.Primary = primary }}
+			return remedied{lone(hidden), codeCommands, "give the server's address in place of a proxy's", func(o *wire.Options, _ *store.Finding) { o.Primary = primary }}
 		},
 		"a proxy that executes nothing": func(t *testing.T) remedied {
 			refusing := startRefusal(t)
@@ -263,7 +283,7 @@ func TestRemediesOfFindings(t *testing.T) {
 		},
 		"a busy server": func(t *testing.T) remedied {
 			busy, _ := startBusy(t)
-			return remedied{lone(busy.Addr()), codeNotReady, "SCRIPT KILL", func(*wire.Options, *store.Finding) { do(busy, "SCRIPT", "KILL") }}
+			return remedied{lone(busy.Addr()), codeNotReady, "end the script that it runs (SCRIPT KILL)", func(*wire.Options, *store.Finding) { do(busy, "SCRIPT", "KILL") }}
 		},
 		"a server that is down": func(t *testing.T) remedied {
 			down := start(t)
@@ -279,7 +299,7 @@ func TestRemediesOfFindings(t *testing.T) {
 			return remedied{wire.Options{Primary: slow.Addr(), DialTimeout: redistest.WaitTimeout}, codeSlow, "raise check_timeout above", nil}
 		},
 		"an unknown authority": func(*testing.T) remedied {
-			return remedied{withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), codeTLS, "ca <file>", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }}
+			return remedied{withTLS(secure, &tls.Config{RootCAs: stranger.Pool()}), codeTLS, "in tls: ca <file>", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }}
 		},
 		"another host's certificate": func(*testing.T) remedied {
 			return remedied{withTLS(secure, &tls.Config{RootCAs: ca.Pool(), ServerName: "redis.internal"}), codeTLS, "set server_name", func(o *wire.Options, _ *store.Finding) {
@@ -331,7 +351,7 @@ func TestRemediesOfFindings(t *testing.T) {
 			}}
 		},
 		"TLS that is not configured": func(*testing.T) remedied {
-			return remedied{lone(secure), codeUnreachable, "option tls", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }}
+			return remedied{lone(secure), codeUnreachable, "see its log; it may speak TLS alone (option tls)", func(o *wire.Options, _ *store.Finding) { o.TLS = &tls.Config{RootCAs: ca.Pool()} }}
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -383,6 +403,32 @@ func TestRemediesOfFindings(t *testing.T) {
 	}
 }
 
+// TestRemedyOfSentinelsThatAnnounceOtherwise: one announces the name of the primary, and another one its address.
+func TestRemedyOfSentinelsThatAnnounceOtherwise(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t, lasting)
+	opts := wire.Options{Sentinel: &wire.SentinelOptions{Master: masterName}}
+	var last *redistest.Server
+	for range 2 {
+		last = redistest.StartSentinels(t, masterName, server, 1, redistest.SentinelOptions{DownAfter: time.Hour}).Nodes[0]
+		opts.Sentinel.Addrs = append(opts.Sentinel.Addrs, last.Addr())
+	}
+	_, port, _ := net.SplitHostPort(server.Addr())
+	for _, words := range [][]any{
+		{"SENTINEL", "CONFIG", "SET", "resolve-hostnames", "yes"}, {"SENTINEL", "CONFIG", "SET", "announce-hostnames", "yes"},
+		{"SENTINEL", "REMOVE", masterName}, {"SENTINEL", "MONITOR", masterName, "localhost", port, "1"},
+	} {
+		must(t, last.Client().Do(t.Context(), words...).Err())
+	}
+	d := diagnosed(t, opts, nil)
+	i := slices.IndexFunc(d.Findings, func(f store.Finding) bool { return f.Code == codeSentinels })
+	if i < 0 || !strings.Contains(d.Findings[i].Remedy, "and announce them alike (announce-hostnames)") {
+		t.Fatalf("the findings are %+v", d.Findings)
+	}
+	must(t, last.Client().Do(t.Context(), "SENTINEL", "CONFIG", "SET", "announce-hostnames", "no").Err())
+	diagnosedAs(t, opts, nil, "warning no_replica "+server.Addr())
+}
+
 // TestRemediesOfSlots: a node that died comes back, or others get its slots.
 func TestRemediesOfSlots(t *testing.T) {
 	t.Parallel()
@@ -410,7 +456,11 @@ func TestRemediesOfSlots(t *testing.T) {
 	must(t, dead.Restart())
 	await(true)
 	must(t, dead.Kill())
-	fixByCommand(t, await(false))
+	remedy := await(false)
+	if !strings.Contains(remedy, "; if one is gone for good, restart the others first, then give its slots to other nodes: redis-cli --cluster fix") {
+		t.Errorf("the remedy is %s", remedy)
+	}
+	fixByCommand(t, remedy)
 	await(true)
 }
 
@@ -422,7 +472,7 @@ func TestRemedyOfSlotsThatNobodyHas(t *testing.T) {
 	opts := wire.Options{Cluster: []string{node.Addr()}}
 	d := diagnosed(t, opts, nil)
 	i := slices.IndexFunc(d.Findings, func(f store.Finding) bool { return f.Code == codeSlots })
-	if i < 0 {
+	if i < 0 || !strings.HasPrefix(d.Findings[i].Remedy, "assign them to a node: redis-cli --cluster fix") {
 		t.Fatalf("the findings are %+v", d.Findings)
 	}
 	fixByCommand(t, d.Findings[i].Remedy)
