@@ -33,7 +33,7 @@ const (
 
 // The codes of findings.
 const (
-	codeUnfound     = wire.CodeUnfound
+	codeUnfound     = "not_found"
 	codeUnreachable = "unreachable"
 	codeTLS         = "tls"
 	codeUnverified  = "tls_unverified"
@@ -49,7 +49,7 @@ const (
 	codeVersion     = "version"
 	codeEviction    = "eviction"
 	codePersistence = "persistence"
-	codeRole        = wire.CodeRole
+	codeRole        = "role"
 	codeWritable    = "replica_writable"
 	codeStale       = "replica_stale"
 	codeDetached    = "replica_detached"

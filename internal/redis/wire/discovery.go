@@ -473,7 +473,7 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient, addr
 // faultOf returns what a refusal shows to be set up wrongly, or the refusal.
 func (s *Sentinel) faultOf(ctx context.Context, err error, client *goredis.SentinelClient, addr string) error {
 	if IsReply(err) && strings.Contains(err.Error(), "No such master") {
-		return &Fault{Code: CodeUnfound, Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}
+		return &Fault{Code: "not_found", Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}
 	}
 	return s.kinds.faultOf(ctx, err, addr, s.opts, client.Process)
 }

@@ -13,12 +13,6 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// The codes of the faults of sentinels and nodes.
-const (
-	CodeUnfound = "not_found"
-	CodeRole    = "role"
-)
-
 // kinds has, by address, the servers that have refused SENTINEL or CLUSTER.
 type kinds struct {
 	mu  sync.Mutex
@@ -83,7 +77,7 @@ func KindFault(field func(name string) string, addr string, opts *Options) *Faul
 	default:
 		kind, instead = "a standalone server", "primary "+addr
 	}
-	f := &Fault{Code: CodeRole, Problem: problem + kind, Remedy: fmt.Sprintf("give the %s's address, or write %s in place of %s", given, instead, option)}
+	f := &Fault{Code: "role", Problem: problem + kind, Remedy: fmt.Sprintf("give the %s's address, or write %s in place of %s", given, instead, option)}
 	if n > 1 {
 		// The others may be right.
 		f.Remedy = fmt.Sprintf("remove its address, or give the %s's in its place", given)
