@@ -67,7 +67,7 @@ func withRemedy(err error, purpose string) string {
 	case errors.As(err, new(*net.DNSError)):
 		remedy = "correct the name of the host, or the DNS"
 	case kind == store.KindTimeout && purpose == store.PurposeCharges:
-		remedy = "see whether the server, or the network, is slow, or raise charge_timeout"
+		remedy = "see whether the server, or the network, is slow"
 	}
 	if remedy != "" && !errors.As(err, new(interface{ HasRemedy() })) {
 		text += ": " + remedy
