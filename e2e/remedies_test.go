@@ -17,7 +17,7 @@ import (
 func TestRemediesOfProblems(t *testing.T) {
 	t.Parallel()
 	site := func(lines ...string) string {
-		return zonesSite(caddytest.RedisStore(append(lines, "charge_timeout 100ms")...), zoneWith("api", "charge before", "on_error deny"), "respond ok")
+		return zonesSite(caddytest.RedisStore(append(lines, "charge_timeout 100ms")...), zoneWith("api", "charge before", "on_error deny", "events 1000000"), "respond ok")
 	}
 	shard := func(lines ...string) string { return caddytest.ShardWith("a", lines...) }
 	do := func(t *testing.T, server *redistest.Server, words ...any) {
@@ -209,7 +209,7 @@ func TestRemediesOfProblems(t *testing.T) {
 				provoke: func(*caddytest.Caddy) { must(t, "kill", server.Kill()) },
 				// The requests before are a problem of their zone for a minute.
 				apply: func(c *caddytest.Caddy) {
-					c.MustLoad(zonesSite(store, zoneWith("local", "charge before", "on_error local"), "respond ok"))
+					c.MustLoad(zonesSite(store, zoneWith("local", "charge before", "on_error local", "events 1000000"), "respond ok"))
 				},
 			}
 		},
