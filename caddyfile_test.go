@@ -138,8 +138,14 @@ var (
 	lineNumber = regexp.MustCompile(`Caddyfile:(\d+)|in line (\d+)`)
 )
 
-// byHand are rows whose remedy takes more than one line, or a value.
-var byHand = []string{"shard_replica_before_primary", "shard_sentinel_username_without_sentinel", "shard_url_and_username", "redis_sentinel_username_without_sentinel", "redis_url_empty"}
+// byHand are rows whose remedy takes more than the removal of what the error names.
+var byHand = map[string]string{
+	"shard_replica_before_primary":             "the other line of the two is the one to remove",
+	"shard_sentinel_username_without_sentinel": "the next error is that of the password",
+	"redis_sentinel_username_without_sentinel": "the next error is that of the password",
+	"shard_url_and_username":                   "the next error is that of the password",
+	"redis_url_empty":                          "a store without a url needs shards",
+}
 
 // TestRemediesOfErrors applies the remedies of the tables errors_*.txt: without the line that an error says to
 // remove, or with the value that it gives as an example, a Caddyfile loads.
@@ -152,7 +158,7 @@ func TestRemediesOfErrors(t *testing.T) {
 		for _, m := range lineNumber.FindAllStringSubmatch(row.Expected, -1) {
 			n, _ := strconv.Atoi(m[1] + m[2])
 			if isRemoval {
-				tries = append(append(tries, without(lines, n-1)), withValue(lines, n-1, "")...)
+				tries = append(append(tries, without(lines, n-1)), withoutWords(lines, n-1, row.Expected)...)
 			}
 			for _, value := range example.FindAllStringSubmatch(row.Expected, -1) {
 				for alternative := range strings.SplitSeq(value[1], " or ") {
@@ -176,7 +182,7 @@ func TestRemediesOfErrors(t *testing.T) {
 			}
 			failures = append(failures, err.Error())
 		}
-		if isRemoval && !slices.Contains(byHand, row.Name) {
+		if isRemoval && byHand[row.Name] == "" {
 			t.Errorf("the remedy of %s does not work:\n%s", row.Expected, strings.Join(failures, "\n"))
 		}
 	})
@@ -193,6 +199,26 @@ func without(lines []string, n int) string {
 		end += slices.Index(lines[n:], indent+"}")
 	}
 	return strings.Join(slices.Delete(slices.Clone(lines), n, end), "\n")
+}
+
+// withoutWords returns Caddyfiles without one of the words of a line that an error names, or all of them.
+func withoutWords(lines []string, n int, problem string) (all []string) {
+	words, named := strings.Fields(lines[n]), strings.FieldsFunc(problem, func(r rune) bool { return strings.ContainsRune(" ,:;()\"", r) })
+	isNamed := func(word string) bool { return word == `""` || slices.Contains(named, strings.Trim(word, `"`)) }
+	try := func(kept []string) {
+		changed := slices.Clone(lines)
+		changed[n] = strings.Join(kept, " ")
+		all = append(all, strings.Join(changed, "\n"))
+	}
+	for i := 1; i < len(words); i++ {
+		if isNamed(words[i]) {
+			try(slices.Delete(slices.Clone(words), i, i+1))
+		}
+	}
+	if len(words) > 0 {
+		try(append(words[:1:1], slices.DeleteFunc(slices.Clone(words[1:]), isNamed)...))
+	}
+	return all
 }
 
 // withValue returns Caddyfiles with a value in place of the last words of a line, or of the whole line.

@@ -1,11 +1,13 @@
 package docs
 
 import (
+	"cmp"
 	"go/ast"
 	"go/parser"
 	"go/token"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -14,11 +16,11 @@ import (
 const remedies = "docs/evidence/remedies.md"
 
 // TestRemediesNameTheirTests checks that the table of remedies has each remedy in the code once, and no other, with
-// the tests that apply it, or the word outside for what is done outside of Redis and Caddy.
+// the tests that apply it and quote it, or the word outside for what is done outside of Redis and Caddy.
 func TestRemediesNameTheirTests(t *testing.T) {
 	_, rest, _ := strings.Cut(read(t, remedies), "\n|---|---|---|\n")
 	table, _, _ := strings.Cut(rest, "\n\n")
-	defined, inCode, rows := definedTests(t), remediesInCode(t), map[string]bool{}
+	defined, quotes, inCode, rows := definedTests(t), quotesOfTests(t), remediesInCode(t), map[string]bool{}
 	for row := range strings.Lines(table) {
 		cells := strings.Split(strings.Trim(strings.TrimSpace(row), "| "), " | ")
 		if len(cells) != 3 {
@@ -32,6 +34,9 @@ func TestRemediesNameTheirTests(t *testing.T) {
 		rows[remedy] = true
 		if len(tests) == 0 && !strings.HasPrefix(cells[2], "outside") {
 			t.Errorf("no test applies %q", remedy)
+		}
+		if quotes := slices.Concat(quotes.of(tests)...); len(tests) > 0 && !slices.ContainsFunc(quotes, func(quote string) bool { return isQuoteOf(quote, remedy) }) {
+			t.Errorf("no test quotes %q", remedy)
 		}
 		for _, name := range tests {
 			if run := defined[name]; len(run) != 1 || run[0] == "" {
@@ -49,11 +54,61 @@ func TestRemediesNameTheirTests(t *testing.T) {
 	}
 }
 
+// leastQuote is the least length of a part of a remedy that quotes it.
+const leastQuote = 15
+
+var placeholder = regexp.MustCompile(`%[a-z]`)
+
+// isQuoteOf reports whether a text has the longest part of a remedy between its placeholders, or is a part of it of some
+// length.
+func isQuoteOf(text, remedy string) bool {
+	longest := slices.MaxFunc(placeholder.Split(remedy, -1), func(a, b string) int { return cmp.Compare(len(a), len(b)) })
+	return strings.Contains(text, strings.TrimSpace(longest)) || len(text) >= leastQuote && strings.Contains(remedy, text)
+}
+
+// quotesOf are the texts in the source of each test, and of the tables that it reads.
+type quotesOf map[string][]string
+
+func quotesOfTests(t *testing.T) quotesOf {
+	t.Helper()
+	all := quotesOf{}
+	visitTestFiles(t, func(path, text string) {
+		file, err := parser.ParseFile(token.NewFileSet(), path, text, 0)
+		must(t, path, err)
+		for _, declared := range file.Decls {
+			if f, ok := declared.(*ast.FuncDecl); ok && f.Body != nil && testName.MatchString(f.Name.Name) {
+				ast.Inspect(f.Body, func(n ast.Node) bool {
+					if e, ok := n.(ast.Expr); ok && textOf(e) != "" {
+						all[f.Name.Name] = append(all[f.Name.Name], textOf(e))
+						if strings.HasPrefix(textOf(e), "testdata/") {
+							for _, table := range documents(t, filepath.Join(filepath.Dir(path), textOf(e))) {
+								all[f.Name.Name] = append(all[f.Name.Name], read(t, table))
+							}
+						}
+					}
+					return true
+				})
+			}
+		}
+	})
+	return all
+}
+
+func (q quotesOf) of(tests []string) (all [][]string) {
+	for _, name := range tests {
+		all = append(all, q[name])
+	}
+	return all
+}
+
 // named matches what is called a remedy in the code.
 var named = regexp.MustCompile(`(?i)remed(y|ies)`)
 
 // problemPackages have the remedies of problems, errors and findings. Errors of configs have tables of their own.
-var problemPackages = []string{"internal/admin", "internal/memory", "internal/redis/ask", "internal/redis/operate", "internal/redis/wire", "internal/stores", "redisstore"}
+var problemPackages = []string{
+	".", "internal/admin", "internal/commands/cli", "internal/limiter", "internal/memory", "internal/redis/ask", "internal/redis/operate", "internal/redis/wire",
+	"internal/stores", "redisstore",
+}
 
 // remediesInCode returns the places of remedies in the code: of texts that are given for a field, variable, parameter
 // or key of that name, or that a function of that name returns, and of problems.
@@ -61,7 +116,7 @@ func remediesInCode(t *testing.T) map[string]string {
 	t.Helper()
 	found := map[string]string{}
 	for _, folder := range problemPackages {
-		s := scan{set: token.NewFileSet(), found: found, parameters: map[string]int{}}
+		s := scan{t: t, set: token.NewFileSet(), found: found, parameters: map[string]int{}, assigned: map[string][]ast.Expr{}, isStore: strings.HasPrefix(folder, "internal/redis/") || folder == "internal/memory"}
 		var files []*ast.File
 		for _, path := range documents(t, folder+"/*.go") {
 			if strings.HasSuffix(path, "_test.go") {
@@ -83,9 +138,13 @@ func remediesInCode(t *testing.T) map[string]string {
 // scan collects the remedies of a package. parameters has the places of those that are called remedy, by the names of
 // functions.
 type scan struct {
+	t          *testing.T
 	set        *token.FileSet
 	found      map[string]string
 	parameters map[string]int
+	assigned   map[string][]ast.Expr
+	// isStore is set if the errors are a store's, and not of configs or requests.
+	isStore bool
 }
 
 func (s *scan) declare(n ast.Node) bool {
@@ -94,6 +153,9 @@ func (s *scan) declare(n ast.Node) bool {
 		s.addFunction(n.Name.Name, n.Type)
 	case *ast.AssignStmt:
 		for i, right := range n.Rhs {
+			if len(n.Lhs) == len(n.Rhs) {
+				s.assigned[nameOf(n.Lhs[i])] = append(s.assigned[nameOf(n.Lhs[i])], right)
+			}
 			if f, ok := right.(*ast.FuncLit); ok {
 				s.addFunction(nameOf(n.Lhs[i]), f.Type)
 			}
@@ -116,6 +178,10 @@ func (s *scan) addFunction(name string, f *ast.FuncType) {
 
 func (s *scan) collect(n ast.Node) bool {
 	switch n := n.(type) {
+	case *ast.CompositeLit:
+		if nameOf(n.Type) == "Fault" && slices.ContainsFunc(n.Elts, func(e ast.Expr) bool { _, isKeyed := e.(*ast.KeyValueExpr); return !isKeyed }) {
+			s.t.Errorf("%s: name the fields, so that the remedy is found", s.at(n))
+		}
 	case *ast.KeyValueExpr:
 		s.addIf(named.MatchString(nameOf(n.Key)), n.Value)
 	case *ast.AssignStmt:
@@ -137,9 +203,12 @@ func (s *scan) collect(n ast.Node) bool {
 		}
 	case *ast.CallExpr:
 		if place, ok := s.parameters[nameOf(n.Fun)]; ok && place < len(n.Args) {
-			s.addIf(true, n.Args[place])
+			s.addGiven(n.Args[place])
 		}
 		isOfProblem := len(n.Args) > 0 && strings.HasPrefix(nameOf(n.Args[0]), "Problem")
+		if nameOf(n.Fun) == "Errorf" && s.isStore && advice.MatchString(textOf(n.Args[0])) {
+			s.addEnds(n.Args[:1])
+		}
 		isOfLog := len(n.Args) == 2 && nameOf(n.Fun) == "String" && named.MatchString(textOf(n.Args[0]))
 		s.addIf(isOfLog, n.Args...)
 		if isOfProblem {
@@ -149,7 +218,31 @@ func (s *scan) collect(n ast.Node) bool {
 	return true
 }
 
-// addIf adds the texts in expressions that have more than one word.
+// advice matches errors that end in what to do.
+var advice = regexp.MustCompile(`: (?:correct|give|raise|remove|see|set|use|write) [^:]*$`)
+
+// addGiven adds what is given for a parameter: the texts in it, or those of the variable that it is, unless that is called
+// a remedy and so found elsewhere.
+func (s *scan) addGiven(argument ast.Expr) {
+	name := nameOf(argument)
+	if _, isPointer := argument.(*ast.UnaryExpr); isPointer {
+		return // It is a function of the same name.
+	}
+	if call, ok := argument.(*ast.CallExpr); ok {
+		name = nameOf(call.Fun)
+	}
+	switch {
+	case named.MatchString(name):
+	case name != "" && len(s.assigned[name]) > 0:
+		s.addIf(true, s.assigned[name]...)
+	default:
+		if s.addIf(true, argument); !hasText(argument) {
+			s.t.Errorf("%s: give a remedy as a text, or by a name that says so", s.at(argument))
+		}
+	}
+}
+
+// addIf adds the texts in expressions that have more than one word, or one and a space beside it.
 func (s *scan) addIf(isRemedy bool, expressions ...ast.Expr) {
 	if !isRemedy {
 		return
@@ -160,8 +253,8 @@ func (s *scan) addIf(isRemedy bool, expressions ...ast.Expr) {
 				return false
 			}
 			if literal, ok := n.(ast.Expr); ok {
-				if text := strings.Trim(textOf(literal), ":; "); strings.Contains(text, " ") {
-					s.add(text, literal)
+				if text := textOf(literal); letter.MatchString(text) && strings.Contains(text, " ") {
+					s.add(strings.Trim(text, ":; "), literal)
 				}
 			}
 			return true
@@ -179,9 +272,24 @@ func (s *scan) addEnds(arguments []ast.Expr) {
 	}
 }
 
-func (s *scan) add(text string, e ast.Expr) {
-	at := s.set.Position(e.Pos())
-	s.found[text] = filepath.ToSlash(at.Filename) + ":" + strconv.Itoa(at.Line)
+func (s *scan) add(text string, e ast.Expr) { s.found[text] = s.at(e) }
+
+// at returns the place of a node.
+func (s *scan) at(n ast.Node) string {
+	at := s.set.Position(n.Pos())
+	return filepath.ToSlash(at.Filename) + ":" + strconv.Itoa(at.Line)
+}
+
+var letter = regexp.MustCompile(`[a-z]`)
+
+// hasText reports whether an expression has a text with letters.
+func hasText(e ast.Expr) (has bool) {
+	ast.Inspect(e, func(n ast.Node) bool {
+		literal, ok := n.(ast.Expr)
+		has = has || ok && letter.MatchString(textOf(literal))
+		return true
+	})
+	return has
 }
 
 // textOf returns the text of a literal, or "".

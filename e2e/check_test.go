@@ -151,7 +151,7 @@ func TestCheckFindsSharedServers(t *testing.T) {
 	checks(t, 0, []string{"0 errors, 0 warnings"}, configOf(t, caddytest.RedisStore(shard("a", server.Addr()), "read_from primary")))
 	patient := strings.Join(caddytest.Patient, "\n") + "\n"
 	for more, words := range map[string][]string{
-		"":                 {"store two", "warning: shard b, " + proxy.Addr() + ": store one has its counts there under the same keys", "0 errors, 1 warning\n"},
+		"":                 {"store two", "warning: shard b, " + proxy.Addr() + ": store one has its counts there under the same keys", "remedy: give one of the stores another key_prefix, or use one store for both", "0 errors, 1 warning\n"},
 		"key_prefix other": {"0 errors, 0 warnings"},
 		"db 1":             {"0 errors, 0 warnings"},
 	} {
@@ -297,7 +297,10 @@ func TestCheckAsJSON(t *testing.T) {
 // TestCheckOfStoresWithoutServers: memory, and modules of other plugins.
 func TestCheckOfStoresWithoutServers(t *testing.T) {
 	t.Parallel()
-	checks(t, 0, []string{"store default (memory)", "note: it counts in the memory of each Caddy process", "lost when the process exits", "0 errors, 0 warnings"}, configOf(t, ""), "--strict")
+	checks(t, 0, []string{"store default (memory)", "note: it counts in the memory of each Caddy process", "lost when the process exits", "remedy: use a redis store if several Caddys should share counts", "0 errors, 0 warnings"}, configOf(t, ""), "--strict")
+	if out := checks(t, 0, nil, configOf(t, caddytest.RedisStore(caddytest.ShardWith("a", "primary "+redistest.Start(t, lasting).Addr())))); strings.Contains(out, "use a redis store") {
+		t.Errorf("by the remedy: %s", out)
+	}
 	guest := configOf(t, "rate_limit {\nstore default memory\nstore other guest {\nunsure\n}\n}")
 	words := []string{"store default (memory)", "store other (guest)", "warning: it cannot be checked", "0 errors, 1 warning\n"}
 	checks(t, 0, words, guest)

@@ -75,7 +75,7 @@ func TestProblemsOfSetup(t *testing.T) {
 
 	other := caddytest.Start(t, site("other"))
 	awaitProblem(one, "disagreement", "has another key_secret")
-	awaitProblem(other, "disagreement", "has another key_secret")
+	awaitProblem(other, "disagreement", "has another key_secret, so each counts the same clients by itself: give both the same one")
 	prints(t, 0, nil, "block", "api", "alice", "1h", "--address", other.Admin)
 	awaitProblem(one, "damaged_overrides", "unblock, ungrant or unset with its client key removes what is damaged")
 	one.AwaitLines(t, 1, "a problem began", `"kind":"damaged_overrides"`)

@@ -142,12 +142,13 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		loses, remedy []string
 		// after is the problem by the remedy: clients that counted under another name begin anew once more.
 		after string
+		text  string
 	}{
-		"lacks shard c":                     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, ""},
-		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, ""},
-		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, ""},
-		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,"},
-		"has shard b at another server,":    {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,"},
+		"lacks shard c":                     {[]string{a, b, caddytest.ShardOf("c", servers[2])}, []string{a, b, caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "", "write weight 1 was 0 in shard c"},
+		"also has shard b":                  {[]string{a}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1")}, "", "keep shard b with weight 0 was 1"},
+		"has the weight 1 for shard a, not": {[]string{caddytest.ShardOf("a", servers[0], "weight 9"), b}, []string{caddytest.ShardOf("a", servers[0], "weight 9 was 1"), b}, "", "write weight 9 was 1 in shard a"},
+		"calls shard bb by the name b,":     {[]string{a, caddytest.ShardOf("bb", servers[1])}, []string{a, b}, "this Caddy's config before the last reload calls shard b by the name bb,", "keep the names of shards"},
+		"has shard b at another server,":    {[]string{a, caddytest.ShardOf("b", servers[2])}, []string{a, caddytest.ShardOf("b", servers[1], "weight 0 was 1"), caddytest.ShardOf("c", servers[2], "weight 1 was 0")}, "this Caddy's config before the last reload calls shard c by the name b,", "keep the server of shard b (weight 0 was 1) and add the new one as another shard (weight 1 was 0)"},
 	} {
 		stores++
 		prefix := fmt.Sprint("key_prefix rl", stores)
@@ -169,6 +170,7 @@ func TestReloadThatLosesCountsSaysSo(t *testing.T) {
 		})
 		c.MustLoad(site(step.loses))
 		awaitProblem(c, "disagreement", "this Caddy's config before the last reload "+name)
+		awaitProblem(c, "disagreement", step.text)
 		for _, line := range regexp.MustCompile(`weight \d+ was \d+`).FindAllString(fmt.Sprint(problemsOf(c)), -1) {
 			must(t, name, want("remedy having "+line, strings.Contains(fmt.Sprint(step.remedy), line), true))
 		}

@@ -17,7 +17,7 @@ import (
 func TestRemediesOfProblems(t *testing.T) {
 	t.Parallel()
 	site := func(lines ...string) string {
-		return zonesSite(caddytest.RedisStore(append(lines, "charge_timeout 100ms")...), zoneWith("api", "charge before", "on_error deny"), "respond ok")
+		return zonesSite(caddytest.RedisStore(append(lines, "charge_timeout 100ms")...), zoneWith("api", "charge before", "on_error deny", "events 1000000"), "respond ok")
 	}
 	shard := func(lines ...string) string { return caddytest.ShardWith("a", lines...) }
 	do := func(t *testing.T, server *redistest.Server, words ...any) {
@@ -42,24 +42,25 @@ func TestRemediesOfProblems(t *testing.T) {
 			c.MustLoad(site(shard(m[1:]...)))
 		}
 	}
+	textOf := func(c *caddytest.Caddy, p *provoked) string { return strings.Join(problemsOf(c)[p.kind], "; ") }
 	for name, begin := range map[string]func(t *testing.T) provoked{
 		"sentinel leads to a server": func(t *testing.T) provoked {
-			return provoked{site: site(shard("sentinel m " + redistest.Start(t).Addr())), kind: "no_primary", apply: reads("no_primary", `write (primary \S+) in place of sentinel`)}
+			return provoked{site: site(shard("sentinel m " + redistest.Start(t).Addr())), kind: "no_primary", remedy: "give the sentinel's address, or write primary", apply: reads("no_primary", `write (primary \S+) in place of sentinel`)}
 		},
 		"sentinel leads to a node": func(t *testing.T) provoked {
 			node := redistest.StartCluster(t, 1, 0, redistest.NodeTimeout(redistest.WaitTimeout)).Addrs()[0]
-			return provoked{site: site(shard("sentinel m " + node)), kind: "no_primary", apply: reads("no_primary", `write (cluster \S+) in place of sentinel`)}
+			return provoked{site: site(shard("sentinel m " + node)), kind: "no_primary", remedy: "in place of sentinel", apply: reads("no_primary", `write (cluster \S+) in place of sentinel`)}
 		},
 		"cluster leads to a replica": func(t *testing.T) provoked {
 			return provoked{
-				site: site(shard("cluster " + redistest.StartShard(t, 1).Replicas[0].Addr())), kind: "no_primary",
+				site: site(shard("cluster " + redistest.StartShard(t, 1).Replicas[0].Addr())), kind: "no_primary", remedy: "in place of cluster",
 				apply: reads("no_primary", `write (primary \S+) and (replica \S+) in place of cluster`),
 			}
 		},
 		"cluster leads to a sentinel": func(t *testing.T) provoked {
 			addr := redistest.StartSentinels(t, "limits", redistest.Start(t), 1, redistest.SentinelOptions{DownAfter: time.Hour}).Addrs()[0]
 			return provoked{
-				site: site(shard("cluster " + addr)), kind: "no_primary", remedy: "write sentinel, the name of the master and this address in place of cluster",
+				site: site(shard("cluster " + addr)), kind: "no_primary", remedy: "or write sentinel, the name of the master and this address in place of cluster",
 				apply: func(c *caddytest.Caddy) { c.MustLoad(site(shard("sentinel limits " + addr))) },
 			}
 		},
@@ -104,7 +105,7 @@ func TestRemediesOfProblems(t *testing.T) {
 			s := redistest.StartShard(t, 1)
 			do(t, s.Replicas[0], "CONFIG", "SET", "replica-read-only", "no")
 			return provoked{
-				site: site(shard("primary "+s.Primary.Addr(), "replica "+s.Replicas[0].Addr())), kind: "misconfigured", remedy: "CONFIG SET replica-read-only yes",
+				site: site(shard("primary "+s.Primary.Addr(), "replica "+s.Replicas[0].Addr())), kind: "misconfigured", remedy: "set replica-read-only yes (CONFIG SET, and in its configuration)",
 				apply: func(*caddytest.Caddy) { do(t, s.Replicas[0], "CONFIG", "SET", "replica-read-only", "yes") },
 			}
 		},
@@ -184,6 +185,34 @@ func TestRemediesOfProblems(t *testing.T) {
 				apply:   func(c *caddytest.Caddy) { c.MustLoad(site(shard("primary " + link.Addr()))) },
 			}
 		},
+		"a server that is down": func(t *testing.T) provoked {
+			server := redistest.Start(t)
+			return provoked{
+				site: site(shard("primary " + server.Addr())), kind: "no_primary", remedy: "see that the server runs, and that its maxclients suffices",
+				provoke: func(*caddytest.Caddy) { must(t, "kill", server.Kill()) },
+				apply:   func(*caddytest.Caddy) { must(t, "restart", server.Restart()) },
+			}
+		},
+		"a host without an address": func(t *testing.T) provoked {
+			addr := redistest.Start(t).Addr()
+			return provoked{
+				site: site(shard("primary redis.invalid:6379")), kind: "no_primary", remedy: "correct the name of the host, or the DNS",
+				apply: func(c *caddytest.Caddy) { c.MustLoad(site(shard("primary " + addr))) },
+			}
+		},
+		"requests that pass unchecked": func(t *testing.T) provoked {
+			server := redistest.Start(t)
+			store := caddytest.RedisStore(shard("primary " + server.Addr()))
+			return provoked{
+				site: zonesSite(store, zoneWith("api", "charge before", "on_error allow"), "respond ok"), kind: "unchecked",
+				remedy:  "restore the store; with on_error local this Caddy would count them meanwhile",
+				provoke: func(*caddytest.Caddy) { must(t, "kill", server.Kill()) },
+				// The requests before are a problem of their zone for a minute.
+				apply: func(c *caddytest.Caddy) {
+					c.MustLoad(zonesSite(store, zoneWith("local", "charge before", "on_error local", "events 1000000"), "respond ok"))
+				},
+			}
+		},
 		"a store that is gone from the config": func(t *testing.T) provoked {
 			addr := redistest.Start(t).Addr()
 			return provoked{
@@ -205,13 +234,13 @@ func TestRemediesOfProblems(t *testing.T) {
 				if p.provoke != nil || p.kind == "store_errors" {
 					ask(c) // Where no servers are found, a request waits for them.
 				}
-				all := strings.Join(problemsOf(c)[p.kind], "; ")
+				all := textOf(c, &p)
 				return want(fmt.Sprintf("%q having a remedy", all), all != "" && strings.Contains(all, p.remedy) && !strings.Contains(all, "in place of primary and replica: see"), true)
 			})
 			p.apply(c)
 			eventually(t, "the remedy works", func() error {
 				status := ask(c)
-				return want(fmt.Sprint("status, and problems ", problemsOf(c)), fmt.Sprint(status, len(problemsOf(c)[p.kind])), "200 0")
+				return want(fmt.Sprint("status, and problems ", problemsOf(c)), fmt.Sprintf("%d %s", status, textOf(c, &p)), "200 ")
 			})
 		})
 	}
@@ -227,10 +256,13 @@ func TestReplicaThatRefusesStaleReads(t *testing.T) {
 	eventually(t, "a refusal", func() error { return want("status", c.Get("/", "X-Key: k").StatusCode, http.StatusTooManyRequests) })
 	must(t, "in sync", s.Replicas[0].WaitInSync(t.Context()))
 	must(t, "kill", s.Primary.Kill())
-	awaitProblem(c, "misconfigured", "it answers no checks while its primary is away: CONFIG SET replica-serve-stale-data yes")
+	awaitProblem(c, "misconfigured", "it answers no checks while its primary is away: set replica-serve-stale-data yes (CONFIG SET, and in its configuration)")
+	awaitProblem(c, "no_replica", "see that its primary runs, and that the sentinels or the cluster name one")
 	must(t, "the remedy", s.Replicas[0].Client().ConfigSet(t.Context(), "replica-serve-stale-data", "yes").Err())
 	awaitProblem(c, "misconfigured", "")
 	// Another Caddy knows no client.
 	other := caddytest.Start(t, zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", s)), zoneWith("api", "events 1", "window 1h", "on_error deny"), "respond ok"))
 	eventually(t, "the replica refuses", func() error { return want("status", other.Get("/", "X-Key: k").StatusCode, http.StatusTooManyRequests) })
+	must(t, "restart", s.Primary.Restart())
+	awaitProblem(c, "no_replica", "")
 }

@@ -249,11 +249,11 @@ func TestCaddysThatDisagree(t *testing.T) {
 		status, _ := adminStatus(c)
 		return fmt.Sprint(status.Problems)
 	}
-	for name, c := range map[string]struct{ other, problem string }{
-		"swapped":   {site("swapped", "b", "a", 5), "calls shard b by the name a, calls shard a by the name b, so 100 % of the clients are counted on different servers"},
-		"otherwise": {site("otherwise", "a", "b", 6), "zone api is defined otherwise for the Caddy on "},
-		"fewer":     {zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", servers[0]), "key_prefix fewer"), zoneWith("api", "events 5"), "respond ok"), "of the clients are counted on different servers"},
-		"agreed":    {site("agreed", "a", "b", 5), ""},
+	for name, c := range map[string]struct{ other, problem, remedy string }{
+		"swapped":   {site("swapped", "b", "a", 5), "calls shard b by the name a, calls shard a by the name b, so 100 % of the clients are counted on different servers", "give all Caddys the same shards, by the same names and weights"},
+		"otherwise": {site("otherwise", "a", "b", 6), "zone api is defined otherwise for the Caddy on ", "load the same definition, or give one zone another name"},
+		"fewer":     {zonesSite(caddytest.RedisStore(caddytest.ShardOf("a", servers[0]), "key_prefix fewer"), zoneWith("api", "events 5"), "respond ok"), "of the clients are counted on different servers", "give all Caddys the same shards"},
+		"agreed":    {site("agreed", "a", "b", 5), "", ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -272,7 +272,7 @@ func TestCaddysThatDisagree(t *testing.T) {
 					if c.problem == "" {
 						return want(text+" being empty in the end", strings.Contains(text, "the Caddy on"), false)
 					}
-					return want(text+" being found", strings.Contains(text, c.problem), true)
+					return want(text+" being found", strings.Contains(text, c.problem) && strings.Contains(text, c.remedy), true)
 				})
 			}
 			other.MustLoad(site(name, "a", "b", 5))

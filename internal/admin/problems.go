@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net"
 	"slices"
 	"strings"
 	"time"
@@ -60,17 +61,24 @@ func overridesRemedy(err error) string {
 	return ""
 }
 
-// withRemedy returns an error of a shard, after a separator, with what to do about it.
-func withRemedy(err error) string {
-	text := ": " + oneLine(err)
-	if remedy := remedies[store.KindOf(err)]; remedy != "" && !errors.As(err, new(interface{ HasRemedy() })) {
+// withRemedy returns an error of a call that had that purpose, after a separator, with what to do about it.
+func withRemedy(err error, purpose string) string {
+	text, kind := ": "+oneLine(err), store.KindOf(err)
+	remedy := remedies[kind]
+	switch {
+	case errors.As(err, new(*net.DNSError)):
+		remedy = "correct the name of the host, or the DNS"
+	case kind == store.KindTimeout && purpose == store.PurposeCharges:
+		remedy = "see whether the server, or the network, is slow"
+	}
+	if remedy != "" && !errors.As(err, new(interface{ HasRemedy() })) {
 		text += ": " + remedy
 	}
 	return text
 }
 
-// inMemoryNow is the problem of a config that has lost its stores.
 const (
+	// inMemoryNow is the problem of a config that has lost its stores.
 	inMemoryNow    = "zones that an earlier config of this Caddy counted in Redis count in its memory, because no store is configured: " + inMemoryRemedy
 	inMemoryRemedy = "configure it again, or write store memory if that is meant"
 )
@@ -213,13 +221,13 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 	}
 	isAway := slices.ContainsFunc(all, func(p problem) bool { return p.of.kind == adminapi.ProblemNoPrimary })
 	if err := open.Unanswered(shard.Name, now.Add(-errorListed)); err != nil && !isAway {
-		add(adminapi.ProblemStoreErrors, "", "", "shard %s does not answer all checks and takes%s%s", shard.Name, withRemedy(err), after(consequences()))
+		add(adminapi.ProblemStoreErrors, "", "", "shard %s does not answer all checks and takes%s%s", shard.Name, withRemedy(err, store.PurposeChecks), after(consequences()))
 	}
 	if err := open.Lost(shard.Name, now.Add(-errorListed)); err != nil {
-		add(adminapi.ProblemStoreErrors, "", "lost", "charges, refunds or penalties of shard %s are lost%s; what they cost is not counted", shard.Name, withRemedy(err))
+		add(adminapi.ProblemStoreErrors, "", "lost", "charges, refunds or penalties of shard %s are lost%s; what they cost is not counted", shard.Name, withRemedy(err, store.PurposeCharges))
 	}
 	if err := open.Accounts.Delays(shard.Name); err != nil {
-		add(adminapi.ProblemChargesWait, "", "", "charges wait for shard %s%s; meanwhile only this Caddy counts them", shard.Name, withRemedy(err))
+		add(adminapi.ProblemChargesWait, "", "", "charges wait for shard %s%s; meanwhile only this Caddy counts them", shard.Name, withRemedy(err, store.PurposeCharges))
 	}
 	return all
 }
@@ -239,7 +247,7 @@ func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {
 			purposes = append(purposes, lane.Purpose)
 			if lane.Fault != nil {
-				why = withRemedy(lane.Fault)
+				why = withRemedy(lane.Fault, lane.Purpose)
 			}
 		}
 	}

@@ -75,6 +75,7 @@ func (w waiting) Delays(string) error { return w.why }
 
 // TestProblemsOfShards: what a shard looks like, and what is listed of it.
 func TestProblemsOfShards(t *testing.T) {
+	replaced := time.Now()
 	at := func(address, id string) []store.ServerFigures {
 		return []store.ServerFigures{{Address: address, ID: id, Role: store.RolePrimary, State: store.ServerUp}}
 	}
@@ -121,8 +122,8 @@ func TestProblemsOfShards(t *testing.T) {
 			[]store.ShardFigures{{Name: "a", Found: true, ReplacedAt: time.Now().Add(-jumpListed), Servers: at("h:1", "1")}}, nil, nil,
 		},
 		"servers that were just replaced": {
-			[]store.ShardFigures{{Name: "a", Found: true, ReplacedAt: time.Now(), Servers: at("h:1", "1")}}, nil,
-			[]string{"other servers, which have nothing in common with those before, took the place of shard a's at " + time.Now().UTC().Format("2006-01-02")},
+			[]store.ShardFigures{{Name: "a", Found: true, ReplacedAt: replaced, Servers: at("h:1", "1")}}, nil,
+			[]string{"other servers, which have nothing in common with those before, took the place of shard a's at " + replaced.UTC().Format(time.RFC3339) + ", so clients have the counts there: if they are not the shard's, correct its addresses, or where these lead"},
 		},
 		"a server that is not identified": {
 			[]store.ShardFigures{{Name: "a", Found: true, Servers: []store.ServerFigures{{Address: "h:1", Role: store.RolePrimary, State: store.ServerUp, Unidentified: "no ID: name it"}}}}, nil,

@@ -167,6 +167,11 @@ const (
 
 // TestProblemsOfTraffic begin with requests, and end within a minute and five seconds of the last of them.
 func TestProblemsOfTraffic(t *testing.T) {
+	// By these a case above or below has no problem.
+	remediesOf := map[string]string{
+		"proxy_address": "add trusted_proxies static with the proxy's address", "one_key": "let it have what tells clients apart; if all should share one limit, write key static",
+		"empty_key": "see to it that clients send what key asks for", "evicted": "raise max_buckets, or set max_new_buckets",
+	}
 	for name, c := range map[string]struct {
 		key        string
 		maxBuckets int
@@ -204,6 +209,11 @@ func TestProblemsOfTraffic(t *testing.T) {
 			w.requires("before")
 			c.ask(w)
 			w.requires("after the requests", c.want...)
+			for _, p := range w.watch.Problems() {
+				if remedy := remediesOf[string(p.Kind)]; !strings.Contains(p.Text, remedy) {
+					t.Errorf("the remedy is not %q: %s", remedy, p.Text)
+				}
+			}
 			if began := w.logs.FilterMessage("a problem began").Len(); began != len(c.want) {
 				t.Errorf("%d beginnings are logged, want %d: %v", began, len(c.want), w.logs.All())
 			}
@@ -315,7 +325,7 @@ func TestIdleZone(t *testing.T) {
 	w.requires("at first")
 	w.pass(idleFor)
 	w.requires("after ten minutes", "idle_zone")
-	if p := w.watch.Problems()[0]; p.Zone != nameIn(t, "idle") || p.Since != float64(w.clock.UnixMilli())/1e3 || !strings.Contains(p.Text, "matcher") {
+	if p := w.watch.Problems()[0]; p.Zone != nameIn(t, "idle") || p.Since != float64(w.clock.UnixMilli())/1e3 || !strings.Contains(p.Text, "see to it that its matcher fits some") {
 		t.Errorf("the problem is %+v", p)
 	}
 	w.limiter.Zones[0].Matchers = nil

@@ -395,7 +395,7 @@ func TestServerComesBackByPings(t *testing.T) {
 // TestRefusedHealthChecksNameTheirCause: the error suggests +info only for a
 // missing right.
 func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
-	const hint = "+info"
+	const right, hint = "+info", "allow it (+info)"
 	server, secret := redistest.Start(t), redistest.Start(t)
 	must(t, server.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", "on", ">secret", "~*", "+@all", "-info").Err())
 	must(t, secret.Client().ConfigSet(t.Context(), "requirepass", "right").Err())
@@ -419,7 +419,7 @@ func TestRefusedHealthChecksNameTheirCause(t *testing.T) {
 			}
 		}
 		if c.hints {
-			must(t, c.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", hint).Err())
+			must(t, c.Client().Do(t.Context(), "ACL", "SETUSER", "limiter", right).Err())
 			j.await(t, wire.Mended, c.Addr())
 		}
 	}
@@ -484,7 +484,7 @@ func TestServerWithoutTime(t *testing.T) {
 			if err := store.Answers(t.Context(), s.Take, oneOf("k"))[0].Err; !errors.Is(err, store.ErrFinal) {
 				t.Errorf("error is %v", err)
 			}
-			j.awaitProblem(t, server, "command TIME", "rename-command")
+			j.awaitProblem(t, server, "command TIME", "undo its rename-command")
 		})
 	}
 }

@@ -159,7 +159,7 @@ func TestOverridesAreBounded(t *testing.T) {
 	}
 	// A busy machine may take longer to count or to read them than a call may.
 	eventually(t, "one more is refused", func() error {
-		if err := setOverride(t, s, block("api", "tag:more", time.Now().Add(time.Hour))); err == nil || !strings.Contains(err.Error(), fmt.Sprint(*most, " overrides")) {
+		if err := setOverride(t, s, block("api", "tag:more", time.Now().Add(time.Hour))); err == nil || !strings.Contains(err.Error(), fmt.Sprint(*most, " overrides, which is the most: remove some")) {
 			return fmt.Errorf("got %w", err)
 		}
 		return nil
@@ -184,6 +184,8 @@ func TestOverridesAreBounded(t *testing.T) {
 	if same, err := other.Overrides(t.Context()); err != nil || same != after {
 		t.Errorf("nothing has changed, and the set is another one, %v", err)
 	}
+	removes(t, s, store.OverrideLimit, "api", "tag:0", true)
+	must(t, setOverride(t, s, block("api", "tag:more", time.Now().Add(time.Hour))))
 }
 
 // TestChangesOfOverrides are made if the override is as expected; the later of two writers gets an error.

@@ -32,12 +32,13 @@ func TestBucketsOfACallBehindTwemproxy(t *testing.T) {
 		newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), nil).Warm(t.Context())
 	}
 	proxy := redistest.StartTwemproxy(t, servers[0].Addr(), servers[1].Addr())
-	for name, addr := range map[string]string{
-		"closes":  proxy,
-		"refuses": redistest.StartFilter(t, proxy, redistest.Refusing("-ERR unknown command", "script", "info")).Addr(),
+	refusing := redistest.StartFilter(t, proxy, redistest.Refusing("-ERR unknown command", "script", "info")).Addr()
+	for name, opts := range map[string]ShardOptions{
+		"closes": {Primary: proxy}, "refuses": {Primary: refusing},
+		"behind a proxy that spreads keys over servers, write pipelining off": {Primary: proxy, NoPipelining: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			shard := newShard(t, ShardOptions{Primary: addr})
+			shard := newShard(t, opts)
 			s := newStore(t, shard, nil)
 			s.Warm(t.Context())
 			limit := &store.Limit{Zone: name, Algorithm: store.FixedWindow, Window: endless}

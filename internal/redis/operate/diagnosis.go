@@ -259,11 +259,7 @@ func (d *shardDiagnoser) askSentinels(ctx context.Context) []located {
 		case ok && m.Kind == store.KindAuth && m.Hint&wire.Shut == 0:
 			d.add(addr, finding(store.SeverityError, codeRights, "its user lacks a right: "+a.Err.Error(), "ACL SETUSER <user> +"+strings.Join(sentinelRights, " +")))
 		case errors.As(a.Err, &fault):
-			code := codeRole
-			if fault.Cause != nil {
-				code = codeUnfound
-			}
-			d.add(addr, finding(store.SeverityError, code, fault.Problem, fault.Remedy))
+			d.add(addr, finding(store.SeverityError, fault.Code, fault.Problem, fault.Remedy))
 		default:
 			d.add(addr, d.outage(a.Err, "sentinel_"))
 		}
@@ -305,9 +301,11 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 		}
 		d.add("", finding(store.SeverityError, codeUnfound, problem, remedy))
 	} else if left := unassigned(found); left > 0 {
-		remedy := "assign them to a node (redis-cli --cluster fix)"
+		node := answeringIn(found)
+		remedy := "assign them to a node: redis-cli --cluster fix " + node
 		if dead := deadIn(found); len(dead) > 0 {
-			remedy = "restart " + strings.Join(dead, ", ") + "; of one that is gone for good, assign the slots to another node (redis-cli --cluster fix --cluster-fix-with-unreachable-masters)"
+			// The command assigns the slots of all that are down.
+			remedy = fmt.Sprintf("restart %s; if one is gone for good, restart the others first, then give its slots to other nodes: redis-cli --cluster fix %s --cluster-fix-with-unreachable-masters", strings.Join(dead, ", "), node)
 		}
 		d.add("", finding(store.SeverityError, codeSlots, fmt.Sprintf("%d of its %d slots have no primary that answers, so their clients cannot be counted", left, wire.SlotCount), remedy))
 	}
@@ -326,6 +324,16 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 func unassigned(found []wire.Roles) int {
 	served := slices.DeleteFunc(slices.Clone(found), func(r wire.Roles) bool { return r.Primary == "" })
 	return wire.SlotCount - wire.Covered(served)
+}
+
+// answeringIn returns a primary that is not considered down.
+func answeringIn(found []wire.Roles) string {
+	for _, r := range found {
+		if r.Primary != "" {
+			return r.Primary
+		}
+	}
+	return "<node>"
 }
 
 // deadIn returns the nodes that are considered down and have no successor: of some, Redis 8.0 does
@@ -526,7 +534,8 @@ func (v *serverDiagnoser) readInfo(ctx context.Context) error {
 // readMode finds out whether the server is of a kind that can keep the shard's buckets.
 func (v *serverDiagnoser) readMode(ctx context.Context) error {
 	if v.shard.InCluster {
-		if f := wire.KindFault(func(name string) string { return v.info[name] }, v.report.Address, &v.shard.Options); f != nil {
+		isUnnamed := v.report.Role == store.RoleNode && slices.Contains(v.shard.Options.Cluster, v.report.Address)
+		if f := wire.KindFault(func(name string) string { return v.info[name] }, v.report.Address, &v.shard.Options); isUnnamed && f != nil {
 			v.isUnfit = true
 			v.findFault(store.SeverityError, codeRole, f)
 		}
@@ -769,7 +778,7 @@ func (v *serverDiagnoser) follow(ctx context.Context, replicas []*serverDiagnose
 		case replica.info.isReplica():
 			all.Go(func() { replica.judgeLag(ctx, v.info, since) })
 		case !replica.isUnfit && !v.shard.Finds():
-			replica.findFault(store.SeverityError, codeRole, strayFault(replica.info.sight(), v.info.sight()))
+			replica.findFault(store.SeverityError, codeRole, strayFault(replica.info.sight(), v.info.sight(), v.info == nil))
 		}
 	}
 	all.Wait()

@@ -736,7 +736,7 @@ func TestDiagnosisOfACluster(t *testing.T) {
 	elsewhere := redistest.Start(t, lasting)
 	d = diagnosed(t, wire.Options{Cluster: []string{elsewhere.Addr()}}, nil)
 	finds(t, "a server that is no cluster", d, "error not_found", "error role "+elsewhere.Addr())
-	mentions(t, d, codeRole, "no node of a Redis Cluster", "write primary "+elsewhere.Addr()+" in place of cluster")
+	mentions(t, d, codeRole, "no node of a Redis Cluster", "give the node's address, or write primary "+elsewhere.Addr()+" in place of cluster")
 	opts.Cluster = append(slices.Clone(opts.Cluster), elsewhere.Addr())
 	must(t, elsewhere.Kill())
 	finds(t, "a configured node that the cluster does not name", diagnosed(t, opts, nil), "error unreachable "+elsewhere.Addr())

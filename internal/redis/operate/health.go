@@ -149,7 +149,9 @@ func (s *Shard) judgeLag(primary *offsets, l *wire.Lane, i info) {
 	}
 }
 
-var errForeign = &wire.Fault{Problem: "it replicates another primary than the shard's, or was made one", Remedy: "correct the address, or make it a replica of that (REPLICAOF)"}
+var errForeign = &wire.Fault{Problem: "it replicates another primary than the shard's, or was made one", Remedy: strayRemedy}
+
+const strayRemedy = "correct the address, or remove it; REPLICAOF (in a cluster, CLUSTER REPLICATE) would delete what it has"
 
 var errUnsynced = errors.New("it does not have its primary's data, and its link to it is down")
 
@@ -199,11 +201,15 @@ const mostDemoted = 5
 
 // demotedAfter returns the sight of a server with that INFO after another one, with the fault of a primary that
 // keeps being found and is a replica.
-func (n sight) demotedAfter(was sight, i info) sight {
+func (n sight) demotedAfter(was sight, i info, inCluster bool) sight {
+	remedy := "see why the sentinels do not follow; if no other primary runs: REPLICAOF NO ONE"
+	if inCluster {
+		remedy = "CLUSTER FAILOVER on it, or see why the nodes do not follow"
+	}
 	if n.demoted = was.demoted + 1; n.demoted >= mostDemoted {
 		n.faults[faultRole] = &wire.Fault{
 			Problem: fmt.Sprintf("it keeps being found as the primary, and is a replica of %s:%s", i["master_host"], i["master_port"]),
-			Remedy:  "see why the sentinels, or the cluster, do not follow, or make it a primary again (REPLICAOF NO ONE)",
+			Remedy:  remedy,
 		}
 	}
 	return n
@@ -234,7 +240,7 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 			s.judgeReplica(&now, i, at, l)
 		}
 		if s.Finds() && l == at.Checks && i.isReplica() {
-			now = now.demotedAfter(was, i)
+			now = now.demotedAfter(was, i, s.InCluster)
 		}
 		if now.id == was.id {
 			// Once for each start: a difference near the tolerance would come and go.
@@ -344,10 +350,10 @@ func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 			Remedy:  "give that one as the primary and this one as a replica, or use sentinel",
 		}
 	}
-	if i.isReplica() && i["slave_read_only"] == "0" {
+	if !s.InCluster && i.isReplica() && i["slave_read_only"] == "0" {
 		found[faultWritable] = &wire.Fault{
 			Problem: "it takes writes although it is a replica, so charges that reach it in a failover are lost",
-			Remedy:  "CONFIG SET replica-read-only yes",
+			Remedy:  "set replica-read-only yes (CONFIG SET, and in its configuration)",
 		}
 	}
 	return found
@@ -356,27 +362,31 @@ func faultsOf(i info, isReplica bool, s *wire.Shard) (found [faultKinds]error) {
 // judgeReplica adds the faults of a server as a replica of a primary.
 func (s *Shard) judgeReplica(now *sight, i info, at *wire.Servers, l *wire.Lane) {
 	if !s.Finds() && !now.isReplica && now.faults[faultMode] == nil {
-		now.faults[faultRole] = strayFault(*now, s.sightOf(at.Primary))
+		now.faults[faultRole] = strayFault(*now, s.sightOf(at.Primary), !at.Checks.IsUp())
 	}
 	if i.isDetached() && refusesStale(l) {
 		now.faults[faultStale] = errStale
 	}
 }
 
-// strayFault returns the fault of a server that is given as a replica of a primary, and is a primary.
-func strayFault(it, primary sight) error {
+// strayFault returns the fault of a server that is given as a replica of a primary, which may be away, and is a primary.
+func strayFault(it, primary sight, isAway bool) error {
 	switch {
 	case it.id != "" && it.id == primary.id:
 		return &wire.Fault{Problem: "it is given as a replica and is the primary itself", Remedy: "remove it"}
-	case primary.isReplica && it.replID == primary.replID:
+	case primary.isReplica && it.replID != "" && it.replID == primary.replID:
 		return &wire.Fault{Problem: "it is given as a replica, and the given primary is its replica", Remedy: "exchange the two"}
 	}
-	return &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: "make it a replica (REPLICAOF), or remove it"}
+	f := &wire.Fault{Problem: "it is given as a replica and is a primary", Remedy: strayRemedy}
+	if isAway {
+		f.Remedy = "give it as the primary, or correct the address"
+	}
+	return f
 }
 
 var errStale = &wire.Fault{
 	Problem: "its replica-serve-stale-data is no, so it answers no checks while its primary is away",
-	Remedy:  "CONFIG SET replica-serve-stale-data yes",
+	Remedy:  "set replica-serve-stale-data yes (CONFIG SET, and in its configuration)",
 }
 
 // refusesStale reports whether a replica that is left out refuses calls because its link is down.

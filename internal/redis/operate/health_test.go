@@ -2,6 +2,7 @@ package operate
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"strconv"
@@ -146,6 +147,34 @@ func TestOverridesEndByTheServersClock(t *testing.T) {
 	}
 }
 
+// TestRemediesOfAReplicaInACluster: one that the nodes keep taking for the primary becomes it. That it would take writes
+// is no fault, because a cluster redirects them.
+func TestRemediesOfAReplicaInACluster(t *testing.T) {
+	t.Parallel()
+	cluster := redistest.StartCluster(t, 1, 1, lasting, redistest.NodeTimeout(redistest.WaitTimeout))
+	replica := cluster.Nodes[1]
+	must(t, replica.Client().ConfigSet(t.Context(), "replica-read-only", "no").Err())
+	finds(t, "a replica that would take writes", diagnosed(t, wire.Options{Cluster: cluster.Addrs()[:1]}, nil))
+	look := func() info {
+		text, err := replica.Client().Info(t.Context()).Result()
+		must(t, err)
+		return parseInfo(text)
+	}
+	var f *wire.Fault
+	if n := (sight{}).demotedAfter(sight{demoted: mostDemoted}, look(), true); !errors.As(n.faults[faultRole], &f) || !strings.HasPrefix(f.Remedy, "CLUSTER FAILOVER on it, or see why the nodes do not follow") {
+		t.Fatalf("the fault is %v", n.faults[faultRole])
+	}
+	eventually(t, "it is a primary by the remedy", func() error {
+		if err := replica.Client().Do(t.Context(), "CLUSTER", "FAILOVER").Err(); err != nil && look().isReplica() {
+			return err
+		}
+		if look().isReplica() {
+			return errors.New("it is a replica")
+		}
+		return nil
+	})
+}
+
 // TestPrimaryThatStaysAReplica is a fault, and one in a failover is none.
 func TestPrimaryThatStaysAReplica(t *testing.T) {
 	primary, other := redistest.Start(t), redistest.Start(t)
@@ -172,6 +201,9 @@ func TestPrimaryThatStaysAReplica(t *testing.T) {
 	})
 	if faults := faultsAfter(1); strings.Contains(faults, "is a replica") {
 		t.Errorf("after one inspection: %s", faults)
+	}
+	if faults := faultsAfter(mostDemoted); !strings.Contains(faults, "if no other primary runs: REPLICAOF NO ONE") {
+		t.Errorf("the remedy is that of %s", faults)
 	}
 	must(t, primary.Client().Do(t.Context(), "replicaof", "no", "one").Err())
 	if faults := faultsAfter(mostDemoted); strings.Contains(faults, "is a replica") {

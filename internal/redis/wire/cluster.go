@@ -33,6 +33,7 @@ type Cluster struct {
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
 	nodes []string
+	kinds kinds
 	// clients are by address.
 	clients map[string]*goredis.Client
 }
@@ -328,7 +329,7 @@ func (c *Cluster) ask(ctx context.Context, client *goredis.Client, addr string, 
 	info, listed, owned := pipe.ClusterInfo(ctx), pipe.ClusterShards(ctx), pipe.Do(ctx, "CLUSTER", "SLOTS")
 	if _, v.err = pipe.Exec(ctx); v.err != nil {
 		c.opts.noteLogin(v.err)
-		v.err = otherKind(ctx, v.err, addr, c.opts, client.Process)
+		v.err = c.kinds.faultOf(ctx, v.err, addr, c.opts, client.WithTimeout(timeout).Process)
 		return v
 	}
 	slots, err := owned.Slice()
@@ -370,7 +371,7 @@ func Covered(found []Roles) (n int) {
 	return n
 }
 
-// fieldOf returns a field of the reply to CLUSTER INFO, or "".
+// fieldOf returns a field of the reply to INFO or CLUSTER INFO, or "".
 func fieldOf(info, name string) string {
 	for line := range strings.Lines(info) {
 		if value, ok := strings.CutPrefix(line, name+":"); ok {

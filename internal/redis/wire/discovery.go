@@ -171,6 +171,7 @@ type Sentinel struct {
 	// patient is when a search last waited for as long as one may.
 	patient time.Time
 	hope    hope
+	kinds   kinds
 	// asked are the servers that were asked who they are, by address.
 	asked map[string]asked
 
@@ -427,14 +428,14 @@ func (s *Sentinel) AskAll(ctx context.Context) []SentinelReply {
 	return answers
 }
 
-// Latest returns the answer that knows of the latest failover, or the errors if there is none. Of
+// Latest returns the answer that knows of the latest failover, or the errors of all sentinels if there is none. Of
 // answers that know the same, those of most sentinels count.
 func (s *Sentinel) Latest(answers []SentinelReply) (latest SentinelReply, err error) {
 	var failures []error
-	for _, a := range answers {
+	for i, a := range answers {
 		switch {
 		case a.Err != nil:
-			failures = append(failures, a.Err)
+			failures = append(failures, fmt.Errorf("%s: %w", s.opts.Sentinel.Addrs[i], a.Err))
 		case a.isLater(&latest), !latest.isLater(&a) && moreAlike(answers, &a, &latest):
 			latest = a
 		}
@@ -498,9 +499,9 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient, addr
 // faultOf returns what a refusal shows to be set up wrongly, or the refusal.
 func (s *Sentinel) faultOf(ctx context.Context, err error, client *goredis.SentinelClient, addr string) error {
 	if IsReply(err) && strings.Contains(err.Error(), "No such master") {
-		return &Fault{Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}
+		return &Fault{Code: "not_found", Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}
 	}
-	return otherKind(ctx, err, addr, s.opts, client.Process)
+	return s.kinds.faultOf(ctx, err, addr, s.opts, client.Process)
 }
 
 func addrIn(server map[string]string) string {

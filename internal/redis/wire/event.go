@@ -120,6 +120,8 @@ func (s *Shard) Contain(addr string, f func() error) error {
 // Fault is what is wrong with a server, and the remedy.
 type Fault struct {
 	Problem, Remedy string
+	// Code is that of its finding, if the place of the fault does not say it.
+	Code string
 	// Cause is the reply that shows it, or nil.
 	Cause error
 }

@@ -338,6 +338,15 @@ func TestAddressAtAnotherServer(t *testing.T) {
 		if now := s.Standing(); now.Replaced.IsZero() == c.tells || now.Since.After(since) != c.tells {
 			t.Errorf("%s: %+v", name, now)
 		}
+		// The remedy is that the address leads to the shard's again.
+		proxy.PointTo(sh.Primary.Addr())
+		redistest.Eventually(t, name+": the shard's server is back", func() error {
+			at.Checks.Revisit(t.Context())
+			if id := idAt(t, at.Charges); id != before {
+				return errors.New("it is at " + id)
+			}
+			return nil
+		})
 	}
 }
 

@@ -5,54 +5,82 @@ import (
 	"context"
 	"fmt"
 	"net"
+	"sync"
+	"time"
 
 	goredis "github.com/redis/go-redis/v9"
 
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
-// The problems of a server that cannot name others, before what it is.
-const (
-	noSentinel = "it is no sentinel, but "
-	noNode     = "it is no node of a Redis Cluster, but "
-)
+// kinds has, by address, the servers that have refused SENTINEL or CLUSTER.
+type kinds struct {
+	mu  sync.Mutex
+	met map[string]verdict
+}
 
-// otherKind returns the fault of a server whose refusal of SENTINEL or CLUSTER shows that it is of another kind,
-// or the refusal. process sends a command there.
-func otherKind(ctx context.Context, refusal error, addr string, opts *Options, process func(ctx context.Context, cmd goredis.Cmder) error) error {
+// verdict is what INFO has shown to be wrong with a server, or nil, and when.
+type verdict struct {
+	fault *Fault
+	at    time.Time
+}
+
+// faultOf returns the fault of a server whose refusal of SENTINEL or CLUSTER shows that it is of another kind,
+// or the refusal. process sends a command there, after FollowAfter again.
+func (k *kinds) faultOf(ctx context.Context, refusal error, addr string, opts *Options, process func(ctx context.Context, cmd goredis.Cmder) error) error {
 	m, _ := MeaningOf(refusal)
 	if m.Kind == store.KindAuth || m.Hint&(Lacking|clusterless) == 0 {
 		return refusal
 	}
-	info := goredis.NewStringCmd(ctx, "info")
-	if process(ctx, info) != nil {
+	k.mu.Lock()
+	v, isKnown := k.met[addr]
+	k.mu.Unlock()
+	if !isKnown || time.Since(v.at) >= FollowAfter {
+		info := goredis.NewStringCmd(ctx, "info")
+		if err := process(ctx, info); err != nil && !IsReply(err) {
+			return refusal
+		}
+		v = verdict{KindFault(func(name string) string { return fieldOf(info.Val(), name) }, addr, opts), time.Now()}
+		k.mu.Lock()
+		if k.met == nil {
+			k.met = map[string]verdict{}
+		}
+		k.met[addr] = v
+		k.mu.Unlock()
+	}
+	if v.fault == nil {
 		return refusal
 	}
-	if f := KindFault(func(name string) string { return fieldOf(info.Val(), name) }, addr, opts); f != nil {
-		return f
-	}
-	return refusal
+	return v.fault
 }
 
 // KindFault returns the fault of a server at addr, with these fields of INFO, that was given as a sentinel or as a
 // node of a cluster and is of another kind, or nil.
 func KindFault(field func(name string) string, addr string, opts *Options) *Fault {
-	given, problem := "sentinel", noSentinel
-	if opts.Sentinel == nil {
-		given, problem = "cluster", noNode
+	option, given, problem, n := "cluster", "node", "it is no node of a Redis Cluster, but ", len(opts.Cluster)
+	if opts.Sentinel != nil {
+		option, given, problem, n = "sentinel", "sentinel", "it is no sentinel, but ", len(opts.Sentinel.Addrs)
 	}
+	var kind, instead string
 	switch mode := cmp.Or(field("redis_mode"), field("server_mode")); {
-	case mode == given:
+	case mode == option:
 		return nil
 	case mode == "sentinel":
-		return &Fault{Problem: problem + "a sentinel", Remedy: "write sentinel, the name of the master and this address in place of cluster"}
+		kind, instead = "a sentinel", "sentinel, the name of the master and this address"
 	case mode == "cluster":
-		return &Fault{Problem: problem + "a node of a Redis Cluster", Remedy: fmt.Sprintf("write cluster %s in place of sentinel", addr)}
+		kind, instead = "a node of a Redis Cluster", "cluster "+addr
 	case mode != "standalone":
 		return nil
 	case field("role") == "slave":
-		primary := net.JoinHostPort(field("master_host"), field("master_port"))
-		return &Fault{Problem: problem + "a replica of " + primary, Remedy: fmt.Sprintf("write primary %s and replica %s in place of %s", primary, addr, given)}
+		primary := net.JoinHostPort(fmt.Sprintf("%.100s", field("master_host")), field("master_port"))
+		kind, instead = "a replica of "+primary, fmt.Sprintf("primary %s and replica %s", primary, addr)
+	default:
+		kind, instead = "a standalone server", "primary "+addr
 	}
-	return &Fault{Problem: problem + "a standalone server", Remedy: fmt.Sprintf("write primary %s in place of %s", addr, given)}
+	f := &Fault{Code: "role", Problem: problem + kind, Remedy: fmt.Sprintf("give the %s's address, or write %s in place of %s", given, instead, option)}
+	if n > 1 {
+		// The others may be right.
+		f.Remedy = fmt.Sprintf("remove its address, or give the %s's in its place", given)
+	}
+	return f
 }
