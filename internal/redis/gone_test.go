@@ -62,7 +62,7 @@ func TestLostRedundancyWithSentinel(t *testing.T) {
 	must(t, errors.Join(first.Kill(), replica.Kill()))
 	awaitServers(t, "two sentinels and the replica are gone", s, false,
 		"replica "+replica.Addr()+" left_out", "sentinel "+first.Addr()+" left_out", "sentinel "+second.Addr()+" left_out")
-	if text := s.Shards()[0].NoQuorum.Error(); !strings.Contains(text, "only 1 of the 3 given sentinels") || !strings.Contains(text, first.Addr()) {
+	if text := s.Shards()[0].NoQuorum.Error(); !strings.Contains(text, "only 1 of the 3 given sentinels") || !strings.Contains(text, first.Addr()) || !strings.Contains(text, "restart the silent ones, or correct the list and reload") {
 		t.Errorf("the fault is %s", text)
 	}
 	corrected := newStore(t, newShard(t, ShardOptions{Sentinel: &SentinelOptions{Master: masterName, Addrs: sentinels.Addrs()[:1]}}), nil)

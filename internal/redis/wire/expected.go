@@ -81,15 +81,15 @@ func (s *Source) Fault() *Fault {
 func QuorumFault(sources []Source, inCluster bool) error {
 	led := 0
 	var away, remedies []string
-	kind, consequence, login := "sentinels", "perhaps no replica can take the primary's place", "sentinel_username, sentinel_password or the name of the master"
+	kind, consequence, remedy := "sentinels", "perhaps no replica can take the primary's place", "correct sentinel_username, sentinel_password or the name of the master"
 	if inCluster {
-		kind, consequence, login = "nodes", "a new cluster in its place would not be followed", "username or password"
+		kind, consequence, remedy = "nodes", "a new cluster in its place would not be followed", "correct username or password"
 	}
 	for _, s := range sources {
 		switch {
 		case s.IsSilent && IsReply(s.Err):
 			away = append(away, s.Addr+" refuses: "+oneLine(s.Err))
-			remedies = appendNew(remedies, "correct "+login)
+			remedies = appendNew(remedies, remedy)
 		case s.IsSilent:
 			away = append(away, s.Addr+": "+oneLine(s.Err))
 			remedies = appendNew(remedies, "restart the silent ones, or correct the list and reload")

@@ -52,13 +52,13 @@ func TestExpectedServers(t *testing.T) {
 		"down, and back":              {{0, whole, nil, ""}, {0, down(less, c), []string{c}, "SENTINEL RESET m"}, {0, whole, nil, ""}},
 		"down before this life":       {{0, Roles{Primary: a, Down: []string{b}}, []string{b}, "cannot reach it"}},
 		"down for days":               {{0, Roles{Primary: a, Down: []string{b}}, []string{b}, ""}, {48 * time.Hour, Roles{Primary: a, Down: []string{b}}, []string{b}, ""}},
-		"no longer named":             {{0, whole, nil, ""}, {time.Minute, less, []string{c}, "named it last"}},
+		"no longer named":             {{0, whole, nil, ""}, {time.Minute, less, []string{c}, "add a server in its place, or wait: it is expected for an hour"}},
 		"not named for an hour":       {{0, whole, nil, ""}, {forgetAfter - 2*absentAfter, less, []string{c}, ""}, {absentAfter, less, nil, ""}},
 		"named in between":            {{0, whole, nil, ""}, {forgetAfter, whole, nil, ""}, {forgetAfter - 2*absentAfter, less, []string{c}, ""}},
 		"at another address":          {{0, whole, nil, ""}, {0, other, nil, ""}},
 		"replaced later":              {{0, whole, nil, ""}, {0, less, []string{c}, ""}, {0, other, nil, ""}},
 		"replaced by a dead one":      {{0, whole, nil, ""}, {0, down(less, d), []string{c, d}, ""}, {0, other, nil, ""}},
-		"replaced, and then reset":    {{0, whole, nil, ""}, {0, down(less, c), []string{c}, "replace it and run"}, {0, down(other, c), []string{c}, ""}, {0, other, nil, ""}},
+		"replaced, and then reset":    {{0, whole, nil, ""}, {0, down(less, c), []string{c}, "restart it, or replace it and run"}, {0, down(other, c), []string{c}, ""}, {0, other, nil, ""}},
 		"the one in its place leaves": {{0, whole, nil, ""}, {0, less, []string{c}, ""}, {0, other, nil, ""}, {0, less, []string{d}, ""}},
 		"two of three are replaced":   {{0, whole, nil, ""}, {0, Roles{Primary: a}, []string{b, c}, ""}, {0, Roles{Primary: a, Replicas: []string{d}}, []string{b}, ""}},
 		"never up, and reset":         {{0, Roles{Primary: a, Down: []string{b}}, []string{b}, ""}, {0, Roles{Primary: a}, nil, ""}},
@@ -156,11 +156,14 @@ func TestQuorum(t *testing.T) {
 		{[]Source{up, away, silent}, "s:1: refused"},
 		{[]Source{up, late, late}, ""},
 		{[]Source{up, shut}, "p:1 refuses: NOAUTH Authentication required.): correct sentinel_username, sentinel_password or the name of the master"},
-		{[]Source{silent, shut}, "correct the list and reload; correct sentinel_username"},
+		{[]Source{silent, shut}, "restart the silent ones, or correct the list and reload; correct sentinel_username"},
 	} {
 		if err := QuorumFault(c.sources, false); (err == nil) != (c.lost == "") || err != nil && !strings.Contains(err.Error(), c.lost) {
 			t.Errorf("%+v: %v, want %q", c.sources, err, c.lost)
 		}
+	}
+	if err := QuorumFault([]Source{shut}, true); !strings.HasSuffix(fmt.Sprint(err), "correct username or password") {
+		t.Errorf("in a cluster: %v", err)
 	}
 }
 

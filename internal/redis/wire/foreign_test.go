@@ -113,7 +113,7 @@ func TestVagueNode(t *testing.T) {
 	})
 	_, f := patientCluster(t, append([]string{filter.Addr()}, ours.Addrs()...)...)
 	requireFound(t, "those with IDs are followed", f, ours.Addrs()[0], filter.Addr())
-	if f.IsVague() || f.sources[0].Leads != "" {
+	if f.IsVague() || f.sources[0].Leads != "" || !strings.Contains(f.sources[0].Fault().Remedy, "give the address of a node in place of a proxy's") {
 		t.Errorf("sources %+v", f.sources)
 	}
 	shows.Store(true)
