@@ -102,7 +102,7 @@ func TestCheckUsesTheConnectionsOfTheStore(t *testing.T) {
 	}
 	url := "redis://:" + password + "@" + plain.Primary.Addr() + "/2"
 	out := checks(t, 0, []string{"0 errors, 0 warnings"}, store(tlsBlock(ca, client, "server_name redis.internal"), url), "--strict")
-	out += checks(t, 1, []string{"unknown authority", "remedy: name the file with the authority's certificate in tls: ca <file>"}, store(tlsBlock(other, client, "server_name redis.internal"), url))
+	out += checks(t, 1, []string{"unknown authority", "remedy: add the authority's certificate to the file of ca"}, store(tlsBlock(other, client, "server_name redis.internal"), url))
 	out += checks(t, 1, []string{"cannot validate certificate for 127.0.0.1", "set server_name in tls"}, store(tlsBlock(ca, client), url))
 	wrong := "redis://:marker-of-another@" + plain.Primary.Addr()
 	out += checks(t, 1, []string{"it refuses the login: WRONGPASS"}, store(tlsBlock(ca, client, "server_name redis.internal"), wrong))

@@ -99,9 +99,13 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		n = min(n, len(rest))
 		ask(rest[:n], timeout, timeout)
 		rest = rest[n:]
-		if isWaiting && (2*votesOf(views, d.group) <= len(c.opts.Cluster) || owesTime(c.sources, c.patient, now)) {
+		switch lacksVotes := 2*votesOf(views, d.group) <= len(c.opts.Cluster); {
+		case isWaiting && lacksVotes:
 			isPatient, c.patient = true, now
 			ask(c.silent(&failed), c.opts.NodeTimeout(), c.connectTimeout())
+		case isWaiting && owesTime(c.sources, c.patient, now):
+			isPatient, c.patient = true, now
+			ask(c.silent(&failed), min(c.opts.NodeTimeout(), mostPatience), min(c.connectTimeout(), mostPatience))
 		}
 		if isWaiting = false; best.isCurrent(c.history.epoch) {
 			break

@@ -233,9 +233,10 @@ func (a *SentinelReply) isLater(than *SentinelReply) bool {
 // Find returns the servers after the latest failover.
 func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	now := time.Now()
-	wait := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
+	hoped := s.hope.within(searchReplies*findTimeout, s.opts.SearchTimeout())
+	wait := hoped
 	if owesTime(s.sources, s.patient, now) {
-		wait, s.patient = s.opts.SearchTimeout(), now
+		wait, s.patient = max(wait, min(s.opts.SearchTimeout(), mostPatience)), now
 	}
 	asking, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
@@ -246,14 +247,14 @@ func (s *Sentinel) Find(ctx context.Context) (found Found, err error) {
 	latest, sources, err := s.Judge(identifying, replies, now)
 	if !s.belief.isSet && 2*len(s.decided.group) <= len(replies) && wait < s.opts.SearchTimeout() {
 		// A foreign one that is near must not be heard alone.
-		wait = s.opts.SearchTimeout()
+		hoped = s.opts.SearchTimeout()
 		replies = s.AskAll(identifying)
 		latest, sources, err = s.Judge(identifying, replies, now)
 	}
 	found.Sources = sources
 	n, took := alike(replies, &latest)
 	// The others are no majority, without which there is no failover.
-	s.hope = s.hope.after(wait, took, err == nil && 2*n >= len(replies))
+	s.hope = s.hope.after(hoped, took, err == nil && 2*n >= len(replies))
 	if err == nil {
 		err = s.history.follow(latest.epoch, true, now)
 	}

@@ -20,6 +20,8 @@ const (
 	silentAfter = 2 * time.Second
 	// silentPause is the time between two searches that wait longer for sources that are silent: these may be far away.
 	silentPause = time.Minute
+	// mostPatience bounds that wait, which a failover may have to outlast.
+	mostPatience = 2 * time.Second
 	// mostExpected bounds the servers that are expected besides those in use: sources may name ever new ones.
 	mostExpected = 1000
 )

@@ -315,7 +315,7 @@ func TestAddressAtAnotherServer(t *testing.T) {
 			if id := idAt(t, at.Charges); id != before {
 				t.Errorf("%s: the connections move before it is a primary", name)
 			}
-			redistest.Must(t, c.to.Client().SlaveOf(t.Context(), "NO", "ONE").Err())
+			redistest.Must(t, c.to.Client().ReplicaOf(t.Context(), "NO", "ONE").Err())
 			p := s.peerOf(proxy.Addr())
 			p.mu.Lock()
 			p.visited = time.Time{}
