@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"net"
 	"slices"
 	"strconv"
@@ -99,13 +100,14 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		n = min(n, len(rest))
 		ask(rest[:n], timeout, timeout)
 		rest = rest[n:]
-		switch lacksVotes := 2*votesOf(views, d.group) <= len(c.opts.Cluster); {
-		case isWaiting && lacksVotes:
+		lacksVotes := 2*votesOf(views, d.group) <= len(c.opts.Cluster)
+		if isWaiting && (lacksVotes || owesTime(c.sources, c.patient, now)) {
 			isPatient, c.patient = true, now
-			ask(c.silent(&failed), c.opts.NodeTimeout(), c.connectTimeout())
-		case isWaiting && owesTime(c.sources, c.patient, now):
-			isPatient, c.patient = true, now
-			ask(c.silent(&failed), min(c.opts.NodeTimeout(), mostPatience), min(c.connectTimeout(), mostPatience))
+			patience := mostPatience
+			if lacksVotes && !(c.isFollowed(&best) && best.isCurrent(c.history.epoch)) {
+				patience = math.MaxInt64
+			}
+			ask(c.silent(&failed), min(c.opts.NodeTimeout(), patience), min(c.connectTimeout(), patience))
 		}
 		if isWaiting = false; best.isCurrent(c.history.epoch) {
 			break

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
 	"net"
 	"sync"
 	"time"
@@ -45,6 +46,7 @@ func (k *kinds) faultOf(ctx context.Context, refusal error, addr string, opts *O
 		if k.met == nil {
 			k.met = map[string]verdict{}
 		}
+		maps.DeleteFunc(k.met, func(_ string, v verdict) bool { return time.Since(v.at) >= FollowAfter })
 		k.met[addr] = v
 		k.mu.Unlock()
 	}

@@ -313,6 +313,7 @@ func (l *Lane) Info(ctx context.Context, least time.Duration) (text string, err 
 	switch {
 	case err == nil || IsReply(err):
 		l.mute.Store(0)
+		l.deaf.Store(0)
 	case !isCut(err) || store.KindOf(err) == store.KindTimeout:
 		// A proxy may close the connection on a word that it does not know, and on PING too.
 		l.mute.Add(1)

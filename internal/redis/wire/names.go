@@ -51,6 +51,13 @@ func (n *names) dial(ctx context.Context, network, addr string, dial func(ctx co
 	n.mu.Lock()
 	was, isKnown := n.peers[addr]
 	if !isKnown {
+		for other := range n.peers {
+			// A hostile sentinel may name ever new hosts. One that is forgotten is looked up again.
+			if len(n.peers) < mostExpected {
+				break
+			}
+			delete(n.peers, other)
+		}
 		n.peers[addr] = named{peer: reached, looked: time.Now()}
 	}
 	n.mu.Unlock()
