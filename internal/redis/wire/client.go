@@ -109,6 +109,17 @@ const (
 	maxDialTimeout = time.Minute
 )
 
+// closeWith closes a client when ctx ends or the function is called: connecting waits for replies even though ctx has ended,
+// and a shard that closes would wait for it.
+func closeWith(ctx context.Context, client *goredis.Client) func() {
+	end := sync.OnceFunc(func() { _ = client.Close() })
+	stop := context.AfterFunc(ctx, end)
+	return func() {
+		stop()
+		end()
+	}
+}
+
 // DialTimeout returns how long connecting may take for a store with this check timeout:
 // four times as long, from 200 ms to 5 s; a longer check timeout counts itself, up to a
 // minute.

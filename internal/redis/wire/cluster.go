@@ -104,7 +104,7 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 		if isWaiting && (lacksVotes || owesTime(c.sources, c.patient, now)) {
 			isPatient, c.patient = true, now
 			patience := mostPatience
-			if lacksVotes && !(c.isFollowed(&best) && best.isCurrent(c.history.epoch)) {
+			if lacksVotes && (!c.isFollowed(&best) || !best.isCurrent(c.history.epoch)) {
 				patience = math.MaxInt64
 			}
 			ask(c.silent(&failed), min(c.opts.NodeTimeout(), patience), min(c.connectTimeout(), patience))

@@ -375,7 +375,7 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 				o := clientOptions(addr, s.opts)
 				o.DB, o.PoolSize, o.MaxActiveConns = 0, 1, 1
 				client := goredis.NewClient(o)
-				defer func() { _ = client.Close() }()
+				defer closeWith(ctx, client)()
 				text, err := client.Info(ctx).Result()
 				mu.Lock()
 				defer mu.Unlock()

@@ -287,7 +287,7 @@ func (l *Lane) Revisit(ctx context.Context) {
 	}
 	_ = l.Shard.Contain(l.Addr, func() error {
 		client := NewClient(l.Addr, &l.Shard.Options, l.persistent)
-		defer func() { _ = client.Close() }()
+		defer closeWith(ctx, client)()
 		first, err := client.Info(ctx).Result()
 		if err != nil {
 			return err

@@ -1,8 +1,13 @@
 package wire
 
 import (
+	"context"
+	"errors"
+	"strings"
 	"testing"
 	"time"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/redistest"
 )
 
 // TestPeer covers what a new connection can show.
@@ -117,5 +122,37 @@ func TestStrayConnection(t *testing.T) {
 		if got := p.meet(step.of, now); got != step.want {
 			t.Errorf("step %d: %v, want %v", i, got, step.want)
 		}
+	}
+}
+
+// TestLookEndsWithItsContext, not once a silent server has had its time: a shard that closes waits for it.
+func TestLookEndsWithItsContext(t *testing.T) {
+	t.Parallel()
+	server := redistest.Start(t)
+	proxy := redistest.StartProxy(t, server.Addr())
+	s := newShard(t, Options{Primary: proxy.Addr()})
+	t.Cleanup(s.Use(time.Hour))
+	s.Await(t.Context())
+	l := s.Owner(0).Checks
+	hear(t, l)
+	before := strings.Count(server.Client().ClientList(t.Context()).Val(), "\n")
+	redistest.Must(t, proxy.SwallowReplies())
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan struct{})
+	go func() {
+		l.Revisit(ctx)
+		close(ended)
+	}()
+	redistest.Eventually(t, "it waits for a reply", func() error {
+		if text := server.Client().ClientList(t.Context()).Val(); strings.Count(text, "\n") == before || strings.Contains(text, "cmd=NULL") {
+			return errors.New(text)
+		}
+		return nil
+	})
+	cancel()
+	select {
+	case <-ended:
+	case <-time.After(s.Options.ConnectTimeout() / 2):
+		t.Error("it goes on")
 	}
 }
