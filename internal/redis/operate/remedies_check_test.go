@@ -121,7 +121,7 @@ func TestRemediesOfFindings(t *testing.T) {
 			return remedied{byName(masterName, primary), codeUnfound, "correct what is wrong with the sentinels", func(o *wire.Options, _ *store.Finding) { o.Sentinel.Addrs = sentinels.Addrs() }}
 		},
 		"no node": func(*testing.T) remedied {
-			return remedied{wire.Options{Cluster: []string{primary}}, codeUnfound, "correct what is wrong with the nodes, or give others", func(o *wire.Options, _ *store.Finding) { o.Cluster = []string{cluster} }}
+			return remedied{wire.Options{Cluster: []string{"127.0.0.1:1"}}, codeUnfound, "correct what is wrong with the nodes, or give others", func(o *wire.Options, _ *store.Finding) { o.Cluster = []string{cluster} }}
 		},
 		"a password in the clear": func(t *testing.T) remedied {
 			user := limited(start(t))
