@@ -135,7 +135,7 @@ elseif op == 'refund' then
     local n = count()
     local share = math.min(math.max((n - later) / math.max(capacity, 1), 1 - since / (whole + part / events)), 1)
     if share > 0 then
-      -- The parts of another rate are others.
+      -- The rest is in parts of the old rate: it is rounded up.
       tat, rest, left = math.min(last, most), 0, math.min(last, most) - now
       back, changed = cost * share, true
       if n - back > n * exactness then

@@ -162,7 +162,7 @@ type TLS struct {
 	// Accepts any certificate. For tests only. Default: off.
 	InsecureSkipVerify bool `json:"insecure_skip_verify,omitempty"`
 
-	// certificates are those in the files; nil without files.
+	// certificates has the contents of the files; nil without files.
 	certificates *certificates
 }
 
@@ -261,8 +261,8 @@ func resolve(repl *caddy.Replacer, value *string) error {
 	return nil
 }
 
-// certificates are those of the authorities, and that of the client with its key, in files that may
-// be replaced. The last ones that could be read stay in use, each of the two by itself.
+// certificates has the authorities to trust and the client's certificate, in files that may be replaced. Each of the two
+// keeps its last readable version while its files are invalid.
 type certificates struct {
 	files [3]string // the authorities', the certificate's and the key's; empty for none
 
@@ -336,7 +336,8 @@ func (c *certificates) load() {
 	}
 }
 
-// readAuthorities returns nil without a file, or if one of its certificates cannot be read: a file may be half-written.
+// readAuthorities returns nil without a file, or if one of its certificates is not whole: a file may be half-written. As
+// everywhere in Go, authorities that crypto/x509 cannot parse are passed over: older bundles of systems have some.
 func readAuthorities(file string) (*x509.CertPool, error) {
 	if file == "" {
 		return nil, nil
@@ -345,21 +346,15 @@ func readAuthorities(file string) (*x509.CertPool, error) {
 	if err != nil {
 		return nil, fmt.Errorf("read ca: %w", err)
 	}
-	roots, whole := x509.NewCertPool(), 0
+	whole := 0
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
-		if whole++; block.Type != "CERTIFICATE" {
-			continue
-		}
-		c, err := x509.ParseCertificate(block.Bytes)
-		if err != nil {
-			return nil, fmt.Errorf("read ca %s: block %d: %w", file, whole, err)
-		}
-		roots.AddCert(c)
+		whole++
 	}
+	roots := x509.NewCertPool()
 	switch {
 	case bytes.Count(text, []byte("-----BEGIN ")) > whole:
 		return nil, fmt.Errorf("read ca %s: one of its certificates is not whole", file)
-	case roots.Equal(x509.NewCertPool()):
+	case !roots.AppendCertsFromPEM(text):
 		return nil, fmt.Errorf("read ca %s: it has no certificate in PEM", file)
 	}
 	return roots, nil

@@ -15,7 +15,7 @@ const (
 	RoleNode Role = "node"
 )
 
-// IsSource reports whether a server of that role only leads to those that keep counts.
+// IsSource reports whether a server of that role only names servers, and keeps no counts.
 func (r Role) IsSource() bool { return r == RoleSentinel || r == RoleNode }
 
 // ShardFigures are the state of a shard.
@@ -32,9 +32,9 @@ type ShardFigures struct {
 	Unowned int
 	// NoQuorum is why no majority of the given sentinels or nodes leads to the servers that were found, or nil.
 	NoQuorum error
-	// ReplacedAt is when servers last took the place of others with which they have nothing in common; zero if they did not.
+	// ReplacedAt is the time of the last change to servers that share no data with the former ones; zero if there was none.
 	ReplacedAt time.Time
-	// Servers are those that were given or, in an answer that was believed, named: also those that are gone. Sources are
+	// Servers are the given servers and those named in accepted answers, including absent ones. Sources are
 	// the given sentinels, and the given nodes that are not among these, or lead elsewhere.
 	Servers, Sources []ServerFigures
 }
@@ -103,7 +103,7 @@ type ServerFigures struct {
 	Fault error
 	// Faults are what is set up wrongly there, each with the remedy.
 	Faults []string
-	// Unidentified is why nothing shows whether it is another server than before, with the remedy; empty if something does.
+	// Unidentified is why a replacement of the server would go unnoticed, with the remedy; empty if it would not.
 	Unidentified string
 	// Lanes are the ways to it, one for each purpose.
 	Lanes []LaneFigures

@@ -24,9 +24,9 @@ var logsItself = []kind{
 }
 
 const (
-	// jumpListed is for how long a problem is that a clock has jumped, or that a server was replaced.
+	// jumpListed is how long a jump of a clock, or a replaced server, stays a problem.
 	jumpListed = time.Hour
-	// errorListed is for how long a problem is that a shard has not answered.
+	// errorListed is how long an unanswered call stays a problem.
 	errorListed = 10 * time.Second
 )
 
@@ -61,7 +61,7 @@ func overridesRemedy(err error) string {
 	return ""
 }
 
-// withRemedy returns an error of a call that had that purpose, after a separator, with what to do about it.
+// withRemedy returns the error of a call for a purpose, with its remedy, after a separator.
 func withRemedy(err error, purpose string) string {
 	text, kind := ": "+oneLine(err), store.KindOf(err)
 	remedy := remedies[kind]
@@ -175,7 +175,7 @@ func problemsOfShard(open *stores.Opened, shard *store.ShardFigures, place strin
 		add(adminapi.ProblemNoQuorum, "", "", "shard %s: %s", shard.Name, oneLine(shard.NoQuorum))
 	}
 	for i := range shard.Sources {
-		// Of those that are silent only a majority is a loss.
+		// NoQuorum reports silent sources together.
 		if source := &shard.Sources[i]; source.State == store.ServerForeign {
 			add(adminapi.ProblemForeignServer, source.Address, "", "%s, which shard %s was given, is left out: %s", source.Address, shard.Name, source.Fault)
 		}
@@ -240,8 +240,7 @@ func jumped(by time.Duration, at time.Time) string {
 	return fmt.Sprintf(" has jumped by %s at %s", by.Round(time.Millisecond), at.UTC().Format(time.RFC3339))
 }
 
-// leftOutOf returns the purposes for which a server is not called, and the last error of a call with its remedy, if
-// that is known.
+// leftOutOf returns the purposes whose calls skip the server, and the last error with its remedy, or "".
 func leftOutOf(server *store.ServerFigures) (purposes []string, why string) {
 	for i := range server.Lanes {
 		if lane := &server.Lanes[i]; !lane.IsUp() && lane.Breaker != store.BreakerUnfit {

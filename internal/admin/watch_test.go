@@ -167,7 +167,7 @@ const (
 
 // TestProblemsOfTraffic begin with requests, and end within a minute and five seconds of the last of them.
 func TestProblemsOfTraffic(t *testing.T) {
-	// By these a case above or below has no problem.
+	// Each is the difference to a case without the problem.
 	remediesOf := map[string]string{
 		"proxy_address": "add trusted_proxies static with the proxy's address", "one_key": "let it have what tells clients apart; if all should share one limit, write key static",
 		"empty_key": "see to it that clients send what key asks for", "evicted": "raise max_buckets, or set max_new_buckets",

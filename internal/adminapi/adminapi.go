@@ -62,7 +62,7 @@ const (
 	ProblemUnchecked ProblemKind = "unchecked"
 	// ProblemNoReplica: a replica is not asked, or is gone.
 	ProblemNoReplica ProblemKind = "no_replica"
-	// ProblemNoQuorum: most of the given sentinels or nodes are silent.
+	// ProblemNoQuorum: half or more of the given sentinels or nodes do not lead to the servers, and some are silent or refuse.
 	ProblemNoQuorum ProblemKind = "no_quorum"
 	// ProblemMisconfigured: a server is set up wrongly.
 	ProblemMisconfigured ProblemKind = "misconfigured"

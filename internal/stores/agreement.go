@@ -134,7 +134,7 @@ func (p *presence) others(now time.Time) map[string]*another {
 		return cmp.Or(cmp.Compare(a.Beat, b.Beat), cmp.Compare(a.Here, b.Here))
 	})
 	for _, s := range inOrder {
-		// One of this host that is met once may have been killed. In a container this one may have its number.
+		// A process of this host with a single beat may be dead. In a container this process may have its number.
 		if s.ID == ProcessID || !s.isAlive && !mayRun(s.Process) {
 			continue
 		}
@@ -393,8 +393,8 @@ func renamed(before, now []store.ShardFigures) map[string]string {
 	return names
 }
 
-// replacedBy reports whether the shard of that name has another server now, or whether that is not known yet: a server
-// may have a new address, or have been a replica.
+// replacedBy reports whether the shard has other servers now, and whether that is known: until a server is met it may be
+// the old one at a new address, or a former replica.
 func replacedBy(before *store.ShardFigures, all []store.ShardFigures) (isReplaced, isKnown bool) {
 	i := slices.IndexFunc(all, func(s store.ShardFigures) bool { return s.Name == before.Name })
 	if i < 0 {
@@ -415,7 +415,7 @@ func replacedBy(before *store.ShardFigures, all []store.ShardFigures) (isReplace
 	return isFound && isKnownBefore, isFound || !isKnownBefore
 }
 
-// areComparable reports whether it is known which servers the shards before have now.
+// areComparable reports whether [replacedBy] knows about each former shard.
 func areComparable(before, now []store.ShardFigures) bool {
 	for i := range before {
 		if _, isKnown := replacedBy(&before[i], now); !isKnown {

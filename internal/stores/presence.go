@@ -84,8 +84,8 @@ type presence struct {
 	stop    context.CancelFunc
 	// ended is closed when the last beat is over, if there was one.
 	ended chan struct{}
-	// before is the config that ran when this one was made, or empty: it may end before this one runs. From the start on
-	// it is every config that this one may have replaced, until the shards can be compared.
+	// before has the config that ran when p was made, because it may end before p runs. After the start it has every
+	// config that p may have replaced; nil once they are compared.
 	before []*placed
 	// ran are all that ran then.
 	ran []*presence
@@ -102,7 +102,8 @@ type presence struct {
 	// details are the parts of other configs that differ, by digest. Of zones they have only the differing ones.
 	details       map[string]store.Details
 	disagreements []string
-	// shares are the shares of clients that are counted apart, by weights and names. Only the goroutine that tells uses them.
+	// shares are the shares of clients that two configs count on different shards, by weights and names. Only the goroutine
+	// that tells uses them.
 	shares map[string]share
 	// loss is how many clients lost their counts when the config was loaded, at lostAt; empty if none did.
 	loss   string
@@ -198,7 +199,8 @@ type placed struct {
 }
 
 // placedBefore returns the shards of the last config with a store of that name that ran when p was made, and still
-// runs, or nil. Handlers of one config share the name of equal stores. running is locked.
+// runs, or nil. It ignores stores made later, because handlers of one config share the name of equal stores. running is
+// locked.
 func (p *presence) placedBefore() []*placed {
 	for _, other := range slices.Backward(p.ran) {
 		if other.name == p.name && slices.Contains(running.all, other) {

@@ -282,7 +282,7 @@ func (b *GCRA) removeShare(r *store.Request, later, since, now int64) (back int6
 		return -1
 	}
 	share = min(share, 1)
-	// The parts of another rate are others.
+	// The rest is in parts of the old rate: it is rounded up.
 	b.TAT, b.Rest = min(b.end(), store.MaxInteger), 0
 	left := float64(b.TAT - now)
 	cost := float64(float64(r.Cost) * share)

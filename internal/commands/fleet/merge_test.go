@@ -379,3 +379,12 @@ func containsNull(text []byte) bool {
 	}
 	return false
 }
+
+// TestSourceAtTheAddressOfAServer stays apart: it has no part in the state of the server.
+func TestSourceAtTheAddressOfAServer(t *testing.T) {
+	server := adminapi.Server{Address: "r:1", Role: store.RolePrimary, State: store.ServerUp}
+	source := adminapi.Server{Address: "r:1", Role: store.RoleNode, State: store.ServerForeign}
+	if got := addServers([]adminapi.Server{server}, []adminapi.Server{source}); len(got) != 2 || got[0].State != store.ServerUp {
+		t.Errorf("got %+v", got)
+	}
+}

@@ -163,7 +163,8 @@ func sameServers(a, b []adminapi.Shard) bool {
 	return isSame
 }
 
-// counting returns the servers that keep counts: sentinels may watch those of several stores, and nodes lead elsewhere.
+// counting returns the servers without sentinels and nodes: several stores may share sentinels, and a node may lead to
+// another cluster.
 func counting(all []adminapi.Server) []adminapi.Server {
 	return slices.DeleteFunc(slices.Clone(all), func(s adminapi.Server) bool { return s.Role.IsSource() })
 }
@@ -210,9 +211,13 @@ func addLedgers(a, b *adminapi.Ledger) *adminapi.Ledger {
 // addServers joins what Caddys see of the same servers: the worst of it, and sums of what each has
 // for itself.
 func addServers(a, b []adminapi.Server) []adminapi.Server {
-	servers := joined[string, adminapi.Server]{}
+	type place struct {
+		address  string
+		isSource bool // a node may be a source to one Caddy, and a server to another
+	}
+	servers := joined[place, adminapi.Server]{}
 	for _, s := range slices.Concat(a, b) {
-		into, isNew := servers.at(s.Address, s)
+		into, isNew := servers.at(place{s.Address, s.Role.IsSource()}, s)
 		if isNew {
 			continue
 		}
