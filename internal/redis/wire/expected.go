@@ -169,8 +169,10 @@ func (s *Shard) expect(found []Roles) {
 		if e.lost.IsZero() {
 			e.lost = now
 		}
+		l := s.lanes[laneKey{addr, false}]
+		isOut := l != nil && !l.IsUp() // It was said to be left out until now.
 		wasSaid := e.isSaid
-		if e.isSaid = isMissed && now.Sub(e.lost) >= absentAfter; e.isSaid && !wasSaid {
+		if e.isSaid = isMissed && (wasSaid || isOut || now.Sub(e.lost) >= absentAfter); e.isSaid && !wasSaid {
 			s.Emit(Event{Kind: ServerDown, Addr: addr, Purpose: PurposeChecks, Err: s.absence(e)})
 		}
 		next[addr] = e

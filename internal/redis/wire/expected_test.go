@@ -106,6 +106,21 @@ func TestAbsenceThatLasts(t *testing.T) {
 	}
 }
 
+// TestAbsenceOfAServerThatWasOut is said at once: it was a problem until then.
+func TestAbsenceOfAServerThatWasOut(t *testing.T) {
+	s, pass := newFinding(t, bySentinel)
+	s.adopt([]Roles{{Primary: "a:1", Replicas: []string{"b:1"}}})
+	err := errors.New("no answer")
+	s.lanes[laneKey{"b:1", false}].unfit.Store(&err)
+	for range 3 {
+		s.adopt([]Roles{{Primary: "a:1", Down: []string{"b:1"}}})
+		if absent := s.Absent(); len(absent) != 1 || absent[0].Addr != "b:1" {
+			t.Errorf("absent are %+v", absent)
+		}
+		pass(absentAfter / 4)
+	}
+}
+
 // TestExpectedServersAreBounded: a source may name ever new ones.
 func TestExpectedServersAreBounded(t *testing.T) {
 	s, pass := newFinding(t, bySentinel)

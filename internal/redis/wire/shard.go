@@ -269,10 +269,10 @@ func (s *Shard) adopt(found []Roles) {
 			s.Emit(Event{Kind: PrimaryChanged, Addr: now.Primary})
 		}
 	}
-	s.retire(next)
 	if s.Finds() {
 		s.expect(found)
 	}
+	s.retire(next)
 }
 
 // serversIn returns the servers in these roles. mu is held.
