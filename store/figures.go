@@ -9,9 +9,9 @@ type Role string
 const (
 	RolePrimary Role = "primary"
 	RoleReplica Role = "replica"
-	// RoleSentinel is that of a sentinel.
+	// RoleSentinel is the role of a sentinel.
 	RoleSentinel Role = "sentinel"
-	// RoleNode is that of a node of a cluster whose role is not known.
+	// RoleNode is the role of a node of a cluster whose other role is not known.
 	RoleNode Role = "node"
 )
 

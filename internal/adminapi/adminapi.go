@@ -66,7 +66,7 @@ const (
 	ProblemNoQuorum ProblemKind = "no_quorum"
 	// ProblemMisconfigured: a server is set up wrongly.
 	ProblemMisconfigured ProblemKind = "misconfigured"
-	// ProblemForeignServer: a sentinel or a node that was given leads to the servers of others.
+	// ProblemForeignServer: a given sentinel or node leads to unrelated servers.
 	ProblemForeignServer ProblemKind = "foreign_server"
 	// ProblemServerReplaced: a server has nothing in common with the one before it.
 	ProblemServerReplaced ProblemKind = "server_replaced"

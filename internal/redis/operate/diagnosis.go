@@ -301,7 +301,7 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 		}
 		d.add("", finding(store.SeverityError, codeUnfound, problem, remedy))
 	} else if left := unassigned(found); left > 0 {
-		node := answeringIn(found)
+		node := cmp.Or(wire.FirstPrimary(found), "<node>")
 		remedy := "assign them to a node: redis-cli --cluster fix " + node
 		if dead := deadIn(found); len(dead) > 0 {
 			// The command assigns the slots of all that are down.
@@ -324,16 +324,6 @@ func (d *shardDiagnoser) askCluster(ctx context.Context) (all []located) {
 func unassigned(found []wire.Roles) int {
 	served := slices.DeleteFunc(slices.Clone(found), func(r wire.Roles) bool { return r.Primary == "" })
 	return wire.SlotCount - wire.Covered(served)
-}
-
-// answeringIn returns a primary that is not considered down.
-func answeringIn(found []wire.Roles) string {
-	for _, r := range found {
-		if r.Primary != "" {
-			return r.Primary
-		}
-	}
-	return "<node>"
 }
 
 // deadIn returns the nodes that are considered down and have no successor: of some, Redis 8.0 does
@@ -535,7 +525,7 @@ func (v *serverDiagnoser) readInfo(ctx context.Context) error {
 func (v *serverDiagnoser) readMode(ctx context.Context) error {
 	if v.shard.InCluster {
 		isUnnamed := v.report.Role == store.RoleNode && slices.Contains(v.shard.Options.Cluster, v.report.Address)
-		if f := wire.KindFault(func(name string) string { return v.info[name] }, v.report.Address, &v.shard.Options); isUnnamed && f != nil {
+		if f := wire.KindFault(v.info.field, v.report.Address, &v.shard.Options); isUnnamed && f != nil {
 			v.isUnfit = true
 			v.findFault(store.SeverityError, codeRole, f)
 		}

@@ -230,7 +230,7 @@ func (s *Shard) examineOne(ctx context.Context, at *wire.Servers, lanes ...*wire
 	s.mu.Unlock()
 	now := was
 	if err == nil {
-		server := wire.ServerIn(func(name string) string { return i[name] })
+		server := wire.ServerIn(i.field)
 		s.Hear(l.Addr, &server)
 		now = i.sight()
 		now.faults = faultsOf(i, l != at.Checks, s.Shard)

@@ -16,6 +16,8 @@ import (
 // info is the reply to INFO.
 type info map[string]string
 
+func (i info) field(name string) string { return i[name] }
+
 func parseInfo(text string) info {
 	fields := info{}
 	for line := range strings.Lines(text) {

@@ -63,7 +63,7 @@ func NewClient(addr string, opts *Options, persistent bool) *goredis.Client {
 	return newClient(addr, opts, persistent, nil)
 }
 
-// newClient also has a shard, if it is not nil, know the server of each connection.
+// newClient is NewClient, and tells a shard that is not nil about the server of each connection.
 func newClient(addr string, opts *Options, persistent bool, shard *Shard) *goredis.Client {
 	o := clientOptions(addr, opts)
 	if persistent {
@@ -150,8 +150,8 @@ func (o *Options) SearchTimeout() time.Duration { return searchReplies * o.NodeT
 // NodeTimeout is how long a search waits for a reply at present.
 func (o *Options) NodeTimeout() time.Duration { return o.ReplyWithin(findTimeout) }
 
-// hasMoved reports whether the name in an address leads elsewhere than the connections to it, within the time for a reply.
-// The shard's own to that address are replaced then.
+// hasMoved reports whether the name in an address has moved away from the connected server. Then the shard's connections
+// to the address are replaced.
 func (o *Options) hasMoved(ctx context.Context, addr string) bool {
 	ctx, cancel := context.WithTimeout(ctx, o.NodeTimeout())
 	defer cancel()
@@ -231,7 +231,7 @@ func (o *Options) dial(ctx context.Context, network, addr string) (net.Conn, err
 	case o.TLS != nil:
 		config := o.TLSConfig()
 		if host, _, err := net.SplitHostPort(addr); err == nil && config.ServerName == "" {
-			// The address of a record stands for the name.
+			// dial may replace the name by the address of a record.
 			config.ServerName = host
 		}
 		dial = (&tls.Dialer{NetDialer: &net.Dialer{KeepAliveConfig: keepAlive}, Config: config}).DialContext

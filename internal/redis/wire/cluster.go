@@ -24,12 +24,12 @@ type Cluster struct {
 	history history
 	hope    hope
 	belief  belief
-	// isVague is set if nothing shows which cluster is followed: IDs are missing, or differ between two answers of one node.
+	// isVague is set if nothing identifies the cluster followed: IDs are missing, or differ between two answers of a node.
 	isVague atomic.Bool
-	// census is when all given nodes were asked last. sources are these, as they last answered.
+	// census is when all given nodes were last asked, and sources are the given nodes as they last answered.
 	census  time.Time
 	sources []Source
-	// patient is when a search last waited longer for some.
+	// patient is when a search last waited longer for silent nodes.
 	patient time.Time
 	// nodes are those found last, which are asked before the given addresses; the
 	// first one answered last.
@@ -59,8 +59,8 @@ const (
 
 var errElsewhere = fmt.Errorf("all that answer lead to other servers than those that are known, which stay in use; they are followed once most of the given sources name them for %v", FollowAfter)
 
-// FindAll gives each node that long. Mostly it asks the node that answered last. It asks all
-// given nodes regularly, and then the others, because each that does not answer takes the timeout.
+// FindAll waits for each node for the timeout. Mostly it asks only the node that answered last, because a silent node
+// takes the whole timeout. Regularly it asks all given nodes, and then the others until one covers all slots.
 func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Found, err error) {
 	now := time.Now()
 	var views, failed []clusterView
@@ -125,21 +125,7 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 	}
 	c.nodes = appendNew(slices.DeleteFunc(addrs, func(addr string) bool { return slices.Contains(silent, addr) }), silent...)
 	c.belief = judged
-	was := c.sources
-	c.sources = nil
-	for _, addr := range c.opts.Cluster {
-		source := sourceAt(was, addr)
-		isFrom := func(v clusterView) bool { return v.from == addr }
-		if place := slices.IndexFunc(views, isFrom); place >= 0 {
-			source = Source{Addr: addr, IsForeign: slices.Contains(d.foreign, place)}
-			if source.IsForeign && len(views[place].marks) > 0 {
-				source.Leads = firstPrimary(views[place].roles)
-			}
-		} else if place := slices.IndexFunc(failed, isFrom); place >= 0 {
-			source = source.miss(failed[place].err, now, isPatient)
-		}
-		c.sources = append(c.sources, source)
-	}
+	c.sources = c.sourcesAfter(views, failed, d.foreign, now, isPatient)
 	if best.covers > 0 {
 		return c.accept(&best, &d, now)
 	}
@@ -150,13 +136,32 @@ func (c *Cluster) FindAll(ctx context.Context, timeout time.Duration) (found Fou
 	return Found{Sources: c.sources}, fmt.Errorf("ask the cluster for its slots: %w", errors.Join(append(failures, ctx.Err())...))
 }
 
+// sourcesAfter returns the given nodes after a search with these views, of which those at the places are foreign. A node
+// that was not asked is as before.
+func (c *Cluster) sourcesAfter(views, failed []clusterView, foreign []int, now time.Time, hadTime bool) (all []Source) {
+	for _, addr := range c.opts.Cluster {
+		source := sourceAt(c.sources, addr)
+		isFrom := func(v clusterView) bool { return v.from == addr }
+		if place := slices.IndexFunc(views, isFrom); place >= 0 {
+			source = Source{Addr: addr, IsForeign: slices.Contains(foreign, place)}
+			if source.IsForeign && len(views[place].marks) > 0 {
+				source.Leads = FirstPrimary(views[place].roles)
+			}
+		} else if place := slices.IndexFunc(failed, isFrom); place >= 0 {
+			source = source.miss(failed[place].err, now, hadTime)
+		}
+		all = append(all, source)
+	}
+	return all
+}
+
 // isFollowed reports whether a view is of the cluster that is followed, or none has an identity.
 func (c *Cluster) isFollowed(v *clusterView) bool {
 	return c.belief.relation(&v.answer) == sameServers || c.IsVague() && len(v.marks) == 0
 }
 
-// silent removes the given nodes from those that have failed. These are asked again, with more time, where no majority of
-// the given nodes has answered as one: a foreign one that is near must not be heard alone.
+// silent removes the given nodes from the failed ones, and returns them. Without a majority they are asked again, with more
+// time, because a near foreign node must not decide alone.
 func (c *Cluster) silent(failed *[]clusterView) (addrs []string) {
 	*failed = slices.DeleteFunc(*failed, func(v clusterView) bool {
 		if v.source >= 0 {
@@ -230,7 +235,8 @@ func (c *Cluster) accept(v *clusterView, d *decision, now time.Time) (Found, err
 	return Found{Roles: v.roles, Sources: c.sources, Replaced: d.replaces}, nil
 }
 
-func firstPrimary(found []Roles) string {
+// FirstPrimary returns a primary that is not taken for dead, or "".
+func FirstPrimary(found []Roles) string {
 	for _, r := range found {
 		if r.Primary != "" {
 			return r.Primary
@@ -312,7 +318,7 @@ func (c *Cluster) askAll(ctx context.Context, addrs []string, timeout, connect t
 	return views
 }
 
-// IsVague reports whether nothing shows which cluster is followed.
+// IsVague reports whether nothing identifies the cluster followed.
 func (c *Cluster) IsVague() bool { return c.isVague.Load() }
 
 // hasVagueIDs asks a node again if its IDs have nothing in common with those of the nodes followed: some proxies make up
@@ -375,6 +381,11 @@ func Covered(found []Roles) (n int) {
 		}
 	}
 	return n
+}
+
+// fieldsOf returns the fields of a reply to INFO, by name.
+func fieldsOf(info string) func(name string) string {
+	return func(name string) string { return fieldOf(info, name) }
 }
 
 // fieldOf returns a field of the reply to INFO or CLUSTER INFO, or "".

@@ -57,9 +57,9 @@ type finder interface {
 // Found is the result of a search.
 type Found struct {
 	Roles []Roles
-	// Sources are those that were given, also where the search has failed.
+	// Sources are the given sources, even if the search has failed.
 	Sources []Source
-	// Replaced is set if the servers share nothing with those that were followed before.
+	// Replaced is set if the servers are unrelated to the servers followed before.
 	Replaced bool
 }
 
@@ -96,7 +96,7 @@ func (s *Shard) discover() {
 
 func (s *Shard) find() error {
 	found, err := s.finder.Find(s.life)
-	if err == nil && firstPrimary(found.Roles) == "" {
+	if err == nil && FirstPrimary(found.Roles) == "" {
 		return ErrNoServers
 	}
 	if s.life.Err() != nil {
@@ -163,8 +163,7 @@ type Sentinel struct {
 	connect func(place int) *goredis.SentinelClient
 	history history
 	belief  belief
-	// decided is the last decision about who is followed, and sources are the sentinels as they last answered.
-	// believed are the replies that it believes.
+	// decided is the last decision, believed has its replies, and sources are the sentinels as they last answered.
 	decided  decision
 	believed []SentinelReply
 	sources  []Source
@@ -172,7 +171,7 @@ type Sentinel struct {
 	patient time.Time
 	hope    hope
 	kinds   kinds
-	// asked are the servers that were asked who they are, by address.
+	// asked are the servers that were asked for their marks, by address.
 	asked map[string]asked
 
 	mu sync.Mutex
@@ -181,7 +180,7 @@ type Sentinel struct {
 	met   []string
 }
 
-// asked is what a server has said that it is, and when.
+// asked has the marks of a server, and when it was asked.
 type asked struct {
 	marks []string
 	at    time.Time
@@ -209,7 +208,7 @@ type SentinelReply struct {
 	epoch int64
 	// failsOver is set while the sentinel fails the primary over.
 	failsOver bool
-	// marks show who the primary is; they are empty if that is not known.
+	// marks identify the primary; empty if they are unknown.
 	marks []string
 	Err   error
 	took  time.Duration
@@ -333,16 +332,16 @@ func (r *Roles) addOthers(replies []SentinelReply) {
 	}
 }
 
-// meet notes the marks of the primary at an address, which change when it restarts, and when its replicas take over.
+// meet notes the marks of the primary at an address. They change when it restarts, and when its replicas take over.
 func (s *Sentinel) meet(addr string, marks []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.metAt, s.met = addr, marks
 }
 
-// identify adds to the replies the marks of the primaries that they name, if these differ, or if all name another one than
-// the one that is followed, which may be dead and is not asked. One that answers is asked again after FollowAfter only,
-// because it may be the server of others and is told the password; a foreign one that is silent too.
+// identify adds the marks of the primaries to the replies, if the replies name different primaries, or only one that is
+// not followed. The primary followed is not asked: it may be dead. A primary that answers, or a silent foreign one, is
+// asked again only after FollowAfter, because it receives the password and may be a stranger's.
 func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 	marks := map[string][]string{}
 	for i := range replies {
@@ -379,7 +378,7 @@ func (s *Sentinel) identify(ctx context.Context, replies []SentinelReply) {
 				text, err := client.Info(ctx).Result()
 				mu.Lock()
 				defer mu.Unlock()
-				marks[addr] = MarksIn(func(name string) string { return fieldOf(text, name) })
+				marks[addr] = MarksIn(fieldsOf(text))
 				if err == nil || IsReply(err) || slices.ContainsFunc(s.sources, func(source Source) bool { return source.Leads == addr }) {
 					s.asked[addr] = asked{marks[addr], time.Now()}
 				}
@@ -497,7 +496,7 @@ func (s *Sentinel) ask(ctx context.Context, client *goredis.SentinelClient, addr
 	return a
 }
 
-// faultOf returns what a refusal shows to be set up wrongly, or the refusal.
+// faultOf returns the fault of the setup that a refusal shows, or the refusal.
 func (s *Sentinel) faultOf(ctx context.Context, err error, client *goredis.SentinelClient, addr string) error {
 	if IsReply(err) && strings.Contains(err.Error(), "No such master") {
 		return &Fault{Code: "not_found", Problem: "it watches no primary under the name " + s.opts.Sentinel.Master, Remedy: "write a name in the option sentinel that SENTINEL MASTERS lists", Cause: err}

@@ -34,7 +34,7 @@ const (
 	Misconfigured
 	// Mended: what Err says is no longer wrong with a server.
 	Mended
-	// Replaced: other servers, which have nothing in common with those before, have taken their place.
+	// Replaced: unrelated servers have taken the place of the former ones.
 	Replaced
 	// Met: a server was reached for the first time, or after a restart; ID is its
 	// run ID.
@@ -120,7 +120,7 @@ func (s *Shard) Contain(addr string, f func() error) error {
 // Fault is what is wrong with a server, and the remedy.
 type Fault struct {
 	Problem, Remedy string
-	// Code is that of its finding, if the place of the fault does not say it.
+	// Code is the code of its finding, if the place of the fault does not determine it.
 	Code string
 	// Cause is the reply that shows it, or nil.
 	Cause error

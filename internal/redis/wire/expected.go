@@ -29,8 +29,8 @@ const (
 // Source is a sentinel or a node that was given, and its last answer.
 type Source struct {
 	Addr string
-	// IsForeign is set if it does not lead to the servers that are followed, or did not when it last answered. Leads is the
-	// primary to which it leads, or empty if nothing identifies that.
+	// IsForeign is set if its last answer led to unrelated servers. Leads is their primary, or empty if nothing identifies
+	// it.
 	IsForeign bool
 	Leads     string
 	// Err is why it did not answer, or nil, and missing since when. IsSilent is set once that lasts.
@@ -39,7 +39,7 @@ type Source struct {
 	IsSilent bool
 }
 
-// miss returns the source after a question that had no answer at now. One that had not the full time may still be answered.
+// miss returns the source after a question without an answer at now. Without the full time it may only be far away.
 func (s Source) miss(err error, now time.Time, hadTime bool) Source {
 	s.Err = err
 	if s.missing.IsZero() {
@@ -49,14 +49,14 @@ func (s Source) miss(err error, now time.Time, hadTime bool) Source {
 	return s
 }
 
-// owesTime reports whether a search at now has to wait for sources that have not answered, after one that did.
+// owesTime reports whether a search at now has to wait longer for silent sources, given the last search that did.
 func owesTime(sources []Source, waited, now time.Time) bool {
 	return slices.ContainsFunc(sources, func(s Source) bool {
 		return s.Err != nil && (now.Sub(waited) >= silentPause || !s.IsSilent && now.Sub(waited) >= silentAfter)
 	})
 }
 
-// sourceAt returns what is known of a source.
+// sourceAt returns the source with that address.
 func sourceAt(all []Source, addr string) Source {
 	if i := slices.IndexFunc(all, func(s Source) bool { return s.Addr == addr }); i >= 0 {
 		return all[i]
@@ -110,7 +110,7 @@ func QuorumFault(sources []Source, inCluster bool) error {
 
 func oneLine(err error) string { return strings.Join(strings.Fields(err.Error()), " ") }
 
-// tellSources tells what has changed of the sources since a search before. mu is held.
+// tellSources emits the changes of the sources since the search before. mu is held.
 func (s *Shard) tellSources(was, now []Source) {
 	for i := range now {
 		source, before := &now[i], sourceAt(was, now[i].Addr)
@@ -129,11 +129,11 @@ func (s *Shard) tellSources(was, now []Source) {
 	}
 }
 
-// expectation is a server that an accepted answer has named.
+// expectation is the state of a server that an accepted answer has named.
 type expectation struct {
 	// named is when a source named it last, and lost since when it is not in use; zero while it is.
 	named, lost time.Time
-	// among is how many servers were in use when it was last, or 0 if it never was.
+	// among is the number of servers in use when it was last in use, or 0 if it never was.
 	among int
 	// isNamed is set if the sources name it as one that is down.
 	isNamed bool

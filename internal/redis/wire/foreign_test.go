@@ -266,7 +266,7 @@ func hear(t *testing.T, l *Lane) {
 	t.Helper()
 	text, err := l.Info(t.Context(), redistest.WaitTimeout)
 	redistest.Must(t, err)
-	server := ServerIn(func(name string) string { return fieldOf(text, name) })
+	server := ServerIn(fieldsOf(text))
 	l.Shard.Hear(l.Addr, &server)
 }
 

@@ -5,16 +5,16 @@ import (
 	"time"
 )
 
-// FollowAfter is how long most of the given sources have to name servers that share nothing with those that are
-// followed, until these are followed. A lone foreign source is never followed, and a new machine soon.
+// FollowAfter is how long most of the given sources must name unrelated servers until these are followed. So a lone
+// foreign source is never followed, and a new machine soon.
 const FollowAfter = 10 * time.Second
 
-// answer is the word of a source: a sentinel, or a node of a cluster.
+// answer is the answer of a source: a sentinel, or a node of a cluster.
 type answer struct {
-	// source is its place among the given ones, or -1: then it has no vote.
+	// source is its index among the given sources, or -1 if it has no vote.
 	source int
-	// marks show which servers it names: run ID and replication IDs of a primary, or the IDs of a cluster's nodes. They
-	// are empty if that is not known.
+	// marks identify the servers that it names: run ID and replication IDs of a primary, or the IDs of a cluster's nodes.
+	// They are empty if they are unknown.
 	marks []string
 	// servers are the addresses that it names, the primary's first. They count where marks are unknown, and after a
 	// restart. In a Redis Cluster, whose nodes keep their IDs, there are none.
@@ -42,35 +42,35 @@ func meet(some, others []string) bool {
 	return slices.ContainsFunc(some, func(s string) bool { return slices.Contains(others, s) })
 }
 
-// belief is which servers are followed.
+// belief says which servers are followed.
 type belief struct {
-	// followed is the answer that is believed; its source is -1. It has all marks that these servers have had.
+	// followed is the accepted answer, with source -1 and all marks that its servers have had.
 	followed answer
 	isSet    bool
-	// rival is what most sources have named since an instant, if it is not what is followed; else nobody.
+	// rival is the answer of most sources since an instant, if it differs from followed; else nobody.
 	rival answer
 	since time.Time
 }
 
-// decision is which answers of a search are believed.
+// decision says which answers of a search are believed.
 type decision struct {
 	// group has the places of the answers that name the servers to follow. Epochs count among these alone. It is empty
 	// if none does: the servers that are followed stay.
 	group []int
 	// foreign has the places of the answers that lead elsewhere.
 	foreign []int
-	// replaces is set if the group shares nothing with what was followed.
+	// replaces is set if the group is unrelated to the servers followed before.
 	replaces bool
 }
 
-// The ways in which a group is related to what is followed, the closest last.
+// The relations of an answer to the servers followed, the closest last.
 const (
 	unrelated = iota
 	sameAddress
 	sameServers
 )
 
-// relation returns how an answer is related to what is followed.
+// relation returns the relation of an answer to the servers followed.
 func (b *belief) relation(a *answer) int {
 	f := &b.followed
 	switch {
@@ -79,18 +79,18 @@ func (b *belief) relation(a *answer) int {
 	case len(a.servers) == 0 || len(f.servers) == 0:
 		return unrelated
 	case a.servers[0] == f.servers[0], len(a.marks) == 0 && slices.Contains(f.servers, a.servers[0]), len(f.marks) == 0 && meet(a.servers, f.servers):
-		// It has restarted, or nothing shows who it is.
+		// It has restarted, or nothing identifies it.
 		return sameAddress
 	default:
 		return unrelated
 	}
 }
 
-// nobody is with no other answer.
+// nobody is related to no answer.
 var nobody = answer{marks: []string{""}}
 
-// judge decides which answers are believed at now, given the number of sources. It changes the rival alone: follow
-// says which answer of the group is the one.
+// judge decides which answers are believed at now, given the number of sources. It changes only the rival: the caller
+// chooses an answer of the group, and calls follow.
 func (b *belief) judge(answers []answer, sources int, now time.Time) (d decision) {
 	groups := grouped(answers)
 	best, closest, most := -1, unrelated, -1
@@ -134,8 +134,8 @@ func (b *belief) judge(answers []answer, sources int, now time.Time) (d decision
 	return d
 }
 
-// follow notes the answer that is believed, of the group of a decision. A cluster is the nodes that it has now; the
-// servers behind sentinels are known by all that they have been.
+// follow notes the answer chosen from the group of a decision. A cluster is identified by its present nodes, servers
+// behind sentinels by all marks that they have had.
 func (b *belief) follow(a *answer, d *decision) {
 	marks := b.followed.marks
 	if d.replaces || len(a.servers) == 0 {
@@ -145,7 +145,7 @@ func (b *belief) follow(a *answer, d *decision) {
 	if excess := len(b.followed.marks) - mostMarks; excess > 0 && len(a.servers) > 0 {
 		b.followed.marks = b.followed.marks[excess:]
 	}
-	// Nothing shows who servers without marks and addresses are, so others are judged as the first ones.
+	// Nothing identifies servers without marks and addresses, so the next answers are judged as the first ones.
 	b.isSet = len(b.followed.marks)+len(b.followed.servers) > 0
 }
 
@@ -158,7 +158,7 @@ type answerGroup struct {
 	votes  int
 }
 
-// grouped groups answers by what they share, also through a third one. The first group has the first answer.
+// grouped groups related answers, also by way of a third one. The first group has the first answer.
 func grouped(answers []answer) (groups []answerGroup) {
 	of := make([]int, len(answers))
 	for i := range of {
@@ -192,16 +192,16 @@ func grouped(answers []answer) (groups []answerGroup) {
 	return groups
 }
 
-// Standing says who is followed.
+// Standing says which servers are followed.
 type Standing struct {
-	// Since is when the servers that are followed, or those whose data they took over, were followed first.
+	// Since is when the servers followed, or predecessors whose data they took over, were followed first.
 	Since time.Time
-	// Replaced is when they took the place of others, with which they have nothing in common; zero if they did not.
+	// Replaced is when they took the place of unrelated servers; zero if they did not.
 	Replaced time.Time
 	Sources  []Source
 }
 
-// Standing returns who is followed.
+// Standing returns which servers are followed.
 func (s *Shard) Standing() Standing {
 	if standing := s.standing.Load(); standing != nil {
 		return *standing
@@ -209,7 +209,7 @@ func (s *Shard) Standing() Standing {
 	return Standing{}
 }
 
-// stand notes and tells who is followed after a search.
+// stand notes which servers are followed after a search, and emits the changes.
 func (s *Shard) stand(found *Found) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -219,14 +219,14 @@ func (s *Shard) stand(found *Found) {
 		now.Since = time.Now()
 	}
 	if found.Replaced {
-		// New connections to names that stay lead to the others.
+		// A name may be the same, and lead to the new servers.
 		for key, l := range s.lanes {
 			s.Options.names.forget(key.addr, "")
 			l.renew()
 		}
 		now.Replaced = now.Since
 		clear(s.expected)
-		s.Emit(Event{Kind: Replaced, Addr: firstPrimary(found.Roles)})
+		s.Emit(Event{Kind: Replaced, Addr: FirstPrimary(found.Roles)})
 	}
 	s.tellSources(was.Sources, now.Sources)
 	s.standing.Store(&now)

@@ -41,7 +41,7 @@ func (k *kinds) faultOf(ctx context.Context, refusal error, addr string, opts *O
 		if err := process(ctx, info); err != nil && !IsReply(err) {
 			return refusal
 		}
-		v = verdict{KindFault(func(name string) string { return fieldOf(info.Val(), name) }, addr, opts), time.Now()}
+		v = verdict{KindFault(fieldsOf(info.Val()), addr, opts), time.Now()}
 		k.mu.Lock()
 		if k.met == nil {
 			k.met = map[string]verdict{}

@@ -9,7 +9,7 @@ import (
 	"time"
 )
 
-// names keep all connections to a host name at one server: one with several records would lead them to each in turn.
+// names keeps all connections to a host name at one server: a name with several records would spread them.
 type names struct {
 	lookup func(ctx context.Context, host string) ([]string, error)
 
@@ -18,7 +18,7 @@ type names struct {
 	peers map[string]named
 }
 
-// named is a server that a name has led to.
+// named is the server behind a name.
 type named struct {
 	peer string
 	// looked is when the name was looked up last.

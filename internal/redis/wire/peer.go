@@ -50,33 +50,33 @@ func ServerIn(field func(name string) string) Server {
 	return Server{ID: field("run_id"), Marks: MarksIn(field), Uptime: time.Duration(seconds) * time.Second, IsReplica: field("role") == "slave"}
 }
 
-// meeting is what a new connection shows.
+// meeting is the relation of a new connection's server to the server of the others.
 type meeting int
 
 const (
 	// metSame: it reaches the server of the other connections.
 	metSame meeting = iota
-	// metRestarted: it reaches a server that has started since the one before was heard from, or a connection has
-	// reached another one than the others.
+	// metRestarted: it reaches a server that has started since the former one last answered, or another connection
+	// has reached another server.
 	metRestarted
-	// metSuccessor: it reaches another server, which has the data of the one before.
+	// metSuccessor: it reaches another server, with the data of the former one.
 	metSuccessor
-	// metStranger: it reaches another server, which has nothing in common with the one before.
+	// metStranger: it reaches another server, without that data.
 	metStranger
 )
 
-// peer is the server to which the connections to an address lead.
+// peer is the server behind an address.
 type peer struct {
 	mu sync.Mutex
-	// now is that server; it has all marks that it was known by. Its ID is empty until INFO was read there.
+	// now is the server, with all marks that it has had. Its ID is empty until INFO was read.
 	now Server
-	// heard is when the server was heard from last.
+	// heard is when the server last answered.
 	heard time.Time
 	// moved is when another server took its place, and hasStray is set if a connection reached another one just then.
 	moved    time.Time
 	hasStray bool
-	// last is the server that the last look reached, at looked; agreed counts the looks in a row that reached it, and
-	// turns the looks before that reached another server than the look before them, which had not just started.
+	// last is the server that the last look reached, at looked. agreed is the number of looks in a row that reached it.
+	// turns is the number of changes between two looks, apart from restarts.
 	last          string
 	looked        time.Time
 	turned        time.Time
@@ -89,10 +89,10 @@ type peer struct {
 	differing int
 }
 
-// mostDiffering is how many of these are from which that is a fault.
+// mostDiffering is the number of such visits that makes a fault.
 const mostDiffering = 2
 
-// hear notes what INFO says on a connection that was in use before.
+// hear notes the server of a connection that was in use before.
 func (p *peer) hear(s *Server, now time.Time) {
 	if p.now.ID == "" {
 		p.now = *s
@@ -103,7 +103,7 @@ func (p *peer) hear(s *Server, now time.Time) {
 	}
 }
 
-// meet notes what INFO says on a new connection.
+// meet notes the server of a new connection.
 func (p *peer) meet(s *Server, now time.Time) meeting {
 	if p.now.ID == "" || p.differing > 0 {
 		p.hear(s, now)
@@ -143,8 +143,9 @@ func (p *peer) meet(s *Server, now time.Time) meeting {
 // startedAfter reports whether the server has started after an instant.
 func (s *Server) startedAfter(at, now time.Time) bool { return now.Add(-s.Uptime).After(at) }
 
-// look notes the server that a regular look reached, before it meets the other connections. Looks alone count, because many
-// connections are made at once, but also what these reached meanwhile: looks may always come in the same turn.
+// look notes the server that a regular look reached, before the other connections follow it. Connections do not count,
+// because many are made at once; but servers that they reached between two looks do, because the looks may always reach
+// the same one.
 func (p *peer) look(s *Server, now time.Time) {
 	if isSame := s.ID == p.now.ID && !p.hasStray; p.last == "" || p.last == s.ID && isSame {
 		if p.agreed++; p.agreed >= turnsEnd {
@@ -174,7 +175,7 @@ func (s *Shard) peerOf(addr string) *peer {
 	return new(peer)
 }
 
-// Hear notes who a primary says that it is, on a connection that was in use before. A Redis Cluster knows its nodes.
+// Hear notes the server of a primary's connection that was in use before. In a Redis Cluster the nodes know each other.
 func (s *Shard) Hear(addr string, server *Server) {
 	if s.InCluster || server.ID == "" || s.topology.Load().ledBy(addr) == nil {
 		return
@@ -201,8 +202,8 @@ func (s *Shard) TurnFault(addr string) error {
 	return nil
 }
 
-// CountApart reports whether one of the servers to which an address leads in turn has nothing in common with the others,
-// so that counts would be split. Of those that share a history one takes writes.
+// CountApart reports whether the servers behind an address share no data, so that counts would be split. Of servers with a
+// common history only one takes writes.
 func (s *Shard) CountApart(addr string) bool {
 	p := s.peerOf(addr)
 	p.mu.Lock()
@@ -210,7 +211,7 @@ func (s *Shard) CountApart(addr string) bool {
 	return p.hasStrangers
 }
 
-// IdentityFault returns the fault of a primary that says it has that run ID, if nothing shows who it is, or nil.
+// IdentityFault returns the fault of a primary, with that run ID in INFO, whose replacement would go unnoticed, or nil.
 func (s *Shard) IdentityFault(addr, id string) error {
 	isVague := id == ""
 	if c, ok := s.finder.(*Cluster); ok {
@@ -239,10 +240,10 @@ func (s *Shard) asksWho(addr string) bool {
 	return !p.visited.IsZero() && p.differing == 0
 }
 
-// meet compares the server of a new connection, which says text in INFO, with that of the others. They follow it
-// together: a name, or a virtual IP, may lead elsewhere by now, and a new process would count there.
+// meet compares the server of a new connection, by its reply to INFO, with the server of the others. All connections
+// follow it together: a name or a virtual IP may have moved, and a new process would count there.
 func (s *Shard) meet(addr, text string) {
-	server := ServerIn(func(name string) string { return fieldOf(text, name) })
+	server := ServerIn(fieldsOf(text))
 	if server.ID == "" {
 		return
 	}
@@ -271,8 +272,8 @@ func (s *Shard) meet(addr, text string) {
 	s.Emit(Event{Kind: Replaced, Addr: addr})
 }
 
-// Revisit looks by a new connection, from time to time, which server the address of the lane leads to: those in use
-// show only to which it led.
+// Revisit connects to the lane's address from time to time, to find out which server it leads to now: open connections
+// show only the server that it led to.
 func (l *Lane) Revisit(ctx context.Context) {
 	p, now := l.Shard.peerOf(l.Addr), time.Now()
 	p.mu.Lock()
@@ -296,7 +297,7 @@ func (l *Lane) Revisit(ctx context.Context) {
 		if err != nil {
 			return err
 		}
-		server := ServerIn(func(name string) string { return fieldOf(second, name) })
+		server := ServerIn(fieldsOf(second))
 		isSame := fieldOf(first, "run_id") == server.ID
 		p.mu.Lock()
 		takesTurns := p.visit(&server, isSame, time.Now())
@@ -318,7 +319,7 @@ func (p *peer) visit(s *Server, isSame bool, now time.Time) (takesTurns bool) {
 		return false
 	}
 	if p.differing >= mostDiffering {
-		// What the IDs have said so far was nothing.
+		// The IDs of the visits before mean nothing.
 		p.now, p.last, p.turns = *s, "", 0
 	}
 	p.differing = 0
@@ -326,7 +327,7 @@ func (p *peer) visit(s *Server, isSame bool, now time.Time) (takesTurns bool) {
 	return p.takesTurns()
 }
 
-// forgetReplaced notes that no servers took the place of others: one address leads to both.
+// forgetReplaced notes that no server was replaced: one address leads to both servers.
 func (s *Shard) forgetReplaced() {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -102,7 +102,7 @@ type Shard struct {
 	nudged chan struct{}
 	// peers are the servers behind addresses.
 	peers sync.Map
-	// standing is who is followed, or nil before the first search.
+	// standing says which servers are followed; nil before the first search.
 	standing atomic.Pointer[Standing]
 	// searchFault is why the last search has failed, or nil.
 	searchFault atomic.Pointer[error]

@@ -77,7 +77,7 @@ type Roles struct {
 	Primary  string
 	Replicas []string
 	Down     []string
-	// Elsewhere are those that only other sources than the one believed take for up.
+	// Elsewhere are the servers that only other sources than the accepted one list as up.
 	Elsewhere []string
 	Slots     []SlotRange
 }
