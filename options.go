@@ -2,6 +2,7 @@ package shardlimit
 
 import (
 	"encoding/json"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -60,6 +61,11 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 			Doc: "Gives refused requests [a body](operating.md#headers) of type `application/problem+json`.",
 		},
 		{
+			Name: "grpc", Field: option.Flag(&l.GRPC),
+			Section: aboutResponses, Default: "off, or on if a zone has statuses of gRPC",
+			Doc: "Gives refused calls of [gRPC](grpc.md) headers alone, with HTTP status 200 and a `grpc-status`. Leave it out where other proxies ask this handler: they take 200 for permission.",
+		},
+		{
 			Name: "log_refusals", Args: "first|all|none", Field: option.Choice(&l.LogRefusals),
 			Section: aboutResponses, Default: "`first`",
 			Doc: "Which refusals are logged: the `first` of each client and zone in a window, `all`, or `none`.",
@@ -78,7 +84,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 	}
 	if l.isService {
 		// Its responses are those of the protocol.
-		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" })
+		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" || row.Name == "grpc" })
 	}
 	return rows
 }
@@ -252,10 +258,16 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Parts:   map[string]string{"ipv6_prefix": "Counts IPv6 addresses by their network of that many bits. One client commonly owns a /64."},
 		},
 		{
-			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: z.validateBlockStatus,
-			Values:  map[string]option.Schema{"block_status": {"anyOf": []option.Schema{{"maximum": 0}, {"minimum": 400}}, "maximum": 499}},
+			Name: "status", Args: "<code>", Field: statusField(&z.Status), Check: func() error { return validateStatus("status", z.Status, 402) },
+			Values:  map[string]option.Schema{"status": statusSchema()},
 			Section: aboutRefusals, Default: "429",
-			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant): 400 to 499, such as `403`.",
+			Doc: "The status of refusals: 400 to 499, but none that clients answer by another request (401, 407, 408, 421, 425, 426). `402` suits budgets: many clients repeat a request after a 429.",
+		},
+		{
+			Name: "block_status", Args: "<code>", Field: statusField(&z.BlockStatus), Check: func() error { return validateStatus("block_status", z.BlockStatus, 403) },
+			Values:  map[string]option.Schema{"block_status": statusSchema()},
+			Section: aboutRefusals, Default: "429",
+			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant), such as `403`; the same as for `status` are allowed.",
 		},
 		{
 			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&z.OnError),
@@ -293,6 +305,18 @@ func (z *Zone) windowText() (text string, given bool) {
 		text += " in " + c.TimeZone
 	}
 	return z.Calendar + text, true
+}
+
+// statusField is a status of refusals. The default is the same with and without its line.
+func statusField(to *int) option.Field {
+	return option.Positive(to).WithText(func() (string, bool) {
+		return strconv.Itoa(*to), *to != 0 && *to != http.StatusTooManyRequests
+	})
+}
+
+// statusSchema is that of a status of refusals.
+func statusSchema() option.Schema {
+	return option.Schema{"anyOf": []option.Schema{{"maximum": 0}, {"minimum": 400}}, "maximum": 499, "not": option.Schema{"enum": repeatedStatuses}}
 }
 
 func (z *Zone) costText() (text string, given bool) {
