@@ -131,9 +131,9 @@ type Limits struct {
 
 	// Gives refused calls of
 	// [gRPC](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/grpc.md)
-	// headers alone, with HTTP status 200 and a `grpc-status`. Not where other
-	// proxies ask this handler, who take 200 for permission. Default: off, or on
-	// if a zone has statuses of gRPC.
+	// headers alone, with HTTP status 200 and a `grpc-status`. Leave it out where
+	// other proxies ask this handler: they take 200 for permission. Default: off,
+	// or on if a zone has statuses of gRPC.
 	GRPC bool `json:"grpc,omitempty"`
 
 	// Which refusals are logged: the `first` of each client and zone in a window,
