@@ -129,11 +129,10 @@ type Limits struct {
 	// of type `application/problem+json`. Default: off.
 	Problem bool `json:"problem,omitempty"`
 
-	// Gives refused calls of
-	// [gRPC](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/grpc.md)
-	// headers alone, with HTTP status 200 and a `grpc-status`. Leave it out where
-	// other proxies ask this handler: they take 200 for permission. Default: off,
-	// or on if a zone has statuses of gRPC.
+	// Gives refused calls of gRPC [its
+	// status](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/grpc.md),
+	// and HTTP status 200: not where proxies ask. Default: off; on if a zone has
+	// `grpc:` statuses.
 	GRPC bool `json:"grpc,omitempty"`
 
 	// Which refusals are logged: the `first` of each client and zone in a window,

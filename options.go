@@ -2,7 +2,6 @@ package shardlimit
 
 import (
 	"encoding/json"
-	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -31,7 +30,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 		{
 			Name: "zone", JSON: []string{"zones"}, Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: l.validateZones, Repeats: true,
 			Section: aboutClients,
-			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers and `enforce`.",
+			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers, `status` and `enforce`.",
 			Parts: map[string]string{
 				"zones": "The zones. A request has to fit into all zones that match it; if one refuses it, none charges it. Required, unless `rate_limits` has zones.",
 			},
@@ -62,8 +61,8 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 		},
 		{
 			Name: "grpc", Field: option.Flag(&l.GRPC),
-			Section: aboutResponses, Default: "off, or on if a zone has statuses of gRPC",
-			Doc: "Gives refused calls of [gRPC](grpc.md) headers alone, with HTTP status 200 and a `grpc-status`. Leave it out where other proxies ask this handler: they take 200 for permission.",
+			Section: aboutResponses, Default: "off; on if a zone has `grpc:` statuses",
+			Doc: "Gives refused calls of gRPC [its status](grpc.md), and HTTP status 200: not where proxies ask.",
 		},
 		{
 			Name: "log_refusals", Args: "first|all|none", Field: option.Choice(&l.LogRefusals),
@@ -258,16 +257,17 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Parts:   map[string]string{"ipv6_prefix": "Counts IPv6 addresses by their network of that many bits. One client commonly owns a /64."},
 		},
 		{
-			Name: "status", Args: "<code>", Field: statusField(&z.Status), Check: func() error { return validateStatus("status", z.Status, 402) },
+			// The text is missing because handlers may answer differently about a zone, and services have no status.
+			Name: "status", Args: "<code>", Field: option.Field{Set: option.Positive(&z.Status).Set}, Check: func() error { return validateStatus("status", z.Status, 402) },
 			Values:  map[string]option.Schema{"status": statusSchema()},
 			Section: aboutRefusals, Default: "429",
-			Doc: "The status of refusals: 400 to 499, but none that clients answer by another request (401, 407, 408, 421, 425, 426). `402` suits budgets: many clients repeat a request after a 429.",
+			Doc: "The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426. `402` is for budgets: clients come again after 429.",
 		},
 		{
-			Name: "block_status", Args: "<code>", Field: statusField(&z.BlockStatus), Check: func() error { return validateStatus("block_status", z.BlockStatus, 403) },
+			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: func() error { return validateStatus("block_status", z.BlockStatus, 403) },
 			Values:  map[string]option.Schema{"block_status": statusSchema()},
 			Section: aboutRefusals, Default: "429",
-			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant), such as `403`; the same as for `status` are allowed.",
+			Doc: "The same for clients that an operator has [blocked](operating.md#block-or-grant), such as `403`.",
 		},
 		{
 			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&z.OnError),
@@ -285,7 +285,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 }
 
 // definition returns what zones of one name must agree on: the options, apart from
-// matchers and enforce, that differ from their defaults.
+// matchers, status and enforce, that differ from their defaults.
 func (z *Zone) definition() string {
 	return option.Definition(z.options(httpcaddyfile.Helper{}))
 }
@@ -305,13 +305,6 @@ func (z *Zone) windowText() (text string, given bool) {
 		text += " in " + c.TimeZone
 	}
 	return z.Calendar + text, true
-}
-
-// statusField is a status of refusals. The default is the same with and without its line.
-func statusField(to *int) option.Field {
-	return option.Positive(to).WithText(func() (string, bool) {
-		return strconv.Itoa(*to), *to != 0 && *to != http.StatusTooManyRequests
-	})
 }
 
 // statusSchema is that of a status of refusals.

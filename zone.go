@@ -199,14 +199,13 @@ type Zone struct {
 	// the store's, `local`.
 	OnError string `json:"on_error,omitempty"`
 
-	// The status of refusals: 400 to 499, but none that clients answer by another
-	// request (401, 407, 408, 421, 425, 426). `402` suits budgets: many clients
-	// repeat a request after a 429. Default: 429.
+	// The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426.
+	// `402` is for budgets: clients come again after 429. Default: 429.
 	Status int `json:"status,omitempty"`
 
-	// The status for clients that an operator has
+	// The same for clients that an operator has
 	// [blocked](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#block-or-grant),
-	// such as `403`; the same as for `status` are allowed. Default: 429.
+	// such as `403`. Default: 429.
 	BlockStatus int `json:"block_status,omitempty"`
 
 	// The percentage of clients, 0 to 100, for which the limit is enforced. The
