@@ -428,7 +428,7 @@ const (
 // The names of other cases that the code refers to.
 const (
 	memoryStore  = "memory store"
-	refusedFloor = "error 429, six headers"
+	refusedFloor = "error 429, seven headers"
 	refusedHot   = "redis store, one refused key"
 	manyKeys     = "many keys"
 	fewerKeys    = "fewer keys"
@@ -470,7 +470,7 @@ const (
 // baseCases count in the default store or on its servers, except for one: a Caddy that
 // takes batches calls Redis every second from then on, which would show in all other cases.
 func baseCases(s *stores) []*endpoint {
-	const refusedFloorText, refusedHotText = fiveHeaders + "header Retry-After 86400\nerror 429", "rate_limit static 1 24h attacked\nrespond ok"
+	const refusedFloorText, refusedHotText = fiveHeaders + "header Retry-After 86400\nheader Cache-Control no-store\nerror 429", "rate_limit static 1 24h attacked\nrespond ok"
 	cases := []*endpoint{
 		{name: "respond", text: "respond ok"},
 		{name: Floor, text: fiveHeaders + "respond ok"},
