@@ -267,7 +267,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: func() error { return validateStatus("block_status", z.BlockStatus, 403) },
 			Values:  map[string]option.Schema{"block_status": statusSchema()},
 			Section: aboutRefusals, Default: "429",
-			Doc: "The same for clients that an operator has [blocked](operating.md#block-or-grant), such as `403`.",
+			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant), such as `403`.",
 		},
 		{
 			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&z.OnError),

@@ -203,7 +203,7 @@ type Zone struct {
 	// `402` is for budgets: clients come again after 429. Default: 429.
 	Status int `json:"status,omitempty"`
 
-	// The same for clients that an operator has
+	// The status for clients that an operator has
 	// [blocked](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#block-or-grant),
 	// such as `403`. Default: 429.
 	BlockStatus int `json:"block_status,omitempty"`
