@@ -48,7 +48,7 @@ var shippedAsks = map[string]map[string]shippedAsk{
 	"docs/getting-started.md hello":                   {},
 	"docs/grpc.md calls streams address":              {"": {line: "POST /shop.Orders/List"}},
 	"docs/llm-gateway.md user team provider": {
-		"user": {headers: []string{"Authorization: Bearer key-of-alice"}, limit: 3},
+		"user": {headers: []string{"Authorization: Bearer key-of-alice"}, limit: 50},
 		"team": {headers: []string{"Authorization: Bearer key-of-carol"}, limit: 3},
 		"":     {headers: []string{"Authorization: Bearer key-of-bob"}},
 	},
@@ -60,7 +60,7 @@ var shippedAsks = map[string]map[string]shippedAsk{
 	"examples/graphql_cost.caddyfile":    {"points": {line: "GET /graphql", limit: 3}, "address": {line: "GET /graphql", limit: 9}},
 	"examples/ipv6.caddyfile":            {},
 	"examples/limiter_service.caddyfile": {},
-	"examples/llm_gateway.caddyfile":     {"": {line: "GET /v1/chat", headers: []string{"Authorization: Bearer client-%r"}, limit: 2}},
+	"examples/llm_gateway.caddyfile":     {"": {line: "GET /v1/chat", headers: []string{"Authorization: Bearer client-%r"}, limit: 3}},
 	"examples/near_limit.caddyfile":      {"trial": {limit: 10}},
 	"examples/outgoing.caddyfile":        {},
 	"examples/per_plan.caddyfile":        {"": {headers: []string{"X-Api-Key: key-of-alice"}, limit: 20}},
