@@ -5,6 +5,7 @@ package examples
 import (
 	"cmp"
 	"errors"
+	"maps"
 	"net"
 	"net/http"
 	"os"
@@ -62,16 +63,26 @@ var limitedByPath = map[string]limitedAnswers{
 // are served up to the limit. No spelling of a request gets its client more answers.
 func TestShippedConfigsBeforeBackends(t *testing.T) {
 	t.Parallel()
-	backends, shards := startBackends(t), caddytest.StartShards(t, 2, 1)
+	backends := startBackends(t)
+	limitsHold(t, backends)
+	slotsHold(t, backends)
+	askingProxiesHold(t, backends["express"])
+}
+
+// limitsHold checks the zones that count requests.
+func limitsHold(t *testing.T, backends map[string]string) {
+	t.Helper()
+	shards, left := caddytest.StartShards(t, 2, 1), maps.Clone(limitedByPath)
 	for key, text := range shippedConfigs(t) {
 		zones := slices.Concat(zonesOf(t, key, text)...)
 		name := shippedName(key, zones)
 		limited, isByPath := limitedByPath[name]
+		delete(left, name)
 		if !isByPath {
 			limited.shippedAsk = shippedAsks[name][""]
 		}
 		if name == "examples/limiter_service.caddyfile" {
-			continue // TestLimiterServiceBeforeBackends has it
+			continue // askingProxiesHold has it
 		}
 		z, ok := limited.zoneOf(name, zones)
 		if !ok {
@@ -91,12 +102,51 @@ func TestShippedConfigsBeforeBackends(t *testing.T) {
 			}
 		}
 	}
+	must(t, "limitedByPath", want("rows without a config", len(left), 0))
 }
 
-// TestLimiterServiceBeforeBackends does so with the proxies that ask the limiter.
-func TestLimiterServiceBeforeBackends(t *testing.T) {
-	t.Parallel()
-	backend := startBackends(t)["express"]
+// slotsHold checks zones of concurrency: while as many requests of one client run as may, none of another spelling
+// runs beside them, nor takes a place that is kept for others.
+func slotsHold(t *testing.T, backends map[string]string) {
+	t.Helper()
+	for key, text := range shippedConfigs(t) {
+		row, ok := map[string]struct{ line, name, free, kept string }{
+			"docs/configuration.md downloads": {line: "GET /files/a", name: "files", free: "/health"},
+			"docs/configuration.md capacity":  {line: "GET /report", name: "work", free: "/checkout", kept: "GET /checkout/cart?from=shop"},
+		}[shippedName(key, slices.Concat(zonesOf(t, key, text)...))]
+		if !ok {
+			continue
+		}
+		for _, backend := range []string{"express", "python"} {
+			t.Run(row.name+" of "+backend, func(t *testing.T) {
+				t.Parallel()
+				s := startShipped(t, strings.Replace(text, "events 200\n", "events 10\n", 1), backends[backend], nil)
+				fit := map[string]int{"files": 3, "work": 7}[row.name] // a tenth of 10 is kept for staff, and a fifth
+				for range fit {
+					conn, err := s.dial(rawRequest{source: []string{"192.0.2.1"}, line: row.line, headers: []string{"X-Hold: yes"}})
+					must(t, "begin", err)
+					t.Cleanup(func() { _ = conn.Close() })
+				}
+				eventually(t, "they run", func() error { return want("requests in the limiter", s.inLimiter(), fit) })
+				for _, r := range append(otherSpellings(shippedAsk{line: row.line}, row.free), rawRequest{line: row.line}) {
+					r.source = []string{"192.0.2.1"}
+					// What a server does not take for a request may end the connection.
+					if resp, err := s.send(r); err == nil && resp.Header.Get("X-Served") == row.name {
+						t.Errorf("%v runs beside as many as may", r)
+					}
+				}
+				if row.kept != "" {
+					resp := s.must(rawRequest{source: []string{"192.0.2.1"}, line: row.kept})
+					must(t, "what has a place", want("served", resp.Header.Get("X-Served"), "checkout"))
+				}
+			})
+		}
+	}
+}
+
+// askingProxiesHold checks the proxies that ask the limiter.
+func askingProxiesHold(t *testing.T, backend string) {
+	t.Helper()
 	nginx := func(replace ...string) func(t *testing.T, limiter string) string {
 		return func(t *testing.T, limiter string) string {
 			t.Helper()
@@ -109,7 +159,7 @@ func TestLimiterServiceBeforeBackends(t *testing.T) {
 	}
 	for name, start := range map[string]func(t *testing.T, limiter string) string{
 		"nginx":                nginx(),
-		"nginx that keeps all": nginx("access_log off;", "access_log off;\n\tmerge_slashes off;"),
+		"nginx that keeps all": nginx("access_log off;", "access_log off;\n\tmerge_slashes off;", "internal;", "internal;\n\t\t\tproxy_method $request_method;"),
 		"haproxy": func(t *testing.T, limiter string) string {
 			t.Helper()
 			url := startHAProxy(t, limiter, "\thttp-request return status 200 content-type text/plain string \"Hello.\"\n", "\tserver app "+backend+"\n")

@@ -52,9 +52,9 @@ var shippedCosts = map[string]shippedCost{
 	},
 	"examples/graphql_cost.caddyfile": {
 		line: "POST /graphql", headers: []string{"X-Api-Key: client"}, most: 3,
-		clients: map[string]string{"points": "client"},
+		clients: map[string]string{"address": "192.0.2.1", "points": "client"},
 		costs: map[string][]int64{
-			"plain": {7}, "gzip": {7}, "refused": {7}, "silent": {7}, "broken": {7}, "cut": {7}, "leave": {7}, "leave-stream": {7},
+			"plain": {7, 7}, "gzip": {7, 7}, "refused": {7, 7}, "silent": {7, 7}, "broken": {7, 7}, "cut": {7, 7}, "leave": {7, 7}, "leave-stream": {7, 7},
 		},
 	},
 	"docs/grpc.md calls streams address": {

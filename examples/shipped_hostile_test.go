@@ -49,7 +49,7 @@ var shippedAsks = map[string]map[string]shippedAsk{
 	"docs/grpc.md calls streams address":              {"": {line: "POST /shop.Orders/List"}},
 	"docs/llm-gateway.md user team provider": {
 		"user": {headers: []string{"Authorization: Bearer key-of-alice"}, limit: 50},
-		"team": {headers: []string{"Authorization: Bearer key-of-carol"}, limit: 3},
+		"team": {headers: []string{"Authorization: Bearer key-of-carol"}, limit: 50},
 		"":     {headers: []string{"Authorization: Bearer key-of-bob"}},
 	},
 	"examples/allowlist.caddyfile":       {},

@@ -10,7 +10,7 @@ foreach (explode('/', str_replace('\\', '/', strtolower($path))) as $part) {
         $kept[] = $part;
     }
 }
-$name = in_array($kept[0] ?? '', ['health', 'login', 'graphql', 'burst'], true) ? $kept[0] : 'work';
+$name = in_array($kept[0] ?? '', ['health', 'login', 'graphql', 'burst', 'files', 'checkout'], true) ? $kept[0] : 'work';
 $name = $kept === ['v1', 'models'] ? 'models' : $name;
 if ($name === 'login' && isset($_SERVER['HTTP_AUTHORIZATION'])) {
     http_response_code(401);
