@@ -44,6 +44,7 @@ import (
 //			reserve       <percent> @<matcher> | <percent> { <matchers> }
 //			ipv4_prefix   <bits>
 //			ipv6_prefix   <bits>
+//			status        <code>
 //			block_status  <code>
 //			on_error      allow|deny|local
 //			enforce       <percent>
@@ -52,6 +53,7 @@ import (
 //		rollout      <store> <percent>
 //		headers      github|ietf|both|none
 //		problem
+//		grpc
 //		log_refusals first|all|none
 //		jitter       <ratio>
 //		log_key

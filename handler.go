@@ -129,6 +129,12 @@ type Limits struct {
 	// of type `application/problem+json`. Default: off.
 	Problem bool `json:"problem,omitempty"`
 
+	// Gives refused calls of gRPC [its
+	// status](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/grpc.md),
+	// and HTTP status 200: not where proxies ask. Default: off; on if a zone has
+	// `grpc:` statuses.
+	GRPC bool `json:"grpc,omitempty"`
+
 	// Which refusals are logged: the `first` of each client and zone in a window,
 	// `all`, or `none`. Default: `first`.
 	LogRefusals string `json:"log_refusals,omitempty"`
@@ -149,8 +155,12 @@ type Limits struct {
 // ProvisionService makes the limiter of a service. It touches no network.
 func (l *Limits) ProvisionService(ctx caddy.Context) (*limiter.Limiter, error) {
 	l.isService = true
-	if l.Problem {
-		return nil, option.InJSON(option.Errorf("problem", "has no effect in rate_limit_service, whose responses are those of the protocol: remove it"))
+	const noEffect = "has no effect in rate_limit_service, whose responses are those of the protocol: remove it"
+	switch {
+	case l.Problem:
+		return nil, option.InJSON(option.Errorf("problem", noEffect))
+	case l.GRPC:
+		return nil, option.InJSON(option.Errorf("grpc", noEffect))
 	}
 	err := l.provision(ctx)
 	return l.limiter, err
@@ -167,7 +177,7 @@ func (l *Limits) provision(ctx caddy.Context) error {
 	}
 	app := module.(*App)
 	config := limiter.Config{
-		Headers: cmp.Or(l.Headers, limiter.HeadersGitHub), Jitter: l.Jitter, Problem: l.Problem,
+		Headers: cmp.Or(l.Headers, limiter.HeadersGitHub), Jitter: l.Jitter, Problem: l.Problem, GRPC: l.GRPC,
 		LogRefusals: cmp.Or(l.LogRefusals, limiter.LogFirst), LogKey: l.LogKey,
 		Logger: ctx.Logger(), Now: time.Now, IsService: l.isService,
 	}
@@ -193,7 +203,7 @@ func (l *Limits) provision(ctx caddy.Context) error {
 		if err != nil {
 			return option.InJSON(option.In("zone "+z.Name, l.pathOf(i), err))
 		}
-		config.Zones = append(config.Zones, compiled)
+		config.Zones, config.GRPC = append(config.Zones, compiled), config.GRPC || compiled.KnowsGRPC
 	}
 	l.limiter = limiter.New(config)
 	app.limiters = append(app.limiters, l.limiter)

@@ -30,7 +30,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 		{
 			Name: "zone", JSON: []string{"zones"}, Args: "<name>", Block: new(Zone).options(httpcaddyfile.Helper{}), Field: option.Field{Set: addZone}, Check: l.validateZones, Repeats: true,
 			Section: aboutClients,
-			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers and `enforce`.",
+			Doc:     "The name: letters, digits, `_`, `.` and `-`. Zones of one name share their counts, in all handlers and Caddys, and need the same definition, except for their matchers, `status` and `enforce`.",
 			Parts: map[string]string{
 				"zones": "The zones. A request has to fit into all zones that match it; if one refuses it, none charges it. Required, unless `rate_limits` has zones.",
 			},
@@ -60,6 +60,11 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 			Doc: "Gives refused requests [a body](operating.md#headers) of type `application/problem+json`.",
 		},
 		{
+			Name: "grpc", Field: option.Flag(&l.GRPC),
+			Section: aboutResponses, Default: "off; on if a zone has `grpc:` statuses",
+			Doc: "Gives refused calls of gRPC [its status](grpc.md), and HTTP status 200: not where proxies ask.",
+		},
+		{
 			Name: "log_refusals", Args: "first|all|none", Field: option.Choice(&l.LogRefusals),
 			Section: aboutResponses, Default: "`first`",
 			Doc: "Which refusals are logged: the `first` of each client and zone in a window, `all`, or `none`.",
@@ -78,7 +83,7 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 	}
 	if l.isService {
 		// Its responses are those of the protocol.
-		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" })
+		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" || row.Name == "grpc" })
 	}
 	return rows
 }
@@ -252,10 +257,17 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Parts:   map[string]string{"ipv6_prefix": "Counts IPv6 addresses by their network of that many bits. One client commonly owns a /64."},
 		},
 		{
-			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: z.validateBlockStatus,
-			Values:  map[string]option.Schema{"block_status": {"anyOf": []option.Schema{{"maximum": 0}, {"minimum": 400}}, "maximum": 499}},
+			// The text is missing because handlers may answer differently about a zone, and services have no status.
+			Name: "status", Args: "<code>", Field: option.Field{Set: option.Positive(&z.Status).Set}, Check: func() error { return validateStatus("status", z.Status, 402) },
+			Values:  map[string]option.Schema{"status": statusSchema()},
 			Section: aboutRefusals, Default: "429",
-			Doc: "The status for clients that an operator has [blocked](operating.md#block-or-grant): 400 to 499, such as `403`.",
+			Doc: "The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426. `402` is for budgets: clients come again after 429.",
+		},
+		{
+			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: func() error { return validateStatus("block_status", z.BlockStatus, 403) },
+			Values:  map[string]option.Schema{"block_status": statusSchema()},
+			Section: aboutRefusals, Default: "429",
+			Doc: "The same for clients that an operator has [blocked](operating.md#block-or-grant), such as `403`.",
 		},
 		{
 			Name: "on_error", Args: stores.OnErrorWords, Field: option.Choice(&z.OnError),
@@ -273,7 +285,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 }
 
 // definition returns what zones of one name must agree on: the options, apart from
-// matchers and enforce, that differ from their defaults.
+// matchers, status and enforce, that differ from their defaults.
 func (z *Zone) definition() string {
 	return option.Definition(z.options(httpcaddyfile.Helper{}))
 }
@@ -293,6 +305,11 @@ func (z *Zone) windowText() (text string, given bool) {
 		text += " in " + c.TimeZone
 	}
 	return z.Calendar + text, true
+}
+
+// statusSchema is that of a status of refusals.
+func statusSchema() option.Schema {
+	return option.Schema{"anyOf": []option.Schema{{"maximum": 0}, {"minimum": 400}}, "maximum": 499, "not": option.Schema{"enum": repeatedStatuses}}
 }
 
 func (z *Zone) costText() (text string, given bool) {

@@ -135,7 +135,7 @@ func indent(lines []string, by string) (indented []string) {
 // TestDefinitionHasAllFields checks that zones that differ in one field differ in their
 // definitions, but for fields that may differ.
 func TestDefinitionHasAllFields(t *testing.T) {
-	mayDiffer := []string{"Name", "MatcherSetsRaw", "Enforce"}
+	mayDiffer := []string{"Name", "MatcherSetsRaw", "Status", "Enforce"}
 	// Fields that count beside others only.
 	beside := map[string]Zone{
 		"EventsFallback": {Events: "{x}"}, "BurstFallback": {Burst: "{x}"}, "MaxWaitQueue": {MaxWait: 1},

@@ -110,6 +110,8 @@ func (z *Zone) validateInService() error {
 		return option.Errorf("algorithm", "%s counts requests while they run, and a service does not know when they end: write another", z.algorithm())
 	case z.Charge == limiter.ChargeAfter:
 		return option.Errorf("charge", "after goes with responses, and rate_limit_service sees none: remove it")
+	case z.Status != 0:
+		return option.Errorf("status", "has no effect in rate_limit_service, whose responses are those of the protocol: remove it")
 	case len(z.CountStatus) > 0:
 		return option.Errorf("count_status", noResponse)
 	case len(z.CountStatusNot) > 0:
@@ -511,9 +513,21 @@ func (z *Zone) validateReserves() error {
 	return nil
 }
 
-func (z *Zone) validateBlockStatus() error {
-	if z.BlockStatus != 0 && (z.BlockStatus < 400 || z.BlockStatus > 499) {
-		return option.Errorf("block_status", "%d: it must be from 400 to 499, such as 403", z.BlockStatus)
+// repeatedStatuses are no statuses of refusals: clients, or proxies, repeat the request at once, or
+// authenticate first.
+var repeatedStatuses = []int{
+	http.StatusUnauthorized, http.StatusProxyAuthRequired, http.StatusRequestTimeout,
+	http.StatusMisdirectedRequest, http.StatusTooEarly, http.StatusUpgradeRequired,
+}
+
+// validateStatus checks a status of refusals, of which an example is one.
+func validateStatus(name string, status, example int) error {
+	switch {
+	case status == 0:
+	case status < 400 || status > 499:
+		return option.Errorf(name, "%d: it must be from 400 to 499, such as %d; handle_errors can answer with others", status, example)
+	case slices.Contains(repeatedStatuses, status):
+		return option.Errorf(name, "%d: clients answer it by another request: write another one, such as %d", status, example)
 	}
 	return nil
 }

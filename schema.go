@@ -62,10 +62,11 @@ func (*Limits) ServiceSchema(t reflect.Type, more ...option.Row) option.Schema {
 	given, is := option.Given, option.Is
 	zone.SetRules(append(slices.Clip(zoneRules),
 		option.Not(is("algorithm", store.Concurrency.String()), is("charge", limiter.ChargeAfter), given("count_status"), given("count_status_not"),
-			given("reset_status"), given("obey_upstream")),
+			given("reset_status"), given("obey_upstream"), given("status")),
 		option.If(option.Any(given("ipv4_prefix"), given("ipv6_prefix")), given("key"))))
 	zone["required"] = slices.DeleteFunc(zone["required"].([]string), func(name string) bool { return name == "key" })
 	delete(fields, "problem")
+	delete(fields, "grpc")
 	return schema
 }
 

@@ -199,9 +199,13 @@ type Zone struct {
 	// the store's, `local`.
 	OnError string `json:"on_error,omitempty"`
 
-	// The status for clients that an operator has
-	// [blocked](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#block-or-grant):
-	// 400 to 499, such as `403`. Default: 429.
+	// The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426.
+	// `402` is for budgets: clients come again after 429. Default: 429.
+	Status int `json:"status,omitempty"`
+
+	// The same for clients that an operator has
+	// [blocked](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/operating.md#block-or-grant),
+	// such as `403`. Default: 429.
 	BlockStatus int `json:"block_status,omitempty"`
 
 	// The percentage of clients, 0 to 100, for which the limit is enforced. The
@@ -253,9 +257,9 @@ func (z *Zone) compile() *limiter.Zone {
 		KnowsGRPC:    z.knowsGRPC(),
 		ChargeBefore: z.Charge == limiter.ChargeBefore,
 		MaxWait:      time.Duration(z.MaxWait), MaxWaitQueue: cmp.Or(z.MaxWaitQueue, limiter.DefaultMaxWaitQueue),
-		Warn:        int64(z.Warn),
-		BlockStatus: z.BlockStatus,
-		Penalty:     time.Duration(z.Penalty), ObeyUpstream: z.ObeyUpstream, OnError: z.OnError, Enforce: z.Enforce,
+		Warn:   int64(z.Warn),
+		Status: z.Status, BlockStatus: z.BlockStatus,
+		Penalty: time.Duration(z.Penalty), ObeyUpstream: z.ObeyUpstream, OnError: z.OnError, Enforce: z.Enforce,
 	}
 	if z.isService {
 		c.ChargeBefore = true

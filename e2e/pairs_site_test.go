@@ -486,6 +486,11 @@ var features = []feature{
 		disturb:   func(p *pairRun) []func() { return []func(){p.logIn, p.logIn} },
 	},
 	{
+		name:      "status",
+		configure: func(_ *pairRun, s *pairSite) { s.zone("status 402") },
+		excludes:  map[string]string{"service": "status has no effect in rate_limit_service"},
+	},
+	{
 		name: "block",
 		disturb: func(p *pairRun) []func() {
 			p.block()

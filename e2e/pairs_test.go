@@ -415,6 +415,9 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	for _, zone := range []string{zoneAPI, zoneGroup, zoneInner} {
 		a.outcome[zone] = resp.Header.Get("X-Outcome-" + zone)
 	}
+	if a.status == http.StatusPaymentRequired && p.has("status") {
+		a.status = http.StatusTooManyRequests
+	}
 	switch {
 	case a.status == http.StatusTooManyRequests:
 	case a.status == http.StatusOK && !a.free, a.status == http.StatusNotModified && a.free, a.status == http.StatusNoContent && a.login, a.status == http.StatusServiceUnavailable && a.refused:

@@ -25,7 +25,11 @@ func drivesLimiterService(t *testing.T, url string) {
 	for _, left := range []string{"4", "3", "2", "1", "0"} {
 		must(t, "request that fits", showsLimits(send(t, caddytest.Client, http.MethodPost, url+"/some/path?x=1"), http.StatusOK, left))
 	}
-	must(t, "sixth request", showsLimits(send(t, caddytest.Client, http.MethodGet, url), http.StatusTooManyRequests, "0"))
+	sixth := send(t, caddytest.Client, http.MethodGet, url)
+	must(t, "sixth request", errors.Join(showsLimits(sixth, http.StatusTooManyRequests, "0"), want("caches", sixth.Header.Get("Cache-Control"), "no-store")))
+	for _, kind := range []string{"application/grpc", "application/grpc-web", "application/grpc-web+proto"} {
+		must(t, kind, want("status", send(t, caddytest.Client, http.MethodPost, url, "Content-Type: "+kind, "TE: trailers").StatusCode, http.StatusTooManyRequests))
+	}
 	must(t, "another address", showsLimits(send(t, clientAt("127.0.0.2"), http.MethodGet, url), http.StatusOK, "4"))
 	must(t, "a made-up key", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Api-Key: k"), http.StatusTooManyRequests, "0"))
 	must(t, "a made-up address", showsLimits(send(t, caddytest.Client, http.MethodGet, url, "X-Forwarded-For: 203.0.113.9"), http.StatusTooManyRequests, "0"))

@@ -39,7 +39,7 @@ func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) erro
 	v.reportRefusal(r)
 	v.by.promise()
 	t.endBy(v)
-	deleteLimitHeaders(w.Header())
+	prepareRefusal(w.Header())
 	t.setHeaders(w.Header())
 	switch {
 	case st.RetryAfter != store.Never:
@@ -51,7 +51,33 @@ func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) erro
 	if v.outcome == telemetry.Blocked {
 		return caddyhttp.Error(z.BlockStatus, z.blocked)
 	}
-	return caddyhttp.Error(http.StatusTooManyRequests, z.refusal)
+	return caddyhttp.Error(z.Status, z.refusal)
+}
+
+// prepareRefusal removes from a response's header what earlier handlers wrote for the response that the
+// limiter refuses, and forbids caches to store the refusal: it concerns one client. Every request that
+// the limiter ends passes here before error routes, which may set these fields again.
+func prepareRefusal(h http.Header) {
+	deleteLimitHeaders(h)
+	for name := range h {
+		if isForCaches(name) {
+			delete(h, name)
+		}
+	}
+	h["Cache-Control"] = []string{"no-store"}
+}
+
+// cacheFields say how caches keep a response, or validate it. Some caches heed them before Cache-Control.
+var cacheFields = []string{"Expires", "Etag", "Last-Modified", "X-Accel-Expires", "Surrogate-Control", "Edge-Control"}
+
+// isForCaches reports whether a field is one of cacheFields, Cache-Control, or that of one kind of
+// caches, such as CDN-Cache-Control. A handler may have written it in any case.
+func isForCaches(name string) bool {
+	const suffix = "Cache-Control"
+	if prefix := len(name) - len(suffix); prefix >= 0 && strings.EqualFold(name[prefix:], suffix) {
+		return prefix == 0 || name[prefix-1] == '-'
+	}
+	return slices.ContainsFunc(cacheFields, func(field string) bool { return strings.EqualFold(field, name) })
 }
 
 // warnNever logs that a request costs more than its zone ever admits.
@@ -270,19 +296,25 @@ func limitItem(zone string, st *store.State, declined bool) httpsfv.Item {
 	return item
 }
 
-// respond writes the response to a request that e ended with err if the request is a call
-// of gRPC, or the handler is configured to; otherwise it returns err.
+// respond writes the response to a request that e ended with err if the handler is configured to;
+// otherwise it returns err.
 func (l *Limiter) respond(t *tracker, e *evaluation, w http.ResponseWriter, r *http.Request, err error) error {
-	if err == nil || !l.Problem && !isGRPC(r) || !t.isEnded() || t.refusal().by != e {
+	if err == nil || !l.Problem && !l.GRPC {
+		return err
+	}
+	ending := t.refusal()
+	if ending == nil || ending.by != e || ending.outcome == telemetry.Undecided {
 		return err
 	}
 	var why caddyhttp.HandlerError // It allocates, so most requests have returned.
 	switch {
-	case !errors.As(err, &why) || why.StatusCode == statusClientClosedRequest:
+	case !errors.As(err, &why):
 		return err
-	case isGRPC(r):
-		writeGRPC(w, r, why)
+	case l.GRPC && isGRPC(r):
+		writeGRPC(w, r, why, ending.outcome)
 		return nil
+	case !l.Problem:
+		return err
 	case hasErrorRoute(r, why):
 		return err
 	}
@@ -322,33 +354,34 @@ func (e *evaluation) writeProblem(w http.ResponseWriter, r *http.Request, why ca
 // grpcType begins the content types of gRPC and gRPC-Web.
 const grpcType = "application/grpc"
 
-// isGRPC reports whether r is a call of gRPC or gRPC-Web. The content type alone is not
-// enough: a service that answers for another proxy must not say 200 because of a header.
+// isGRPC reports whether r is a call of gRPC. A client can write all of it, so only handlers with the
+// option grpc ask: a proxy that asks another handler takes status 200 for permission. Clients of gRPC-Web
+// understand HTTP statuses.
 func isGRPC(r *http.Request) bool {
 	kind, is := strings.CutPrefix(r.Header.Get("Content-Type"), grpcType)
-	isWeb := strings.HasPrefix(kind, "-web")
-	return is && r.Method == http.MethodPost && (isWeb || r.ProtoMajor >= 2) && (isWeb || kind == "" || strings.ContainsRune("+;", rune(kind[0])))
+	return is && (kind == "" || strings.ContainsRune("+;", rune(kind[0]))) &&
+		r.Method == http.MethodPost && r.ProtoMajor >= 2 && r.Header.Get("Te") == "trailers"
 }
 
-// grpcStatus returns the status of gRPC for one with which the limiter ends requests:
+// grpcStatus returns the status of gRPC of a request that ended with an outcome and a status of HTTP:
 // RESOURCE_EXHAUSTED, UNAVAILABLE and, with any block_status but 429, PERMISSION_DENIED.
-func grpcStatus(status int) string {
-	switch status {
-	case http.StatusTooManyRequests:
-		return "8"
-	case http.StatusServiceUnavailable:
+func grpcStatus(o telemetry.Outcome, status int) string {
+	switch {
+	case o == telemetry.ErrorRefused:
 		return "14"
-	default:
+	case o == telemetry.Blocked && status != http.StatusTooManyRequests:
 		return "7"
+	default:
+		return "8"
 	}
 }
 
 // writeGRPC answers a call that the limiter ended by a response of headers alone, which clients
 // of gRPC take for trailers.
-func writeGRPC(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerError) {
+func writeGRPC(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerError, o telemetry.Outcome) {
 	h := w.Header()
 	h.Set("Content-Type", r.Header.Get("Content-Type"))
-	h.Set("Grpc-Status", grpcStatus(why.StatusCode))
+	h.Set("Grpc-Status", grpcStatus(o, why.StatusCode))
 	// Names of zones need no escapes.
 	h.Set("Grpc-Message", why.Err.Error())
 	w.WriteHeader(http.StatusOK)

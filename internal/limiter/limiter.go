@@ -35,6 +35,8 @@ type Config struct {
 	Jitter float64
 	// Problem is set if refused requests get a body of RFC 9457.
 	Problem bool
+	// GRPC is set if refused calls of gRPC get a status of gRPC.
+	GRPC bool
 	// LogRefusals is LogFirst, LogAll or LogNone.
 	LogRefusals string
 	// LogKey is set if client keys are shown.
@@ -137,6 +139,7 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 	t, e, err := l.collect(t, w, r)
 	switch {
 	case err != nil:
+		prepareRefusal(w.Header())
 		return err
 	case e == nil:
 		return next.ServeHTTP(w, r)
@@ -220,7 +223,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 		return t.refuse(v, w, r)
 	case endsRequest(v.outcome):
 		t.endBy(v)
-		deleteLimitHeaders(w.Header())
+		prepareRefusal(w.Header())
 		return caddyhttp.Error(http.StatusServiceUnavailable, errStoreDown)
 	}
 	for _, e := range t.own {

@@ -68,8 +68,8 @@ type Zone struct {
 	ObeyUpstream bool
 	// Reserves begin with the most important one.
 	Reserves []Reserve
-	// BlockStatus is the status of requests of blocked clients; 0 means 429.
-	BlockStatus int
+	// Status is that of refused requests, and BlockStatus that of blocked clients' requests; 0 means 429.
+	Status, BlockStatus int
 	// OnError is empty for the default of the store.
 	OnError string
 	// Enforce is the percentage of the clients for which the limit is enforced;
@@ -137,6 +137,7 @@ func (z *Zone) prepare() {
 	z.mayGiveBack = z.ChargeBefore && !z.isLease && (isFree || z.Cost.isDynamic())
 	z.refusal = fmt.Errorf("rate limit %s exceeded", z.Name)
 	z.blocked = fmt.Errorf("the client is blocked in rate limit %s", z.Name)
+	z.Status = cmp.Or(z.Status, http.StatusTooManyRequests)
 	z.BlockStatus = cmp.Or(z.BlockStatus, http.StatusTooManyRequests)
 }
 

@@ -46,7 +46,6 @@ var instead = map[string]string{
 	"requests":       insteadAmount,
 	"response":       insteadErrors,
 	"shadow":         insteadDryRun,
-	"status":         insteadErrors,
 	"whitelist":      insteadMatch,
 }
 
@@ -75,7 +74,6 @@ var inJSON = map[string]string{
 	"requests":          insteadAmountJSON,
 	"response":          insteadErrorsJSON,
 	"shadow":            insteadDryRunJSON,
-	"status":            insteadErrorsJSON,
 	"whitelist":         insteadMatchJSON,
 }
 
