@@ -359,15 +359,15 @@ func TestExampleLLMGateway(t *testing.T) {
 			return want("charged in "+text, strings.Contains(text, fmt.Sprintf(`"used":%d,`, used)), true)
 		})
 	}
-	for i, left := range []string{"2000", "1100"} {
+	for i, left := range []string{"4000", "3100", "2200"} {
 		resp := c.Get("/v1/chat", alice)
 		must(t, "a chat", errors.Join(want("status", resp.StatusCode, 200), want("remaining before it", caddytest.Remaining(resp), left)))
 		charged("alice", 900*(i+1))
 	}
-	// 200 are left, and a request counts as 500 until its response has ended.
+	// 1300 are left, and a request counts as 1500 until its response has ended.
 	resp := c.Get("/v1/chat", alice)
 	must(t, "a chat too many", errors.Join(want("status", resp.StatusCode, 429), want("zone", resp.Header.Get("X-RateLimit-Resource"), "tokens_per_minute")))
-	for i, left := range []string{"2000", "790"} {
+	for i, left := range []string{"4000", "2790", "1580"} {
 		resp := c.Get("/v1/stream", bob)
 		must(t, "a stream", errors.Join(want("status", resp.StatusCode, 200), want("remaining before it", caddytest.Remaining(resp), left)))
 		charged("bob", 1210*(i+1))
@@ -377,12 +377,12 @@ func TestExampleLLMGateway(t *testing.T) {
 
 func TestExampleGraphQLCost(t *testing.T) {
 	c := startExample(t, "graphql_cost")
-	for _, left := range []string{"13", "6", "0"} {
+	for _, left := range []string{"14", "7", "0"} {
 		resp := c.Get("/graphql")
 		must(t, "query", errors.Join(want("status", resp.StatusCode, 200), want("remaining", caddytest.Remaining(resp), left), want("X-Cost", resp.Header.Get("X-Cost"), "")))
 	}
 	must(t, "a query without points", want("status", c.Get("/graphql").StatusCode, 429))
-	must(t, "another key", want("remaining", caddytest.Remaining(c.Get("/graphql", "X-Api-Key: k")), "13"))
+	must(t, "another key", want("remaining", caddytest.Remaining(c.Get("/graphql", "X-Api-Key: k")), "14"))
 	must(t, "another path", want("remaining", caddytest.Remaining(c.Get("/")), ""))
 }
 

@@ -35,26 +35,26 @@ type shippedCost struct {
 // basic_auth's.
 var shippedCosts = map[string]shippedCost{
 	"examples/llm_gateway.caddyfile": {
-		line: "POST /v1", headers: []string{"Authorization: Bearer client"}, most: 4,
+		line: "POST /v1", headers: []string{"Authorization: Bearer client"}, most: 2,
 		clients: map[string]string{"tokens_per_minute": "Bearer client"},
 		costs: map[string][]int64{
-			"plain": {900}, "late": {900}, "gzip": {900}, "events": {900}, "gzip-events": {900}, "fraction": {901}, "silent": {500}, "text": {500},
-			"cut": {500}, "refused": {0}, "broken": {0}, "leave": {500}, "leave-stream": {500},
+			"plain": {900}, "late": {900}, "gzip": {900}, "events": {900}, "gzip-events": {900}, "fraction": {901}, "silent": {1500}, "text": {1500},
+			"cut": {1500}, "refused": {0}, "broken": {0}, "leave": {1500}, "leave-stream": {1500},
 		},
 	},
 	"docs/llm-gateway.md user team provider": {
-		line: "POST /v1", headers: []string{"Authorization: Bearer key-of-alice"}, most: 40,
+		line: "POST /v1", headers: []string{"Authorization: Bearer key-of-alice"}, most: 12,
 		clients: map[string]string{"team": "research", "user": "alice"},
 		costs: map[string][]int64{
-			"plain": {7140, 900}, "late": {7140, 900}, "gzip": {7140, 900}, "events": {7140, 900}, "gzip-events": {7140, 900}, "silent": {4000, 500},
-			"cut": {4000, 500}, "refused": {0, 0}, "broken": {0, 0}, "leave": {4000, 500}, "leave-stream": {4000, 500},
+			"plain": {7140, 900}, "late": {7140, 900}, "gzip": {7140, 900}, "events": {7140, 900}, "gzip-events": {7140, 900}, "silent": {163840, 32768}, "dearest": {163840, 32768},
+			"cut": {163840, 32768}, "refused": {0, 0}, "broken": {0, 0}, "leave": {163840, 32768}, "leave-stream": {163840, 32768},
 		},
 	},
 	"examples/graphql_cost.caddyfile": {
-		line: "POST /graphql", headers: []string{"X-Api-Key: client"}, most: 20,
-		clients: map[string]string{"points": "client"},
+		line: "POST /graphql", headers: []string{"X-Api-Key: client"}, most: 3,
+		clients: map[string]string{"address": "192.0.2.1", "points": "client"},
 		costs: map[string][]int64{
-			"plain": {7}, "gzip": {7}, "refused": {7}, "silent": {1}, "broken": {1}, "cut": {7}, "leave": {1}, "leave-stream": {7},
+			"plain": {7, 7}, "gzip": {7, 7}, "refused": {7, 7}, "silent": {7, 7}, "broken": {7, 7}, "cut": {7, 7}, "leave": {7, 7}, "leave-stream": {7, 7},
 		},
 	},
 	"docs/grpc.md calls streams address": {
@@ -89,6 +89,8 @@ func answer(w http.ResponseWriter, r *http.Request, arrived chan<- struct{}) {
 	switch name {
 	case "plain", "gzip":
 		_, _ = io.WriteString(out, "{"+usage+"}")
+	case "dearest":
+		_, _ = io.WriteString(out, `{"usage": {"prompt_tokens": 16384, "completion_tokens": 16384, "total_tokens": 32768}}`)
 	case "late":
 		_, _ = io.WriteString(out, `{"choices": "`+long+`", `+usage+"}")
 	case "events", "gzip-events":

@@ -2,6 +2,7 @@ package examples
 
 import (
 	"bufio"
+	"cmp"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
@@ -37,6 +38,8 @@ type shippedSite struct {
 	sender string
 	// host is the site's.
 	host string
+	// front is the address of a proxy before the site, "" without one.
+	front string
 }
 
 // sitePorts are those on which the sites of shipped configs listen.
@@ -197,7 +200,7 @@ func (r rawRequest) String() string {
 
 // dial opens a connection to the site and writes a request to it.
 func (s *shippedSite) dial(r rawRequest) (net.Conn, error) {
-	conn, err := net.Dial("tcp", s.c.Addr)
+	conn, err := net.Dial("tcp", cmp.Or(s.front, s.c.Addr))
 	if err != nil {
 		return nil, err
 	}

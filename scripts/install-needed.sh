@@ -5,6 +5,7 @@
 #   nginx         an example runs it           cc        a C compiler, for the race detector
 #   spin          checks the model of charges       node, npm load HTTP clients and run them
 #   make          runs the targets of Makefile      nutcracker, haproxy  proxies before Redis
+#   php, python3  run backends behind the examples
 #
 # Without arguments: all of them. Knows Debian and its descendants; elsewhere it
 # says what to install, and fails.
@@ -40,6 +41,7 @@ debian_packages() {
 	redis-server) echo redis-tools ;; # has the program; the package redis-server adds a service and a link
 	cc) echo gcc libc6-dev ;;
 	node) echo nodejs ;;
+	php) echo php-cli ;;
 	*) echo "$1" ;;
 	esac
 }
@@ -51,6 +53,7 @@ homebrew_packages() {
 	nutcracker) echo twemproxy ;;
 	cc) ;;
 	npm) ;; # comes with node
+	python3) echo python ;;
 	*) echo "$1" ;;
 	esac
 }
@@ -176,7 +179,7 @@ if [ "${1:-}" = as-root ]; then
 	exit
 fi
 
-if [ $# -eq 0 ]; then set -- make redis-server nginx nutcracker haproxy chromium cc spin node npm; fi
+if [ $# -eq 0 ]; then set -- make redis-server nginx nutcracker haproxy chromium cc spin node npm php python3; fi
 find_missing "$@"
 if [ ${#missing[@]} -eq 0 ]; then exit; fi
 
@@ -188,7 +191,7 @@ if ! command -v apt-get >/dev/null; then
 			if [ -n "$packages" ]; then echo "  brew install $packages" >&2; else echo "  xcode-select --install" >&2; fi
 		done
 	else
-		echo "There is no apt-get here. Homebrew's packages are redis, nginx, twemproxy, haproxy, spin, node, and the cask chromium." >&2
+		echo "There is no apt-get here. Homebrew's packages are redis, nginx, twemproxy, haproxy, spin, node, php, python, and the cask chromium." >&2
 	fi
 	exit 1
 fi

@@ -134,6 +134,11 @@ func TestDocumentedGateways(t *testing.T) {
 		if got := ask("/login", "192.0.2.7"); !strings.HasPrefix(got, "OVER_LIMIT [") || !strings.Contains(got, "OVER_LIMIT 0/5 MINUTE") {
 			t.Errorf("%s: the sixth login: %s", name, got)
 		}
+		for _, path := range []string{"/login?x=1", "/login/", "/login;x", "/login%00"} {
+			if got := ask(path, "192.0.2.7"); !strings.HasPrefix(got, "OVER_LIMIT [") {
+				t.Errorf("%s: the seventh login, by %s: %s", name, path, got)
+			}
+		}
 		caddytest.Must(t, name, errors.Join(
 			caddytest.Want("another path", ask("/", "192.0.2.7"), "OK [OK 94/100 MINUTE, OK]"),
 			caddytest.Want("another address", ask("/login", "192.0.2.8"), "OK [OK 99/100 MINUTE, OK 4/5 MINUTE]"),

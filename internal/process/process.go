@@ -37,6 +37,9 @@ var packages = map[string]pkg{
 	"redis-benchmark": {"redis-tools", "redis"},
 	"chromium":        {"chromium", "--cask chromium"},
 	"nutcracker":      {"nutcracker", "twemproxy"},
+	"node":            {"nodejs", "node"},
+	"php":             {"php-cli", "php"},
+	"python3":         {"python3", "python"},
 }
 
 // alternatives are the names and places of a program, the usual one first.
