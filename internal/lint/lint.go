@@ -23,6 +23,12 @@ type Rule struct {
 // Rules are all rules.
 var Rules = []Rule{
 	{"error_route", errorRoute},
+	{"late_source", lateSource},
+	{"moved_path", movedPath},
+	{"forwarded_key", forwardedKey},
+	{"cached_refusal", cachedRefusal},
+	{"literal_header", literalHeader},
+	{"path_exempt", pathExempt},
 }
 
 // Names returns the names of all rules.
