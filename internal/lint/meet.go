@@ -7,22 +7,32 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/routes"
 )
 
-// maxMet is how many handlers on each side of a limiter are looked at, the nearest ones. It bounds the work for
-// configs with many limiters.
-const maxMet = 300
+// The nearest handlers on each side of a limiter are looked at: as many as suffice for any site, and fewer in
+// configs with many limiters, so that these load as fast.
+const (
+	mostMet   = 1000
+	leastMet  = 20
+	mostPairs = 200_000
+)
+
+func reachFor(limiters int) int {
+	return min(max(mostPairs/max(limiters, 1), leastMet), mostMet)
+}
 
 // meeting collects the handlers that a request can pass beside a limiter.
 type meeting struct {
 	// way are the limiter's routes below the list that both are in.
 	way []*route
 	met []*Handler
+	// left is how many more routes and handlers are looked at.
+	left int
 }
 
-func (m *meeting) isFull() bool { return len(m.met) >= maxMet }
+func (m *meeting) isFull() bool { return m.left <= 0 }
 
 // before returns the handlers that a request can have passed when it comes to h, in their order.
-func (h *Handler) before() []*Handler {
-	m := &meeting{}
+func (h *Handler) before(reach int) []*Handler {
+	m := &meeting{left: reach}
 	for at := h; at != nil; at = at.route.list.parent {
 		own := at.route
 		m.way = append(m.way, own)
@@ -45,7 +55,7 @@ func (h *Handler) before() []*Handler {
 
 // passed adds the handlers of a route that a request can have left, the last ones first.
 func (m *meeting) passed(r *route) {
-	if r.answers() || m.isApart(r) {
+	if m.isApart(r) || r.answers() {
 		return
 	}
 	for _, h := range slices.Backward(r.handlers) {
@@ -62,15 +72,13 @@ func (m *meeting) passedIn(h *Handler) {
 			m.passed(r)
 		}
 	}
-	if !m.isFull() && h.Module != "rate_limit" {
-		m.met = append(m.met, h)
-	}
+	m.add(h)
 }
 
 // after returns the handlers that a request can pass when it has left h, in their order, and whether these are
 // all.
-func (h *Handler) after() (met []*Handler, isAll bool) {
-	m := &meeting{}
+func (h *Handler) after(reach int) (met []*Handler, isAll bool) {
+	m := &meeting{left: reach}
 	for at := h; at != nil; at = at.route.list.parent {
 		own := at.route
 		m.way = append(m.way, own)
@@ -109,9 +117,7 @@ func (m *meeting) comes(r *route) {
 }
 
 func (m *meeting) comesIn(h *Handler) {
-	if !m.isFull() && h.Module != "rate_limit" {
-		m.met = append(m.met, h)
-	}
+	m.add(h)
 	for _, l := range h.lists {
 		if l.phase != onTheWay {
 			continue
@@ -122,11 +128,22 @@ func (m *meeting) comesIn(h *Handler) {
 	}
 }
 
+func (m *meeting) add(h *Handler) {
+	if m.left--; m.left >= 0 && h.Module != "rate_limit" {
+		m.met = append(m.met, h)
+	}
+}
+
 // excludes reports whether a request that matches one route does not come to the other.
 func (r *route) excludes(other *route) bool { return r.group != "" && r.group == other.group }
 
 // answers reports whether the route surely answers the requests that match it.
-func (r *route) answers() bool { return slices.ContainsFunc(r.handlers, (*Handler).answers) }
+func (r *route) answers() bool {
+	if !r.isKnown {
+		r.isKnown, r.isAnswer = true, slices.ContainsFunc(r.handlers, (*Handler).answers)
+	}
+	return r.isAnswer
+}
 
 func (h *Handler) answers() bool {
 	if h.Module == "subroute" || h.Module == "invoke" {
@@ -150,6 +167,7 @@ func (h *Handler) answers() bool {
 
 // isApart reports whether no request matches both the limiter's way and a route.
 func (m *meeting) isApart(r *route) bool {
+	m.left--
 	return slices.ContainsFunc(m.way, func(own *route) bool { return own.where().isApart(r.where()) })
 }
 
