@@ -91,9 +91,9 @@ func (r *route) takesRefusals() answer {
 			if o := object(value); o != nil {
 				expression = text(o["expr"])
 			}
-			switch {
-			case name == "host":
-			case name == "expression":
+			switch name {
+			case "host":
+			case "expression":
 				all = min(all, forRefusals(expression))
 			default:
 				all = min(all, unsure)

@@ -116,11 +116,11 @@ func (s *Subject) sourcesOf(name string, isPart func(*Handler) bool) (found []so
 	seen := map[string]bool{}
 	for waiting := []reading{{source{name: name}, len(s.Before)}}; len(waiting) > 0; waiting = waiting[1:] {
 		r := waiting[0]
-		if key := fmt.Sprint(r.name, " ", r.at); seen[key] {
+		key := fmt.Sprint(r.name, " ", r.at)
+		if seen[key] {
 			continue
-		} else {
-			seen[key] = true
 		}
+		seen[key] = true
 		isSet := false
 		for i := r.at - 1; i >= 0 && !isSet; i-- {
 			h := s.Before[i]

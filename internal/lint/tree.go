@@ -107,7 +107,10 @@ func (r *route) place() string {
 // way returns the routes that the handler is in, the innermost first.
 func (h *Handler) way() iter.Seq[*route] {
 	return func(yield func(*route) bool) {
-		for at := h; at != nil && yield(at.route); at = at.route.list.parent {
+		for at := h; at != nil; at = at.route.list.parent {
+			if !yield(at.route) {
+				return
+			}
 		}
 	}
 }
