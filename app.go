@@ -13,10 +13,13 @@ import (
 	"time"
 
 	"github.com/caddyserver/caddy/v2"
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/history"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/memorystore"
@@ -39,6 +42,12 @@ type App struct {
 	zones   claims
 	// limiters are the limiters of all handlers of the config.
 	limiters []*limiter.Limiter
+	// handlers are those in servers whose routes have not been looked at yet.
+	handlers []*Handler
+	servers  []*caddyhttp.Server
+	// warnings are what is wrong with the routes around the handlers.
+	warnings []lint.Warning
+	logger   *zap.Logger
 	watch    *admin.Watch
 	// hasNoStores is set if none is configured.
 	hasNoStores bool
@@ -74,7 +83,8 @@ func (a *App) Provision(ctx caddy.Context) error {
 	a.life, a.end = context.WithCancel(context.Background())
 	a.zones = claims{}
 	a.handles = map[string]*stores.Handle{}
-	a.watch = admin.NewWatch(a, ctx.Logger(), time.Now)
+	a.logger = ctx.Logger()
+	a.watch = admin.NewWatch(a, a.logger, time.Now)
 	if err := admin.RegisterMetrics(ctx); err != nil {
 		return err
 	}
@@ -122,6 +132,7 @@ func (a *App) Missing() error {
 // the first requests. Caddy may reject the config even when all apps have started.
 // That something is missing is an error only here, because a config may be validated elsewhere.
 func (a *App) Start() error {
+	a.lookAtRoutes()
 	if err := a.Missing(); err != nil {
 		return err
 	}
@@ -182,6 +193,40 @@ func (a *App) Accept() {
 	a.endHistory = history.Default.Start(admin.Reading)
 }
 
+// looksAt notes a handler of a server, whose routes are looked at once all are loaded.
+func (a *App) looksAt(ctx caddy.Context, h *Handler) {
+	server, ok := ctx.Value(caddyhttp.ServerCtxKey).(*caddyhttp.Server)
+	if !ok {
+		h.document = nil
+		return
+	}
+	a.handlers = append(a.handlers, h)
+	if !slices.Contains(a.servers, server) {
+		a.servers = append(a.servers, server)
+	}
+}
+
+// lookAtRoutes looks once for what makes limiters ineffective, and logs it.
+func (a *App) lookAtRoutes() {
+	if len(a.servers) == 0 {
+		return
+	}
+	slices.SortFunc(a.servers, func(one, other *caddyhttp.Server) int { return strings.Compare(one.Name(), other.Name()) })
+	a.warnings = lint.Servers(a.servers)
+	for _, h := range a.handlers {
+		h.document = nil
+	}
+	a.handlers, a.servers = nil, nil
+	for i := range a.warnings {
+		w := &a.warnings[i]
+		a.logger.Warn("a limit may not do what it should", zap.String("rule", w.Rule), zap.String("store", w.Store), zap.String("zone", w.Zone),
+			zap.String("at", w.Place), zap.Int("times", w.Times), zap.String("problem", w.Text()))
+	}
+}
+
+// Warnings returns what is wrong with the routes around the handlers.
+func (a *App) Warnings() []lint.Warning { return a.warnings }
+
 // allHandles returns all stores of the config.
 func (a *App) allHandles() []*stores.Handle {
 	return slices.AppendSeq(slices.Clone(a.unnamed), maps.Values(a.handles))
@@ -208,6 +253,7 @@ func (a *App) Stop() error {
 // Cleanup implements [caddy.CleanerUpper]. Running requests keep their stores open
 // until they have settled.
 func (a *App) Cleanup() error {
+	a.lookAtRoutes() // by `caddy validate`, which starts nothing
 	a.leave()
 	if a.watch != nil {
 		a.watch.Stop()

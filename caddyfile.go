@@ -55,6 +55,7 @@ import (
 //		log_refusals first|all|none
 //		jitter       <ratio>
 //		log_key
+//		ignore       <rule>...
 //	}
 //
 // It only translates. The rules are those of the handler and its zones, which are

@@ -63,6 +63,9 @@ type Handler struct {
 
 	// Not supported: the error that it causes names the replacement.
 	StorageRaw json.RawMessage `json:"storage,omitempty"`
+
+	// document is the handler's JSON, until its config has been looked at: loading matchers removes theirs.
+	document []byte
 }
 
 // CaddyModule returns the Caddy module information.
@@ -78,8 +81,15 @@ func (h *Handler) Provision(ctx caddy.Context) error {
 	if err := h.adoptNamedZones(); err != nil {
 		return err
 	}
-	return h.provision(ctx)
+	if err := h.provision(ctx); err != nil {
+		return err
+	}
+	h.app.looksAt(ctx, h)
+	return nil
 }
+
+// Document implements [lint.Documented].
+func (h *Handler) Document() []byte { return h.document }
 
 // ServeHTTP implements [caddyhttp.MiddlewareHandler].
 func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp.Handler) error {
@@ -137,7 +147,12 @@ type Limits struct {
 	// beginning of their SHA-256. Default: off.
 	LogKey bool `json:"log_key,omitempty"`
 
+	// The [rules](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#limits-that-do-nothing)
+	// about configs that are not applied to this handler, by name. Default: none.
+	Ignore []string `json:"ignore,omitempty"`
+
 	limiter *limiter.Limiter
+	app     *App
 	// own is the store of this handler alone, or nil.
 	own *stores.Handle
 	// named is how many of the zones, the last ones, come from a map.
@@ -149,8 +164,11 @@ type Limits struct {
 // ProvisionService makes the limiter of a service. It touches no network.
 func (l *Limits) ProvisionService(ctx caddy.Context) (*limiter.Limiter, error) {
 	l.isService = true
-	if l.Problem {
+	switch {
+	case l.Problem:
 		return nil, option.InJSON(option.Errorf("problem", "has no effect in rate_limit_service, whose responses are those of the protocol: remove it"))
+	case len(l.Ignore) > 0:
+		return nil, option.InJSON(option.Errorf("ignore", "has no effect in rate_limit_service, which no rule is about: remove it"))
 	}
 	err := l.provision(ctx)
 	return l.limiter, err
@@ -166,6 +184,7 @@ func (l *Limits) provision(ctx caddy.Context) error {
 		return fmt.Errorf("load the rate_limit app: %w", err)
 	}
 	app := module.(*App)
+	l.app = app
 	config := limiter.Config{
 		Headers: cmp.Or(l.Headers, limiter.HeadersGitHub), Jitter: l.Jitter, Problem: l.Problem,
 		LogRefusals: cmp.Or(l.LogRefusals, limiter.LogFirst), LogKey: l.LogKey,

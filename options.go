@@ -1,6 +1,7 @@
 package shardlimit
 
 import (
+	"bytes"
 	"encoding/json"
 	"slices"
 	"strconv"
@@ -10,6 +11,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -75,10 +77,16 @@ func (l *Limits) options(addZone option.Setter) []option.Row {
 			Section: aboutResponses, Default: "off",
 			Doc: "Shows client keys in log entries and placeholders, which otherwise show the beginning of their SHA-256.",
 		},
+		{
+			Name: "ignore", Args: "<rule>...", Field: option.List(&l.Ignore), Check: l.validateIgnore,
+			Values:  map[string]option.Schema{"ignore": {"items": option.Schema{"enum": lint.Names()}}},
+			Section: aboutResponses, Default: "none",
+			Doc: "The [rules](#limits-that-do-nothing) about configs that are not applied to this handler.",
+		},
 	}
 	if l.isService {
-		// Its responses are those of the protocol.
-		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" })
+		// Its responses are those of the protocol, and the rules are about routes.
+		rows = slices.DeleteFunc(rows, func(row option.Row) bool { return row.Name == "problem" || row.Name == "ignore" })
 	}
 	return rows
 }
@@ -319,6 +327,7 @@ func (z *Zone) maxWaitText() (text string, given bool) {
 // UnmarshalJSON implements [json.Unmarshaler].
 func (h *Handler) UnmarshalJSON(text []byte) error {
 	type plain Handler
+	h.document = bytes.Clone(text)
 	return option.Decode(text, (*plain)(h))
 }
 

@@ -13,6 +13,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
@@ -68,6 +69,18 @@ func (l *Limits) validateJitter() error {
 		return option.Errorf("jitter", "%v: it is a fraction, from 0 to 1: is it meant in percent? Then write %v", l.Jitter, math.Round(l.Jitter*1e6)/1e8)
 	case l.Jitter < 0, l.Jitter > 1, math.IsNaN(l.Jitter):
 		return option.Errorf("jitter", "%v: it must be from 0 to 1, such as 0.2", l.Jitter)
+	}
+	return nil
+}
+
+func (l *Limits) validateIgnore() error {
+	for _, name := range l.Ignore {
+		if name == "" {
+			return option.Errorf("ignore", "has an empty name: remove it")
+		}
+		if err := option.OneOf("ignore", name, lint.Names()...); err != nil {
+			return err
+		}
 	}
 	return nil
 }

@@ -23,6 +23,7 @@ import (
 	strict "github.com/go-json-experiment/json"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -113,6 +114,8 @@ type runningConfig interface {
 	// CountsInMemoryNow reports whether handlers count in memory that counted in a remote store, because no store is
 	// configured any more.
 	CountsInMemoryNow() bool
+	// Warnings returns what is wrong with the routes around the handlers.
+	Warnings() []lint.Warning
 	// Watch returns what finds the problems of the config.
 	Watch() *Watch
 	// Accept lets the config change what others use, if it does not yet.

@@ -8,6 +8,7 @@ import (
 	"sync"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
@@ -15,9 +16,15 @@ import (
 // severities is the order in which findings are shown.
 var severities = []store.Severity{store.SeverityError, store.SeverityWarning, store.SeverityNote}
 
-// Check diagnoses stores until ctx ends. Their config need not run.
-func Check(ctx context.Context, handles []*stores.Handle) adminapi.Check {
-	c := adminapi.Check{Result: adminapi.CheckOK, Stores: make([]adminapi.CheckedStore, len(handles))}
+// Check diagnoses the stores of a config until ctx ends, and adds the warnings about its routes. The config
+// need not run.
+func Check(ctx context.Context, handles []*stores.Handle, warnings []lint.Warning) adminapi.Check {
+	c := adminapi.Check{Result: adminapi.CheckOK, Stores: make([]adminapi.CheckedStore, len(handles)), Routes: []store.Finding{}}
+	for i := range warnings {
+		w := &warnings[i]
+		c.Routes = append(c.Routes, store.Finding{Severity: store.SeverityWarning, Code: w.Rule, Address: w.Place, Problem: w.About(), Remedy: w.Advice()})
+		c.Result = adminapi.CheckWarning
+	}
 	var all sync.WaitGroup
 	for i, handle := range handles {
 		all.Go(func() {

@@ -17,6 +17,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -63,6 +64,7 @@ func (c *importedConfig) Stores() []*stores.Handle     { return c.stores }
 func (c *importedConfig) Watch() *Watch                { return nil }
 func (*importedConfig) Accept()                        {}
 func (*importedConfig) CountsInMemoryNow() bool        { return false }
+func (*importedConfig) Warnings() []lint.Warning       { return nil }
 
 func newImportedConfig(t *testing.T) *importedConfig {
 	t.Helper()

@@ -20,7 +20,7 @@ type kind = adminapi.ProblemKind
 // logsItself are the kinds whose source logs a problem, with more than a text.
 var logsItself = []kind{
 	adminapi.ProblemNoPrimary, adminapi.ProblemStoreErrors, adminapi.ProblemNoReplica, adminapi.ProblemMisconfigured, adminapi.ProblemForeignServer,
-	adminapi.ProblemServerReplaced, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey,
+	adminapi.ProblemServerReplaced, adminapi.ProblemClockJumped, adminapi.ProblemDoubtfulKey, adminapi.ProblemDoubtfulConfig,
 }
 
 const (
@@ -124,6 +124,13 @@ func findProblems(running runningConfig, measured *traffic, now time.Time) (all 
 				})
 			}
 		}
+	}
+	for i := range running.Warnings() {
+		w := &running.Warnings()[i]
+		all = append(all, problem{
+			adminapi.Problem{Store: w.Store, Zone: w.Zone, Text: w.Text()},
+			subject{kind: adminapi.ProblemDoubtfulConfig, store: w.Store, zone: w.Zone, detail: w.Text()},
+		})
 	}
 	slices.SortStableFunc(all, func(a, b problem) int { return cmp.Compare(a.of.kind.Rank(), b.of.kind.Rank()) })
 	return all

@@ -18,6 +18,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -41,6 +42,7 @@ func (w *watched) Stores() []*stores.Handle     { return []*stores.Handle{w.limi
 func (w *watched) Watch() *Watch                { return w.watch }
 func (*watched) Accept()                        {}
 func (*watched) CountsInMemoryNow() bool        { return false }
+func (*watched) Warnings() []lint.Warning       { return nil }
 
 // watchedModule opens a store that fails on command.
 type watchedModule struct {

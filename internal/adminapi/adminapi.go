@@ -90,6 +90,8 @@ const (
 	ProblemClockJumped ProblemKind = "clock_jumped"
 	// ProblemDoubtfulKey: a key may not tell clients apart.
 	ProblemDoubtfulKey ProblemKind = "doubtful_key"
+	// ProblemDoubtfulConfig: routes around a limiter make it ineffective.
+	ProblemDoubtfulConfig ProblemKind = "doubtful_config"
 	// ProblemMore stands for those that are not listed.
 	ProblemMore ProblemKind = "more"
 )
@@ -98,7 +100,7 @@ const (
 var ProblemKinds = []ProblemKind{
 	ProblemNoPrimary, ProblemStoreErrors, ProblemChargesWait, ProblemUnchecked, ProblemNoReplica, ProblemNoQuorum, ProblemMisconfigured, ProblemForeignServer, ProblemServerReplaced, ProblemUnidentified,
 	ProblemDisagreement, ProblemDamagedOverrides,
-	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemMore,
+	ProblemProxyAddress, ProblemOneKey, ProblemEmptyKey, ProblemEvicted, ProblemIdleZone, ProblemClockJumped, ProblemDoubtfulKey, ProblemDoubtfulConfig, ProblemMore,
 }
 
 // Rank returns the place of the kind among all; the worst is 0.
@@ -596,6 +598,8 @@ type Check struct {
 	// Result is error or warning if there is such a finding, and ok otherwise.
 	Result string         `json:"result"`
 	Stores []CheckedStore `json:"stores"`
+	// Routes are the findings about the routes around limiters; their codes are those of the rules.
+	Routes []store.Finding `json:"routes"`
 }
 
 // The results of a check.

@@ -14,10 +14,11 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/admin"
 	"github.com/shardlimit/caddy-shardlimit/internal/adminapi"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
 )
 
-// checkConfig loads the stores of a config, and checks them. Other modules of the config
+// checkConfig loads the stores of a config, and checks them and the routes around limiters. Other modules of the config
 // may do things when they are provisioned, so it loads none of them.
 func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi.Check, error) {
 	flags := caddycmd.Flags{FlagSet: cmd.Flags()}
@@ -31,9 +32,10 @@ func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi
 	if len(text) == 0 {
 		return adminapi.Check{}, errors.New("there is no config: name one, such as Caddyfile")
 	}
-	config, err := appWithStores(caddy.RemoveMetaFields(text))
+	text = caddy.RemoveMetaFields(text)
+	config, err := appWithStores(text)
 	if config == nil || err != nil {
-		return admin.Check(ctx, nil), err
+		return admin.Check(ctx, nil, nil), err
 	}
 	// The logs of the config are those of the running Caddy.
 	loaded, err := caddy.ProvisionContext(&caddy.Config{
@@ -52,7 +54,7 @@ func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi
 	if err := module.(app).Missing(); err != nil {
 		return adminapi.Check{}, err
 	}
-	return admin.Check(ctx, module.(app).Stores()), nil
+	return admin.Check(ctx, module.(app).Stores(), lint.Config(text)), nil
 }
 
 // appWithStores returns the JSON of an app rate_limit with all stores of a config, those of single

@@ -20,6 +20,7 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
+	"github.com/shardlimit/caddy-shardlimit/internal/option"
 )
 
 // Walk leads a request through the routes of a server.
@@ -76,14 +77,14 @@ var handlersAside = map[caddy.ModuleID]bool{
 	"http.handlers.tracing":               true,
 }
 
-// handlersLast answer the request, which ends the walk. The value is a field that,
-// if it is set, may let the request go on.
+// handlersLast answer the request, which ends the walk. The value is a field of JSON
+// that, if it is set, may let the request go on.
 var handlersLast = map[caddy.ModuleID]string{
 	"http.handlers.acme_server":     "",
 	"http.handlers.error":           "",
-	"http.handlers.file_server":     "PassThru",
+	"http.handlers.file_server":     "pass_thru",
 	"http.handlers.metrics":         "",
-	"http.handlers.reverse_proxy":   "HandleResponse",
+	"http.handlers.reverse_proxy":   "handle_response",
 	"http.handlers.static_response": "",
 }
 
@@ -146,7 +147,7 @@ func (k *Walk) handlers(handlers []caddyhttp.MiddlewareHandler, r *http.Request,
 }
 
 func (k *Walk) other(h caddyhttp.MiddlewareHandler, r *http.Request, rest step) error {
-	id := idOf(h)
+	id := ModuleID(h)
 	field, isLast := handlersLast[id]
 	switch {
 	case handlersRun[id]:
@@ -165,20 +166,32 @@ func (k *Walk) other(h caddyhttp.MiddlewareHandler, r *http.Request, rest step) 
 // Runs reports whether a walk runs the handlers of a module.
 func Runs(id caddy.ModuleID) bool { return handlersRun[id] }
 
-func idOf(h caddyhttp.MiddlewareHandler) caddy.ModuleID {
+// Answers reports whether the handlers of a module, given without http.handlers, answer
+// requests, unless a field has a value.
+func Answers(module string) (unlessField string, isLast bool) {
+	unlessField, isLast = handlersLast[caddy.ModuleID("http.handlers."+module)]
+	return unlessField, isLast
+}
+
+// ModuleID returns the ID of a handler's module.
+func ModuleID(h caddyhttp.MiddlewareHandler) caddy.ModuleID {
 	if s, ok := h.(StandIn); ok {
 		return s.ModuleID()
 	}
 	return caddy.ModuleID(caddy.GetModuleID(h))
 }
 
-// isSet reports whether a field of a handler has a value. It uses reflection rather
-// than importing the types of these handlers.
+// isSet reports whether a field of a handler, by its name in JSON, has a value. It uses
+// reflection rather than importing the types of these handlers.
 func isSet(h caddyhttp.MiddlewareHandler, field string) bool {
 	v := reflect.Indirect(reflect.ValueOf(h))
 	if field == "" || v.Kind() != reflect.Struct {
 		return false
 	}
-	f := v.FieldByName(field)
-	return f.IsValid() && !f.IsZero()
+	for i := range v.NumField() {
+		if option.JSONName(v.Type().Field(i)) == field {
+			return !v.Field(i).IsZero()
+		}
+	}
+	return false
 }

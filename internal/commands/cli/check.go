@@ -22,14 +22,15 @@ const checkTimeout = 10 * time.Second
 func checkCommand(host Host) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "check [<config>]",
-		Short: "Checks the stores of a config without running it",
+		Short: "Checks a config's stores, and routes around limiters, without running it",
 		Long: `
 Loads the stores of a config, calls their servers with the connections that it
 describes, and shows whether they are fit for it: reachable, in their roles, with
 the rights that the limiter needs, replicas that keep up, clocks that agree. It
 says what would go wrong, and what to do about it. It writes no data, and needs
-no running Caddy. The rest of the config is for caddy validate. The config is
-the argument, that of --config, or the Caddyfile in this folder.
+no running Caddy. It also warns of routes that make limits ineffective; the rest
+of the config is for caddy validate. The config is the argument, that of --config,
+or the Caddyfile in this folder.
 
 It exits with status 1 if the stores do not load, or anything is unreachable or
 wrong; with --strict also if there are warnings.
@@ -71,12 +72,15 @@ func (s *session) showCheck(c *adminapi.Check) error {
 		out.SetIndent("", "  ")
 		return out.Encode(c)
 	}
-	counts := map[store.Severity]int{}
+	counts := map[store.Severity]int{store.SeverityWarning: len(c.Routes)}
 	for i := range c.Stores {
 		s.showCheckedStore(&c.Stores[i])
 		for _, f := range c.Stores[i].Findings {
 			counts[f.Severity]++
 		}
+	}
+	for _, f := range c.Routes {
+		fmt.Fprintf(s.out, "%s: %s (%s, at %s)\n  remedy: %s\n", f.Severity, shown(f.Problem), f.Code, shown(f.Address), shown(f.Remedy))
 	}
 	if len(c.Stores) == 0 {
 		_, err := fmt.Fprintln(s.out, "the config has no rate_limit, so there is no store to check")

@@ -1,0 +1,219 @@
+package lint
+
+import (
+	"slices"
+	"strings"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/routes"
+)
+
+// maxMet is how many handlers on each side of a limiter are looked at, the nearest ones. It bounds the work for
+// configs with many limiters.
+const maxMet = 300
+
+// meeting collects the handlers that a request can pass beside a limiter.
+type meeting struct {
+	// way are the limiter's routes below the list that both are in.
+	way []*route
+	met []*Handler
+}
+
+func (m *meeting) isFull() bool { return len(m.met) >= maxMet }
+
+// before returns the handlers that a request can have passed when it comes to h, in their order.
+func (h *Handler) before() []*Handler {
+	m := &meeting{}
+	for at := h; at != nil; at = at.route.list.parent {
+		own := at.route
+		m.way = append(m.way, own)
+		for k := at.index - 1; k >= 0 && !m.isFull(); k-- {
+			m.passedIn(own.handlers[k])
+		}
+		for i := own.index - 1; i >= 0 && !m.isFull(); i-- {
+			other := own.list.routes[i]
+			if !other.terminal && !other.excludes(own) {
+				m.passed(other)
+			}
+		}
+		if own.list.phase != onTheWay {
+			break
+		}
+	}
+	slices.Reverse(m.met)
+	return m.met
+}
+
+// passed adds the handlers of a route that a request can have left, the last ones first.
+func (m *meeting) passed(r *route) {
+	if r.answers() || m.isApart(r) {
+		return
+	}
+	for _, h := range slices.Backward(r.handlers) {
+		m.passedIn(h)
+	}
+}
+
+func (m *meeting) passedIn(h *Handler) {
+	for _, l := range slices.Backward(h.lists) {
+		if l.phase != onTheWay {
+			continue
+		}
+		for _, r := range slices.Backward(l.routes) {
+			m.passed(r)
+		}
+	}
+	if !m.isFull() && h.Module != "rate_limit" {
+		m.met = append(m.met, h)
+	}
+}
+
+// after returns the handlers that a request can pass when it has left h, in their order, and whether these are
+// all.
+func (h *Handler) after() (met []*Handler, isAll bool) {
+	m := &meeting{}
+	for at := h; at != nil; at = at.route.list.parent {
+		own := at.route
+		m.way = append(m.way, own)
+		for _, next := range own.handlers[at.index+1:] {
+			m.comesIn(next)
+			if next.answers() {
+				return m.met, !m.isFull()
+			}
+		}
+		if own.terminal {
+			break
+		}
+		for _, other := range own.list.routes[own.index+1:] {
+			if m.isFull() {
+				return m.met, false
+			}
+			if own.excludes(other) {
+				continue
+			}
+			m.comes(other)
+			if other.answers() && len(other.match()) == 0 {
+				return m.met, !m.isFull()
+			}
+		}
+	}
+	return m.met, !m.isFull()
+}
+
+func (m *meeting) comes(r *route) {
+	if m.isApart(r) {
+		return
+	}
+	for _, h := range r.handlers {
+		m.comesIn(h)
+	}
+}
+
+func (m *meeting) comesIn(h *Handler) {
+	if !m.isFull() && h.Module != "rate_limit" {
+		m.met = append(m.met, h)
+	}
+	for _, l := range h.lists {
+		if l.phase != onTheWay {
+			continue
+		}
+		for _, r := range l.routes {
+			m.comes(r)
+		}
+	}
+}
+
+// excludes reports whether a request that matches one route does not come to the other.
+func (r *route) excludes(other *route) bool { return r.group != "" && r.group == other.group }
+
+// answers reports whether the route surely answers the requests that match it.
+func (r *route) answers() bool { return slices.ContainsFunc(r.handlers, (*Handler).answers) }
+
+func (h *Handler) answers() bool {
+	if h.Module == "subroute" || h.Module == "invoke" {
+		return slices.ContainsFunc(h.lists, func(l *list) bool {
+			return l.phase == onTheWay && slices.ContainsFunc(l.routes, func(r *route) bool { return len(r.match()) == 0 && r.answers() })
+		})
+	}
+	unless, isLast := routes.Answers(h.Module)
+	if !isLast || unless == "" {
+		return isLast
+	}
+	switch set := h.Fields()[unless].(type) {
+	case nil:
+		return true
+	case bool:
+		return !set
+	default:
+		return false
+	}
+}
+
+// isApart reports whether no request matches both the limiter's way and a route.
+func (m *meeting) isApart(r *route) bool {
+	return slices.ContainsFunc(m.way, func(own *route) bool { return own.where().isApart(r.where()) })
+}
+
+// region is what matchers ask of a request, as far as it is simple: a field is empty where anything may match.
+type region struct {
+	hosts, paths, methods []string
+}
+
+func (r *route) where() *region {
+	if r.region == nil {
+		r.region = regionOf(r.match())
+	}
+	return r.region
+}
+
+func regionOf(sets []Fields) *region {
+	return &region{alternatives(sets, "host"), alternatives(sets, "path"), alternatives(sets, "method")}
+}
+
+// alternatives returns the patterns of a matcher, if all sets have it.
+func alternatives(sets []Fields, matcher string) (all []string) {
+	for _, set := range sets {
+		patterns := texts(set[matcher])
+		if len(patterns) == 0 {
+			return nil
+		}
+		all = append(all, patterns...)
+	}
+	return all
+}
+
+func (a *region) isApart(b *region) bool {
+	return areApart(a.hosts, b.hosts) || areApart(a.methods, b.methods) || areApart(a.paths, b.paths)
+}
+
+// areApart reports whether no text fits patterns of both lists.
+func areApart(some, others []string) bool {
+	if len(some) == 0 || len(others) == 0 {
+		return false
+	}
+	for _, a := range some {
+		for _, b := range others {
+			if mayFit(a, b) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// mayFit reports whether a text may fit two patterns.
+func mayFit(a, b string) bool {
+	a, b = strings.ToLower(a), strings.ToLower(b)
+	prefix, isPrefix := strings.CutSuffix(a, "*")
+	other, isOther := strings.CutSuffix(b, "*")
+	switch {
+	case strings.ContainsAny(prefix+other, "*{"):
+		return true
+	case isPrefix && isOther:
+		return strings.HasPrefix(prefix, other) || strings.HasPrefix(other, prefix)
+	case isPrefix:
+		return strings.HasPrefix(b, prefix)
+	case isOther:
+		return strings.HasPrefix(a, other)
+	}
+	return a == b
+}
