@@ -25,8 +25,9 @@ func TestConfigThatLacksSomething(t *testing.T) {
 	dir := t.TempDir()
 	primary, file := "primary "+server.Addr(), filepath.Join(dir, "secret")
 	secret := `password "` + password + `"`
+	// Requests that a config without its servers gets wait for that long, and its end for them.
 	site := func(store ...string) string {
-		return zonesSite(caddytest.RedisStore(store...), zoneWith("api", fmt.Sprint("events ", events)), "respond ok")
+		return zonesSite(caddytest.RedisStore(append(store, "check_timeout 500ms")...), zoneWith("api", fmt.Sprint("events ", events)), "respond ok")
 	}
 	own := func(lines ...string) string { return caddytest.ShardWith("a", lines...) }
 	c := caddytest.Start(t, site(own(primary, secret)))

@@ -23,6 +23,8 @@ type Rule struct {
 // Rules are all rules.
 var Rules = []Rule{
 	{"error_route", errorRoute},
+	{"behind_cache", behindCache},
+	{"unseen_refusal", unseenRefusal},
 }
 
 // Names returns the names of all rules.

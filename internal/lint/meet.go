@@ -16,12 +16,27 @@ type meeting struct {
 	// way are the limiter's routes below the list that both are in.
 	way []*route
 	met []*Handler
+	// limits is set if one of them was a limiter, which met leaves out.
+	limits bool
 }
 
 func (m *meeting) isFull() bool { return len(m.met) >= maxMet }
 
 // before returns the handlers that a request can have passed when it comes to h, in their order.
-func (h *Handler) before() []*Handler {
+func (h *Handler) before() []*Handler { return h.passedBefore().met }
+
+// isLimited reports whether a request can have passed a limiter when it comes to h.
+func (h *Handler) isLimited() bool { return h.passedBefore().limits }
+
+// way returns where the routes lie that lead to h.
+func (h *Handler) way() (all []*region) {
+	for at := h; at != nil; at = at.route.list.parent {
+		all = append(all, at.route.where())
+	}
+	return all
+}
+
+func (h *Handler) passedBefore() *meeting {
 	m := &meeting{}
 	for at := h; at != nil; at = at.route.list.parent {
 		own := at.route
@@ -40,7 +55,7 @@ func (h *Handler) before() []*Handler {
 		}
 	}
 	slices.Reverse(m.met)
-	return m.met
+	return m
 }
 
 // passed adds the handlers of a route that a request can have left, the last ones first.
@@ -62,7 +77,9 @@ func (m *meeting) passedIn(h *Handler) {
 			m.passed(r)
 		}
 	}
-	if !m.isFull() && h.Module != "rate_limit" {
+	if h.Module == "rate_limit" {
+		m.limits = true
+	} else if !m.isFull() {
 		m.met = append(m.met, h)
 	}
 }
