@@ -3,6 +3,7 @@ package lint
 import (
 	"encoding/json"
 	"fmt"
+	"iter"
 	"maps"
 	"reflect"
 	"slices"
@@ -28,6 +29,9 @@ type Handler struct {
 	index  int
 	load   func() Fields
 	fields Fields
+	// set is what it sets, once that has been read.
+	set    []setting
+	isRead bool
 }
 
 // Fields returns the fields of its JSON, those of routes in it left out. They are empty if the handler has no
@@ -65,6 +69,8 @@ type list struct {
 	phase  phase
 	parent *Handler
 	routes []*route
+	// errors are the routes that get its errors, or nil.
+	errors *list
 }
 
 type route struct {
@@ -94,6 +100,14 @@ func (r *route) place() string {
 		before = r.list.parent.Place() + "."
 	}
 	return fmt.Sprintf("%s%s[%d]", before, r.list.name, r.index)
+}
+
+// way returns the routes that the handler is in, the innermost first.
+func (h *Handler) way() iter.Seq[*route] {
+	return func(yield func(*route) bool) {
+		for at := h; at != nil && yield(at.route); at = at.route.list.parent {
+		}
+	}
 }
 
 // isIn reports whether the route is part of error routes, whichever handlers are between.
@@ -131,6 +145,11 @@ func addList(h *Handler, name string, p phase) *list {
 		p = onResponse
 	}
 	l := &list{name: name, parent: h, phase: p}
+	if p == onError {
+		for _, before := range h.lists {
+			before.errors = l
+		}
+	}
 	h.lists = append(h.lists, l)
 	return l
 }
@@ -160,10 +179,12 @@ func fromModules(server *caddyhttp.Server) (limiters []*Handler, isWhole bool) {
 			b.loaded(l, caddyhttp.RouteList{*r})
 		}
 	}}
-	b.loaded(&list{name: "routes"}, server.Routes)
+	var errors *list
 	if server.Errors != nil {
-		b.loaded(&list{name: "errors.routes", phase: onError}, server.Errors.Routes)
+		errors = &list{name: "errors.routes", phase: onError}
+		b.loaded(errors, server.Errors.Routes)
 	}
+	b.loaded(&list{name: "routes", errors: errors}, server.Routes)
 	return b.limiters, !b.isPartial
 }
 
@@ -263,8 +284,9 @@ func fromJSON(server Fields) []*Handler {
 			b.written(l, []any{r})
 		}
 	}}
-	b.written(&list{name: "routes"}, array(server["routes"]))
-	b.written(&list{name: "errors.routes", phase: onError}, array(object(server["errors"])["routes"]))
+	errors := &list{name: "errors.routes", phase: onError}
+	b.written(errors, array(object(server["errors"])["routes"]))
+	b.written(&list{name: "routes", errors: errors}, array(server["routes"]))
 	return b.limiters
 }
 
