@@ -115,6 +115,10 @@ func (s *Shard) provision(l *loader) error {
 			return err
 		}
 	}
+	if s.server != nil && s.Primary == "" {
+		// What the URL says is missing. Nobody answers at that address.
+		s.Primary = "{url of shard " + s.Name + "}"
+	}
 	return s.Connection.provision(l)
 }
 

@@ -103,8 +103,7 @@ func (s *Shard) provisionURL(l *loader) error {
 	}
 	text, err := reveal(l.repl, s.URL)
 	if err != nil {
-		// Nothing is known of the server but its shard.
-		s.server, s.Primary = new(server), "{url of shard "+s.Name+"}"
+		s.server = new(server)
 		return l.check("url", err)
 	}
 	if s.server, err = s.parseURL(text); err != nil {

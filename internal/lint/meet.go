@@ -28,14 +28,6 @@ func (h *Handler) before() []*Handler { return h.passedBefore().met }
 // isLimited reports whether a request can have passed a limiter when it comes to h.
 func (h *Handler) isLimited() bool { return h.passedBefore().limits }
 
-// way returns where the routes lie that lead to h.
-func (h *Handler) way() (all []*region) {
-	for at := h; at != nil; at = at.route.list.parent {
-		all = append(all, at.route.where())
-	}
-	return all
-}
-
 func (h *Handler) passedBefore() *meeting {
 	m := &meeting{}
 	for at := h; at != nil; at = at.route.list.parent {

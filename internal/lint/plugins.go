@@ -44,38 +44,46 @@ func unseenRefusal(s *Subject) {
 
 // unseenBehind returns what is wrong with a zone behind a handler, and what to do; empty texts if there is nothing.
 func (s *Subject) unseenBehind(h *Handler, z *Zone) (problem, remedy string) {
-	name, statuses := h.Module, refusers[h.Module]
-	if name == "reverse_proxy" && h.Fields()["handle_response"] != nil {
-		name, statuses = "forward_auth", refusers["authentication"]
-	}
-	if statuses == nil || z.readsIdentity(name) || h.isLimited() || slices.ContainsFunc(h.way(), regionOf(objects(z.Fields["match"])).isApart) {
+	name, statuses := h.refuses()
+	if statuses == nil || z.readsIdentity(name) || h.isLimited() || !z.isPart()(h) {
 		return "", ""
 	}
 	remedy = fmt.Sprintf("write its rate_limit before %s, in a route", name)
-	if counted := z.countsOnly(statuses); counted != "" {
-		return fmt.Sprintf("it counts the status %s, but %s comes before it and answers so itself, which is not counted", counted, name), remedy
+	counted := z.refusals()
+	countsWhatRefuses := func(h *Handler) bool {
+		_, statuses := h.refuses()
+		return slices.ContainsFunc(statuses, func(status string) bool { return slices.Contains(counted, status) })
 	}
-	if slices.Contains(logins, name) && z.isOfAddresses() && !slices.ContainsFunc(s.Zones, func(z Zone) bool { return z.readsIdentity(name) }) {
+	switch {
+	case countsWhatRefuses(h) && !slices.ContainsFunc(s.After, countsWhatRefuses):
+		return fmt.Sprintf("it counts the status %s, but %s comes before it and answers so itself, which is not counted", strings.Join(counted, " "), name), remedy
+	case slices.Contains(logins, name) && z.isOfAddresses() && !slices.ContainsFunc(s.Zones, func(z Zone) bool { return z.readsIdentity(name) }):
 		return fmt.Sprintf("%s comes before it, and no limit before that, so nothing limits failed logins", name),
 			remedy + "; a zone with the user as its key belongs behind"
 	}
 	return "", ""
 }
 
+// refuses returns what the handler is called, and the statuses with which it refuses requests.
+func (h *Handler) refuses() (name string, statuses []string) {
+	if h.Module == "reverse_proxy" && h.Fields()["handle_response"] != nil {
+		return "forward_auth", refusers["authentication"]
+	}
+	return h.Module, refusers[h.Module]
+}
+
 // logins are the refusers that ask for a password or a token themselves.
 var logins = []string{"authentication", "authenticator"}
 
-// countsOnly returns the statuses that the zone counts, if these are some of the given ones, or "".
-func (z *Zone) countsOnly(statuses []string) string {
-	var counted []string
+// refusals returns the statuses that the zone counts, if all are those of refusers.
+func (z *Zone) refusals() (counted []string) {
 	for _, status := range array(z.Fields["count_status"]) {
 		counted = append(counted, fmt.Sprint(status))
 	}
-	isOther := func(status string) bool { return status != "401" && status != "403" }
-	if slices.ContainsFunc(counted, isOther) || !slices.ContainsFunc(counted, func(status string) bool { return slices.Contains(statuses, status) }) {
-		return ""
+	if slices.ContainsFunc(counted, func(status string) bool { return status != "401" && status != "403" }) {
+		return nil
 	}
-	return strings.Join(counted, " ")
+	return counted
 }
 
 // readsIdentity reports whether the key has what a handler finds out about the client.
