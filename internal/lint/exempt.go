@@ -75,7 +75,7 @@ func (s *Subject) reaches(path string, before []*Handler) bool {
 // exactly returns a matcher of the path that compares the bytes of the URI.
 func exactly(path string) string {
 	if prefix, is := strings.CutSuffix(path, "*"); is {
-		return "vars_regexp {uri} ^" + regexp.QuoteMeta(strings.TrimSuffix(prefix, "/")) + `(/\w[\w.-]*)*$`
+		return "vars_regexp {uri} ^" + regexp.QuoteMeta(strings.TrimSuffix(prefix, "/")) + `(/\w[\w.-]*)*(\?|$)`
 	}
 	return "vars {uri} " + path
 }

@@ -2,6 +2,7 @@ package lint
 
 import (
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 
@@ -76,6 +77,14 @@ func (h *Handler) settings() []setting {
 func plain(name string) string {
 	if len(name) > len(clientkey.HeaderPrefix) && strings.EqualFold(name[:len(clientkey.HeaderPrefix)], clientkey.HeaderPrefix) {
 		return strings.ToLower(name)
+	}
+	return name
+}
+
+// shown returns the name of a placeholder as it is usually written.
+func shown(name string) string {
+	if header, is := strings.CutPrefix(name, clientkey.HeaderPrefix); is {
+		return clientkey.HeaderPrefix + http.CanonicalHeaderKey(header)
 	}
 	return name
 }
@@ -187,7 +196,7 @@ func lateSource(s *Subject) {
 					if source.name != name {
 						from = fmt.Sprintf(" through {%s}", name)
 					}
-					s.Report(z.Name, fmt.Sprintf("%s reads {%s}%s before %s sets it, so %s", option, source.name, from, source.later.directive(), value),
+					s.Report(z.Name, fmt.Sprintf("%s reads {%s}%s before %s sets it, so %s", option, shown(source.name), from, source.later.directive(), value),
 						fmt.Sprintf("write them in a route block, in the order %s, rate_limit", strings.Join(slices.Compact(order), ", ")))
 				}
 			}
@@ -235,9 +244,9 @@ func forwardedKey(s *Subject) {
 				}
 				also := ""
 				if header != "x-forwarded-for" && header != "forwarded" {
-					also = " and client_ip_headers " + header
+					also = " and client_ip_headers " + http.CanonicalHeaderKey(header)
 				}
-				s.Report(z.Name, fmt.Sprintf("key reads {%s}, where clients can write another address with each request", source.name),
+				s.Report(z.Name, fmt.Sprintf("key reads {%s}, where clients can write another address with each request", shown(source.name)),
 					"write {client_ip} in its place, and trusted_proxies static with the proxy's address"+also+" in the global option servers")
 			}
 		}
