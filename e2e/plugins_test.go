@@ -10,6 +10,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
 	_ "github.com/shardlimit/caddy-shardlimit/internal/caddytest/plugins"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 )
 
 // logins are ways to ask for a login, each with the global options that it needs.
@@ -64,9 +65,7 @@ func TestRulesBesidePlugins(t *testing.T) {
 	}
 	address := func(options ...string) string { return limiter("z", append(options, "key {client_ip}", "events 3")...) }
 	user := limiter("u", "key {http.auth.user.id}", "events 3")
-	const basicAuth = "basic_auth {\nalice " + hashOfSecret + "\n}\n"
-	const forwardAuth = "forward_auth localhost:9 {\nuri /auth\ncopy_headers X-User\n}\n"
-	const inRoute, first = "write its rate_limit before ", "order jwtauth before rate_limit\norder coraza_waf first\norder crowdsec first\norder appsec after crowdsec"
+	const before, first = "write its rate_limit before ", "order jwtauth before rate_limit\norder coraza_waf first\norder crowdsec first\norder appsec after crowdsec"
 	for name, test := range map[string]struct {
 		global, site string
 		// want is in the warning, or empty for none. mended is the config with its remedy.
@@ -76,18 +75,18 @@ func TestRulesBesidePlugins(t *testing.T) {
 		"a cache":                     {"", "cache\n" + address() + "respond ok", "global option order cache after rate_limit", "order cache after rate_limit", ""},
 		"a cache in a route":          {"", "route {\ncache\n" + address() + "respond ok\n}", "in a route put rate_limit before cache", "", "route {\n" + address() + "cache\nrespond ok\n}"},
 		"a cache of other pages":      {"", "cache /static/*\nhandle /api/* {\n" + address() + "respond ok\n}", "", "", ""},
-		"a WAF":                       {first, "coraza_waf\n" + address("count_status 403") + "respond ok", inRoute + "waf, in a route", first, "route {\n" + address("count_status 403") + "coraza_waf\nrespond ok\n}"},
+		"a WAF":                       {first, "coraza_waf\n" + address("count_status 403") + "respond ok", before + "waf, in a route", first, "route {\n" + address("count_status 403") + "coraza_waf\nrespond ok\n}"},
 		"a WAF, and all counts":       {first, "coraza_waf\n" + address() + "respond ok", "", "", ""},
-		"a bouncer":                   {first, "crowdsec\n" + address("count_status 401 403") + "respond ok", inRoute + "crowdsec", first, "route {\n" + address("count_status 401 403") + "crowdsec\nrespond ok\n}"},
+		"a bouncer":                   {first, "crowdsec\n" + address("count_status 401 403") + "respond ok", before + "crowdsec", first, "route {\n" + address("count_status 401 403") + "crowdsec\nrespond ok\n}"},
 		"a bouncer, and a WAF behind": {"order crowdsec first\norder coraza_waf after rate_limit", "crowdsec\n" + address("count_status 403") + "coraza_waf\nrespond ok", "", "", ""},
 		"a WAF, and tokens behind":    {first, "route {\ncoraza_waf\n" + address("count_status 401 403") + "jwtauth\nrespond ok\n}", "", "", ""},
 		"passwords, and a WAF behind": {first, "route {\n" + basicAuth + address("count_status 401") + "coraza_waf\nrespond ok\n}", "it counts the status 401", "", "route {\n" + address("count_status 401") + basicAuth + "coraza_waf\nrespond ok\n}"},
-		"a bouncer's WAF":             {first, "appsec\n" + address("count_status 403") + "respond ok", inRoute + "appsec", first, "route {\n" + address("count_status 403") + "appsec\nrespond ok\n}"},
+		"a bouncer's WAF":             {first, "appsec\n" + address("count_status 403") + "respond ok", before + "appsec", first, "route {\n" + address("count_status 403") + "appsec\nrespond ok\n}"},
 		"tokens, failures":            {first, "jwtauth\n" + address("count_status 401") + "respond ok", "it counts the status 401, but authentication comes before it", "", "route {\n" + address("count_status 401") + "jwtauth\nrespond ok\n}"},
-		"tokens, all of an address":   {first, "jwtauth\n" + address() + "respond ok", "so nothing limits failed logins: " + inRoute + "authentication", "order jwtauth after rate_limit", ""},
-		"passwords in a route":        {"", "route {\n" + basicAuth + address("count_status 401") + "respond ok\n}", inRoute + "authentication", "", "route {\n" + address("count_status 401") + basicAuth + "respond ok\n}"},
-		"forward_auth in a route":     {"", "route {\n" + forwardAuth + address("count_status 401") + "respond ok\n}", inRoute + "forward_auth", "", "route {\n" + address("count_status 401") + forwardAuth + "respond ok\n}"},
-		"forward_auth, and its user":  {"", "route {\n" + forwardAuth + limiter("z", "key {header.X-User}", "events 3") + "respond ok\n}", "", "", ""},
+		"tokens, all of an address":   {first, "jwtauth\n" + address() + "respond ok", "so nothing limits failed logins: " + before + "authentication", "order jwtauth after rate_limit", ""},
+		"passwords in a route":        {"", "route {\n" + basicAuth + address("count_status 401") + "respond ok\n}", before + "authentication", "", "route {\n" + address("count_status 401") + basicAuth + "respond ok\n}"},
+		"forward_auth in a route":     {"", "route {\n" + forwardAuth + address("count_status 401") + "respond ok\n}", before + "forward_auth", "", "route {\n" + address("count_status 401") + forwardAuth + "respond ok\n}"},
+		"forward_auth, and its user":  {"", "route {\n" + forwardAuth + limiter("z", "key {header.X-Client}", "events 3") + "respond ok\n}", "", "", ""},
 		"forward_auth, an address":    {"", "route {\n" + forwardAuth + address() + "respond ok\n}", "", "", ""},
 		"users":                       {"", "route {\n" + basicAuth + user + "respond ok\n}", "", "", ""},
 		"users who are refused":       {"", "route {\n" + basicAuth + limiter("u", "key {http.auth.user.id}", "events 3", "count_status 403") + "respond ok\n}", "", "", ""},
@@ -122,6 +121,10 @@ func warningsIn(t *testing.T, caddyfile string) (found string) {
 	caddyfile = strings.NewReplacer("{{global}}", "admin off", "{{site}}", "http://localhost:1").Replace(caddyfile)
 	config, err := caddytest.Adapt(caddyfile)
 	must(t, "adapt "+caddyfile, err)
+	read := ""
+	for _, w := range lint.Config(config) {
+		read += w.Text() + "\n"
+	}
 	log, err := caddytest.Warnings(t, config)
 	must(t, "validate", err)
 	for line := range strings.Lines(log) {
@@ -130,6 +133,7 @@ func warningsIn(t *testing.T, caddyfile string) (found string) {
 			found += entry.Problem + "\n"
 		}
 	}
+	must(t, caddyfile, want("warnings of its JSON", read, found))
 	return found
 }
 

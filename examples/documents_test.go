@@ -59,6 +59,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 	for _, file := range pagesWithConfigs {
 		for _, block := range codeBlocks(t, file) {
 			switch {
+			case strings.HasPrefix(block, "labels:"): // TestDocumentedLabels has these
 			case strings.HasPrefix(block, "{\n\t\"apps\""):
 				if err := caddytest.Validate([]byte(block)); err != nil {
 					t.Errorf("%s: %v", file, err)
