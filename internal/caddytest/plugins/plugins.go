@@ -4,6 +4,7 @@ package plugins
 
 import (
 	"bytes"
+	"errors"
 	"net/http"
 	"strings"
 	"sync"
@@ -81,7 +82,7 @@ func (c *Cache) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyhttp
 		rec := caddyhttp.NewResponseRecorder(discard{http.Header{}}, new(bytes.Buffer), func(int, http.Header) bool { return true })
 		if err := next.ServeHTTP(rec, r); err != nil {
 			found.status, found.header = http.StatusInternalServerError, rec.Header()
-			if failed, ok := err.(caddyhttp.HandlerError); ok {
+			if failed := new(caddyhttp.HandlerError); errors.As(err, failed) {
 				found.status = failed.StatusCode
 			}
 		} else {
