@@ -148,7 +148,7 @@ type Limits struct {
 	LogKey bool `json:"log_key,omitempty"`
 
 	// The [rules](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/configuration.md#limits-that-do-nothing)
-	// about configs that are not applied to this handler, by name. Default: none.
+	// about configs that are not applied to this handler. Default: none.
 	Ignore []string `json:"ignore,omitempty"`
 
 	limiter *limiter.Limiter

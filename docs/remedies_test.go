@@ -106,7 +106,7 @@ var named = regexp.MustCompile(`(?i)remed(y|ies)`)
 
 // problemPackages have the remedies of problems, errors and findings. Errors of configs have tables of their own.
 var problemPackages = []string{
-	".", "internal/admin", "internal/commands/cli", "internal/limiter", "internal/memory", "internal/redis/ask", "internal/redis/operate", "internal/redis/wire",
+	".", "internal/admin", "internal/commands/cli", "internal/limiter", "internal/lint", "internal/memory", "internal/redis/ask", "internal/redis/operate", "internal/redis/wire",
 	"internal/stores", "redisstore",
 }
 

@@ -237,6 +237,10 @@ func TestSitesThatRulesKnow(t *testing.T) {
 		if got := strings.Join(read, " "); got != c.rules {
 			t.Errorf("%s: JSON trips %q, want %q", name, got, c.rules)
 		}
+		if name == "a deferred header" {
+			config, _ := caddytest.Adapt("http://example.com {\n" + c.site + "}\n")
+			must(t, name, want("the remedy being named", strings.Contains(lint.Config(config)[0].Text(), "write it without >, so that the limiter's no-store replaces it"), true))
+		}
 		if got := strings.Join(loaded, " "); got != c.rules {
 			t.Errorf("%s: loaded, it trips %q, want %q", name, got, c.rules)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 )
 
 // codeBlocks returns the fenced blocks of a document.
@@ -45,6 +46,9 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 		}
 		if err := caddytest.Validate(adapted); err != nil {
 			t.Errorf("%s: %v", name, err)
+		}
+		for _, w := range lint.Config(adapted) {
+			t.Errorf("%s: %s\n%s", name, w.Text(), text)
 		}
 		caddyfiles++
 	}

@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -13,28 +14,28 @@ func pathExempt(s *Subject) {
 	if proxy < 0 || s.InErrors {
 		return
 	}
-	find := func(zone, what string, patterns []pattern) bool {
+	look := func(zone, what string, patterns []pattern) bool {
 		for _, p := range patterns {
 			if !s.reaches(p.text, s.After[:proxy]) {
 				continue
 			}
 			s.Report(zone, what+" by the path "+p.text+", which matchers compare without /../ and the like, and the backend gets as it was written",
-				"write "+exactly(p.text)+" in place of path "+p.text+", which compares what the backend gets")
+				fmt.Sprintf("write %s in place of path %s, which compares what the backend gets", exactly(p.text), p.text))
 			return true
 		}
 		return false
 	}
 	for r := range s.Limiter.way() {
-		if find("", "it exempts requests", exempted(r.match())) {
+		if look("", "it exempts requests", exempted(r.match())) {
 			return
 		}
 	}
 	for _, z := range s.Zones {
-		if find(z.Name, "it exempts requests", exempted(objects(z.Fields["match"]))) {
+		if look(z.Name, "it exempts requests", exempted(objects(z.Fields["match"]))) {
 			continue
 		}
 		for _, reserve := range objects(z.Fields["reserves"]) {
-			if find(z.Name, "it keeps room for requests", chosen(objects(reserve["match"]))) {
+			if look(z.Name, "it keeps room for requests", chosen(objects(reserve["match"]))) {
 				break
 			}
 		}

@@ -53,6 +53,8 @@ type Subject struct {
 	// InErrors is set if the limiter is in an error route.
 	InErrors bool
 
+	// reach bounds how many handlers are looked at on each side.
+	reach  int
 	report func(zone, problem, remedy string)
 }
 
@@ -132,10 +134,11 @@ type collector struct {
 }
 
 func (c *collector) check(server string, limiters []*Handler) {
+	reach := reachFor(len(limiters))
 	for _, l := range limiters {
 		ignored := texts(l.Fields()["ignore"])
-		s := &Subject{Limiter: l, Zones: zonesOf(l.Fields()), Before: l.before(), InErrors: l.route.isIn(onError)}
-		s.After, s.SeesAll = l.after()
+		s := &Subject{Limiter: l, Zones: zonesOf(l.Fields()), Before: l.before(reach), InErrors: l.route.isIn(onError), reach: reach}
+		s.After, s.SeesAll = l.after(reach)
 		for _, rule := range Rules {
 			if slices.Contains(ignored, rule.Name) {
 				continue

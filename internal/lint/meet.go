@@ -7,9 +7,17 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/routes"
 )
 
-// maxMet is how many handlers on each side of a limiter are looked at, the nearest ones. It bounds the work for
-// configs with many limiters.
-const maxMet = 300
+// The nearest handlers on each side of a limiter are looked at: as many as suffice for any site, and fewer in
+// configs with many limiters, so that these load as fast.
+const (
+	mostMet   = 1000
+	leastMet  = 20
+	mostPairs = 200_000
+)
+
+func reachFor(limiters int) int {
+	return min(max(mostPairs/max(limiters, 1), leastMet), mostMet)
+}
 
 // meeting collects the handlers that a request can pass beside a limiter.
 type meeting struct {
@@ -18,18 +26,20 @@ type meeting struct {
 	met []*Handler
 	// limits is set if one of them was a limiter, which met leaves out.
 	limits bool
+	// left is how many more routes and handlers are looked at.
+	left int
 }
 
-func (m *meeting) isFull() bool { return len(m.met) >= maxMet }
+func (m *meeting) isFull() bool { return m.left <= 0 }
 
 // before returns the handlers that a request can have passed when it comes to h, in their order.
-func (h *Handler) before() []*Handler { return h.passedBefore().met }
+func (h *Handler) before(reach int) []*Handler { return h.passedBefore(reach).met }
 
 // isLimited reports whether a request can have passed a limiter when it comes to h.
-func (h *Handler) isLimited() bool { return h.passedBefore().limits }
+func (h *Handler) isLimited(reach int) bool { return h.passedBefore(reach).limits }
 
-func (h *Handler) passedBefore() *meeting {
-	m := &meeting{}
+func (h *Handler) passedBefore(reach int) *meeting {
+	m := &meeting{left: reach}
 	for at := h; at != nil; at = at.route.list.parent {
 		own := at.route
 		m.way = append(m.way, own)
@@ -52,7 +62,7 @@ func (h *Handler) passedBefore() *meeting {
 
 // passed adds the handlers of a route that a request can have left, the last ones first.
 func (m *meeting) passed(r *route) {
-	if r.answers() || m.isApart(r) {
+	if m.isApart(r) || r.answers() {
 		return
 	}
 	for _, h := range slices.Backward(r.handlers) {
@@ -69,17 +79,13 @@ func (m *meeting) passedIn(h *Handler) {
 			m.passed(r)
 		}
 	}
-	if h.Module == "rate_limit" {
-		m.limits = true
-	} else if !m.isFull() {
-		m.met = append(m.met, h)
-	}
+	m.add(h)
 }
 
 // after returns the handlers that a request can pass when it has left h, in their order, and whether these are
 // all.
-func (h *Handler) after() (met []*Handler, isAll bool) {
-	m := &meeting{}
+func (h *Handler) after(reach int) (met []*Handler, isAll bool) {
+	m := &meeting{left: reach}
 	for at := h; at != nil; at = at.route.list.parent {
 		own := at.route
 		m.way = append(m.way, own)
@@ -118,9 +124,7 @@ func (m *meeting) comes(r *route) {
 }
 
 func (m *meeting) comesIn(h *Handler) {
-	if !m.isFull() && h.Module != "rate_limit" {
-		m.met = append(m.met, h)
-	}
+	m.add(h)
 	for _, l := range h.lists {
 		if l.phase != onTheWay {
 			continue
@@ -131,11 +135,25 @@ func (m *meeting) comesIn(h *Handler) {
 	}
 }
 
+func (m *meeting) add(h *Handler) {
+	switch m.left--; {
+	case h.Module == "rate_limit":
+		m.limits = true
+	case m.left >= 0:
+		m.met = append(m.met, h)
+	}
+}
+
 // excludes reports whether a request that matches one route does not come to the other.
 func (r *route) excludes(other *route) bool { return r.group != "" && r.group == other.group }
 
 // answers reports whether the route surely answers the requests that match it.
-func (r *route) answers() bool { return slices.ContainsFunc(r.handlers, (*Handler).answers) }
+func (r *route) answers() bool {
+	if !r.isKnown {
+		r.isKnown, r.isAnswer = true, slices.ContainsFunc(r.handlers, (*Handler).answers)
+	}
+	return r.isAnswer
+}
 
 func (h *Handler) answers() bool {
 	if h.Module == "subroute" || h.Module == "invoke" {
@@ -159,6 +177,7 @@ func (h *Handler) answers() bool {
 
 // isApart reports whether no request matches both the limiter's way and a route.
 func (m *meeting) isApart(r *route) bool {
+	m.left--
 	return slices.ContainsFunc(m.way, func(own *route) bool { return own.where().isApart(r.where()) })
 }
 

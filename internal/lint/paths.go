@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"fmt"
 	"path"
 	"regexp"
 	"slices"
@@ -173,7 +174,8 @@ func (s *Subject) moved(zone string, all []pattern, by *route) {
 		}
 		remedy := "move rate_limit before it, in a route block"
 		if prefix := text(culprit.Fields()["strip_path_prefix"]); prefix != "" {
-			remedy = "write path /" + strings.TrimLeft(strings.TrimPrefix(p.text, prefix), "/") + ", or " + remedy
+			left := "/" + strings.TrimLeft(strings.TrimPrefix(p.text, prefix), "/")
+			remedy = fmt.Sprintf("write path %s, or move rate_limit before it, in a route block", left)
 		}
 		s.Report(zone, "it matches the path "+p.text+" when a handler before, "+culprit.rewriting()+", has made it "+at, remedy)
 		return

@@ -45,7 +45,7 @@ func unseenRefusal(s *Subject) {
 // unseenBehind returns what is wrong with a zone behind a handler, and what to do; empty texts if there is nothing.
 func (s *Subject) unseenBehind(h *Handler, z *Zone) (problem, remedy string) {
 	name, statuses := h.refuses()
-	if statuses == nil || z.readsIdentity(name) || h.isLimited() || !z.isPart()(h) {
+	if statuses == nil || z.readsIdentity(name) || h.isLimited(s.reach) || !z.isPart()(h) {
 		return "", ""
 	}
 	remedy = fmt.Sprintf("write its rate_limit before %s, in a route", name)

@@ -14,7 +14,7 @@ func cachedRefusal(s *Subject) {
 			if isDeferred, _ := object(h.Fields()["response"])["deferred"].(bool); h.Module == "headers" && isDeferred {
 				if header := h.caching(); header != "" {
 					s.Report("", problem+header+" from a header with >, so caches may give it to other clients",
-						"write it without >, or add a header >Cache-Control no-store for a matcher with the status")
+						"write it without >, so that the limiter's no-store replaces it")
 				}
 			}
 		}

@@ -247,7 +247,7 @@ func forwardedKey(s *Subject) {
 					also = " and client_ip_headers " + http.CanonicalHeaderKey(header)
 				}
 				s.Report(z.Name, fmt.Sprintf("key reads {%s}, where clients can write another address with each request", shown(source.name)),
-					"write {client_ip} in its place, and trusted_proxies static with the proxy's address"+also+" in the global option servers")
+					fmt.Sprintf("write {client_ip} in its place, and trusted_proxies static with the proxy's address%s in the global option servers", also))
 			}
 		}
 	}

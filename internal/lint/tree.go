@@ -84,6 +84,8 @@ type route struct {
 	matches []Fields
 	isRead  bool
 	region  *region
+	// isAnswer is what answers returns, once it is known.
+	isKnown, isAnswer bool
 }
 
 // match returns the matcher sets.

@@ -17,7 +17,7 @@ const idOf = zone => zone.name + " " + zone.store;
 // troubles are the words for the kinds of problems of a zone.
 const troubles = {
 	unchecked: "passes unlimited", disagreement: "defined differently", proxy_address: "a proxy's clients share a bucket", one_key: "one key for nearly all",
-	empty_key: "empty keys", evicted: "forgets clients", idle_zone: "decides about nothing", doubtful_key: "doubtful key",
+	empty_key: "empty keys", evicted: "forgets clients", idle_zone: "decides about nothing", doubtful_key: "doubtful key", doubtful_config: "may limit nothing",
 };
 const troubleOf = p => p && (p.zone ? troubles[p.kind] || "has a problem" : "its store has problems");
 
