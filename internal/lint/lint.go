@@ -23,14 +23,14 @@ type Rule struct {
 // Rules are all rules.
 var Rules = []Rule{
 	{"error_route", errorRoute},
-	{"behind_cache", behindCache},
-	{"unseen_refusal", unseenRefusal},
 	{"late_source", lateSource},
 	{"moved_path", movedPath},
 	{"forwarded_key", forwardedKey},
 	{"cached_refusal", cachedRefusal},
 	{"literal_header", literalHeader},
 	{"path_exempt", pathExempt},
+	{"behind_cache", behindCache},
+	{"unseen_refusal", unseenRefusal},
 }
 
 // Names returns the names of all rules.
