@@ -72,7 +72,7 @@ func TestRulesBesidePlugins(t *testing.T) {
 		want                       string
 		mendedGlobal, mendedInSite string
 	}{
-		"a cache":                     {"", "cache\n" + address() + "respond ok", "global option order cache after rate_limit", "order cache after rate_limit", ""},
+		"a cache":                     {"", "cache\n" + address() + "respond ok", "write the global option order cache after rate_limit, or in a route put rate_limit before cache", "order cache after rate_limit", ""},
 		"a cache in a route":          {"", "route {\ncache\n" + address() + "respond ok\n}", "in a route put rate_limit before cache", "", "route {\n" + address() + "cache\nrespond ok\n}"},
 		"a cache of other pages":      {"", "cache /static/*\nhandle /api/* {\n" + address() + "respond ok\n}", "", "", ""},
 		"a WAF":                       {first, "coraza_waf\n" + address("count_status 403") + "respond ok", before + "waf, in a route", first, "route {\n" + address("count_status 403") + "coraza_waf\nrespond ok\n}"},

@@ -17,7 +17,7 @@ func behindCache(s *Subject) {
 	}
 	name := s.Before[i].Module
 	s.Report("", name+" comes before it, so stored answers are free and show another client's limit, and a refusal may be given to others",
-		fmt.Sprintf("write the global option order %s after rate_limit, or in a route put rate_limit before %[1]s", name))
+		fmt.Sprintf("write the global option order %s after rate_limit, or in a route put rate_limit before %s", name, name))
 }
 
 // refusers are handlers that answer requests without a valid login, or requests that look like attacks, and the
