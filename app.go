@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -114,10 +115,27 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
+// Missing returns what the stores name and this machine lacks, such as a password's file, and nil if there is nothing.
+func (a *App) Missing() error {
+	var all []error
+	for _, handle := range a.allHandles() {
+		if m, ok := handle.Module.(interface{ Missing() error }); ok {
+			if err := m.Missing(); err != nil {
+				all = append(all, fmt.Errorf("store %s: %w", handle.Name, err))
+			}
+		}
+	}
+	return errors.Join(all...)
+}
+
 // Start implements [caddy.App]. It connects to the stores in the background, ahead of
 // the first requests. Caddy may reject the config even when all apps have started.
+// That something is missing is an error only here, because a config may be validated elsewhere.
 func (a *App) Start() error {
 	a.lookAtRoutes()
+	if err := a.Missing(); err != nil {
+		return err
+	}
 	for _, handle := range a.allHandles() {
 		go handle.Warm()
 	}

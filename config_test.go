@@ -453,9 +453,6 @@ func TestConfigOfStores(t *testing.T) {
 		"address resolves":                   {app: shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_HOST}:7000"}`)},
 		"address resolves to an invalid one": {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_URL}"}`), `shards[0]: an address is a URL: write it as url, in place of that option, in shard a`},
 		"addresses resolve to one":           {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_HOST}"}, {"name": "b", "primary": "redis-a"}`), `shards[1] has the address redis-a:6379 of shard a: give each its own servers`},
-		"address does not resolve":           {shardsOf(`{"name": "a", "primary": "{env.SHARDLIMIT_TEST_UNSET}"}`), `redis store: shard a: address: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it, or write \{`},
-		"username does not resolve":          {redisOf(`"username": "{env.SHARDLIMIT_TEST_UNSET}"`), `redis store: username: placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it`},
-		"password does not resolve":          {redisOf(`"password": "{file.no-such-file}"`), `redis store: password: placeholder {file.no-such-file} is empty: set it, or see that Caddy can read the file`},
 		"key_secret is unknown":              {redisOf(`"key_secret": "{nobody.knows}"`), `redis store: key_secret: it has a placeholder that is not known: write {env.*} or {file.*}, or \{`},
 		"password with a brace":              {app: redisOf(`"password": "a\\{b}"`)},
 	} {
@@ -524,9 +521,6 @@ func TestConfigOfShardKinds(t *testing.T) {
 		"master resolves to a bad name": {
 			shardsOf(`{"name": "a", "sentinel": {"master": "{env.SHARDLIMIT_TEST_MASTER}", "addrs": ["sentinel-1"]}}`), `redis store: shards[0].sentinel has the master "my master": write the name`,
 		},
-		"master does not resolve": {
-			shardsOf(`{"name": "a", "sentinel": {"master": "{env.SHARDLIMIT_TEST_UNSET}", "addrs": ["sentinel-1"]}}`), `redis store: shard a: sentinel: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it`,
-		},
 		"sentinels of two masters":       {app: shardsOf(sentinel + `, ` + strings.NewReplacer(`"b"`, `"d"`, "mymaster", "other").Replace(sentinel))},
 		"sentinels of one master":        {shardsOf(sentinel + `, ` + strings.Replace(sentinel, `"b"`, `"d"`, 1)), `shards[1] has the master mymaster of shard b, at the same sentinel sentinel-1:26379: give each its own`},
 		"replicas of a cluster":          {shardsOf(`{"name": "a", "cluster": ["redis-1"], "replicas": ["redis-2"]}`), `shards[0].replicas does not go with cluster: the nodes name the replicas, so remove it, in shard a`},
@@ -551,8 +545,6 @@ func TestConfigOfConnections(t *testing.T) {
 		"password_command's lifetime":  {redisOf(`"password_command": {"command": ["token"], "lifetime": "9s"}`), `password_command.lifetime 9s: it must be at least 10s`},
 		"password_command empty":       {redisOf(`"password_command": {}`), `redis store: password_command is empty: name a command`},
 		"password_lifetime":            {redisOf(`"password_lifetime": "1m"`), `password_lifetime: unknown field: write lifetime in password_command`},
-		"shard's password":             {shardsOf(`{"name": "a", "primary": "redis-a", "password": "{env.SHARDLIMIT_TEST_UNSET}"}`), `redis store: shard a: password: placeholder {env.SHARDLIMIT_TEST_UNSET} is empty: set it`},
-		"shard's sentinel_password":    {shardsOf(`{"name": "a", "sentinel": {"master": "m", "addrs": ["s"]}, "sentinel_password": "{file.no-such-file}"}`), `redis store: shard a: sentinel_password: placeholder {file.no-such-file} is empty`},
 		"sentinel_password unused":     {redisOf(`"sentinel_password": "x"`), `redis store: sentinel_password has no effect, as no shard has the option sentinel`},
 		"username without a password":  {redisOf(`"username": "limiter"`), `redis store: username needs a password`},
 		"username, shard's password":   {app: strings.Replace(redisOf(`"username": "limiter"`), `"redis-a"`, `"redis-a", "password": "x"`, 1)},
@@ -563,7 +555,6 @@ func TestConfigOfConnections(t *testing.T) {
 		"tls key without cert":         {redisOf(`"tls": {"key": "x"}`), `redis store: tls: key has no cert: add the file with the certificate`},
 		"tls insecure with ca":         {redisOf(`"tls": {"ca": "x", "insecure_skip_verify": true}`), `redis store: tls: ca has no effect with insecure_skip_verify`},
 		"tls server_name":              {redisOf(`"tls": {"server_name": "a/b"}`), `redis store: tls: server_name "a/b": it must be a host's name or an IP address`},
-		"tls does not resolve":         {redisOf(`"tls": {"ca": "{env.SHARDLIMIT_TEST_UNSET}"}`), `redis store: tls: ca: evaluated placeholder {env.SHARDLIMIT_TEST_UNSET} is empty`},
 	} {
 		t.Run(name, func(t *testing.T) { loads(t, configOf(test.app, withZone(`"log_key": true`)), test.want) })
 	}
@@ -576,18 +567,15 @@ func TestConfigOfTLSFiles(t *testing.T) {
 	must(t, "issue a certificate", err)
 	other, err := ca.IssueClient("other", time.Now().Add(time.Hour))
 	must(t, "issue a certificate", err)
-	missing, garbage := filepath.Join(t.TempDir(), "missing.pem"), filepath.Join(t.TempDir(), "garbage.pem")
+	garbage := filepath.Join(t.TempDir(), "garbage.pem")
 	must(t, "write a file", os.WriteFile(garbage, []byte("no PEM"), 0o600))
 	t.Setenv("SHARDLIMIT_TEST_CA", ca.File())
 	pair := func(cert, key string) string { return fmt.Sprintf(`{"cert": %q, "key": %q}`, cert, key) }
 	for name, test := range map[string]struct{ tls, want string }{
 		"good":           {tls: fmt.Sprintf(`{"ca": %q, "cert": %q, "key": %q}`, ca.File(), client.CertFile(), client.KeyFile())},
 		"placeholder":    {tls: `{"ca": "{env.SHARDLIMIT_TEST_CA}"}`},
-		"ca missing":     {fmt.Sprintf(`{"ca": %q}`, missing), `tls: read ca: open ` + missing + `: no such file or directory`},
 		"ca garbage":     {fmt.Sprintf(`{"ca": %q}`, garbage), `tls: read ca ` + garbage + `: it has no certificate in PEM`},
 		"ca is a key":    {fmt.Sprintf(`{"ca": %q}`, client.KeyFile()), `tls: read ca ` + client.KeyFile() + `: it has no certificate in PEM`},
-		"cert missing":   {pair(missing, client.KeyFile()), `tls: read cert ` + missing},
-		"key missing":    {pair(client.CertFile(), missing), `key ` + missing + `: open`},
 		"cert garbage":   {pair(garbage, client.KeyFile()), `tls: read cert ` + garbage},
 		"key of another": {pair(client.CertFile(), other.KeyFile()), `private key does not match public key`},
 	} {
@@ -636,9 +624,9 @@ func TestConfigErrorsQuoteNoSecret(t *testing.T) {
 	for _, secret := range []string{`mark{er}`, `{mark}er`, `mark{file.a{er}`, `{env.SHARDLIMIT_TEST_UNSET}marker`, `{{mark}}{er}`} {
 		for _, field := range []string{"username", "password", "sentinel_password", "key_secret"} {
 			app := strings.Replace(redisOf(fmt.Sprintf(`%q: %q`, field, secret)), `"primary": "redis-a"`, `"sentinel": {"master": "m", "addrs": ["s"]}`, 1)
-			err := caddytest.Validate(configOf(app, withZone(`"log_key": true`)))
-			if err == nil || !strings.Contains(err.Error(), field+": ") || strings.Contains(err.Error(), "mark") {
-				t.Errorf("%s %s is refused with %v", field, secret, err)
+			warnings, err := caddytest.Warnings(t, configOf(app, withZone(`"log_key": true`)))
+			if text := fmt.Sprint(err, warnings); !strings.Contains(text, field+": ") || strings.Contains(text, "mark") {
+				t.Errorf("%s %s: %s", field, secret, text)
 			}
 		}
 	}

@@ -26,7 +26,8 @@ func init() {
 
 	httpcaddyfile.RegisterGlobalOption("rate_limit", parseGlobalOption)
 	httpcaddyfile.RegisterHandlerDirective("rate_limit", parseDirective)
-	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.Before, "basic_auth")
+	// Before everything that authenticates: basicauth, basic_auth, and what plugins put right before either of them.
+	httpcaddyfile.RegisterDirectiveOrder("rate_limit", httpcaddyfile.After, "try_files")
 
 	// Caddy unloads modules in random order; only OnExit runs after all of them.
 	caddy.OnExit(func(context.Context) {

@@ -1,8 +1,12 @@
 package e2e
 
 import (
+	"context"
 	"fmt"
+	"net"
 	"net/http"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 
@@ -57,6 +61,40 @@ func TestProxyThatIsNotTrusted(t *testing.T) {
 	awaitProblem(c, "empty_key", "zone other: the key is empty in 100 % of the requests")
 	must(t, "a trusted proxy", want("problems", len(problemsOf(c)["proxy_address"]), 0))
 	must(t, "metric", want("problems", c.Metric(`caddy_rate_limit_problems{kind="proxy_address"}`), "0"))
+}
+
+// TestProxyAtASocketThatIsNotTrusted: no address could be named for it.
+func TestProxyAtASocketThatIsNotTrusted(t *testing.T) {
+	t.Parallel()
+	dir, err := os.MkdirTemp("", "rl")
+	must(t, "make a folder", err)
+	t.Cleanup(func() { _ = os.RemoveAll(dir) })
+	socket := filepath.Join(dir, "s")
+	site := func(trust, zone string) string {
+		return caddytest.Site(trust, "respond ok") + "http:// {\nbind unix/" + socket + "\nrate_limit {\n" + zoneWith(zone, "key {client_ip}", "events 1000") + "}\nrespond ok\n}\n"
+	}
+	c := caddytest.Start(t, site("", "api"))
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+		return new(net.Dialer).DialContext(ctx, "unix", socket)
+	}}}
+	remaining := func(address string) string {
+		t.Helper()
+		req, err := http.NewRequestWithContext(t.Context(), http.MethodGet, "http://site.example/", http.NoBody)
+		must(t, "make a request", err)
+		req.Header.Set("X-Forwarded-For", address)
+		resp, err := client.Do(req)
+		must(t, "send it", err)
+		must(t, "close it", resp.Body.Close())
+		return resp.Header.Get("X-RateLimit-Remaining")
+	}
+	for i := range 30 {
+		must(t, "a shared bucket", want("remaining", remaining(fmt.Sprint("203.0.113.", i)), fmt.Sprint(999-i)))
+	}
+	awaitProblem(c, "proxy_address", "add trusted_proxies_unix to the global option servers, because the proxy uses a Unix socket")
+	c.MustLoad(site("servers {\ntrusted_proxies_unix\n}", "other"))
+	for i := range 30 {
+		must(t, "a bucket each", want("remaining", remaining(fmt.Sprint("203.0.113.", i)), "999"))
+	}
 }
 
 // TestProblemsOfSetup: a server that is set up wrongly, and a Caddy with another key_secret, which can

@@ -2,8 +2,10 @@ package examples
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -27,7 +29,7 @@ func codeBlocks(t *testing.T, file string) (blocks []string) {
 // pagesWithConfigs are the documents with whole configs to copy.
 var pagesWithConfigs = []string{
 	"README.md", "docs/getting-started.md", "docs/configuration.md", "docs/behind-proxies.md", "docs/choosing.md", "docs/from-other-gateways.md",
-	"docs/grpc.md", "docs/json.md", "docs/llm-gateway.md", "docs/troubleshooting.md",
+	"docs/grpc.md", "docs/json.md", "docs/llm-gateway.md", "docs/troubleshooting.md", "docs/with-other-plugins.md",
 }
 
 // TestDocumentedConfigsLoad checks the configs that readers copy.
@@ -61,6 +63,7 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 	for _, file := range pagesWithConfigs {
 		for _, block := range codeBlocks(t, file) {
 			switch {
+			case strings.HasPrefix(block, "labels:"): // TestDocumentedLabels has these
 			case strings.HasPrefix(block, "{\n\t\"apps\""):
 				if err := caddytest.Validate([]byte(block)); err != nil {
 					t.Errorf("%s: %v", file, err)
@@ -74,6 +77,68 @@ func TestDocumentedConfigsLoad(t *testing.T) {
 	if caddyfiles < 15 || jsons < 1 {
 		t.Errorf("found %d Caddyfiles and %d JSON configs in the documents", caddyfiles, jsons)
 	}
+}
+
+// TestDocumentedOrders have no order in which a limit does nothing.
+func TestDocumentedOrders(t *testing.T) {
+	for _, block := range codeBlocks(t, "docs/with-other-plugins.md") {
+		if !strings.Contains(block, "\trate_limit") {
+			continue
+		}
+		config, err := adapt(block)
+		must(t, "adapt "+block, err)
+		warnings, err := caddytest.Warnings(t, config)
+		must(t, "load", err)
+		must(t, block, want("warning in "+warnings, strings.Contains(warnings, `"rule"`), false))
+	}
+}
+
+// label is a label of a container, which names a directive by those around it.
+type label struct {
+	value string
+	inner map[string]*label
+}
+
+// write writes the block of a label as a Caddyfile has it.
+func (l *label) write(b *strings.Builder, name string) {
+	b.WriteString(strings.TrimSpace(name + " " + l.value))
+	if len(l.inner) > 0 {
+		b.WriteString(" {\n")
+		for _, inner := range slices.Sorted(maps.Keys(l.inner)) {
+			l.inner[inner].write(b, inner)
+		}
+		b.WriteString("}")
+	}
+	b.WriteString("\n")
+}
+
+// TestDocumentedLabels make a Caddyfile, as caddy-docker-proxy makes it, that loads.
+func TestDocumentedLabels(t *testing.T) {
+	blocks := codeBlocks(t, "docs/with-other-plugins.md")
+	top := map[string]*label{}
+	for line := range strings.Lines(blocks[len(blocks)-1]) {
+		path, value, isLabel := strings.Cut(strings.TrimSpace(line), ": ")
+		if !isLabel {
+			continue
+		}
+		at, in := (*label)(nil), top
+		for name := range strings.SplitSeq(path, ".") {
+			if in[name] == nil {
+				in[name] = &label{inner: map[string]*label{}}
+			}
+			at = in[name]
+			in = at.inner
+		}
+		at.value = strings.Trim(value, `"`)
+	}
+	var text strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(top)) {
+		top[name].write(&text, "")
+	}
+	config, err := adapt(text.String())
+	must(t, "adapt "+text.String(), err)
+	must(t, "load", caddytest.Validate(config))
+	must(t, "labels", want("blocks", len(top), 2))
 }
 
 // TestDocumentedStoresAdapt does not load the stores, which needs the files that they name.

@@ -7,6 +7,7 @@ import (
 
 	_ "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	_ "github.com/shardlimit/caddy-shardlimit/internal/caddytest/plugins" // which documents have configs with
 )
 
 // TestMain runs the tests at the root of the repository, so that they name files as the documents do.

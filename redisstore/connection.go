@@ -120,27 +120,25 @@ func (c *Connection) database() int {
 }
 
 // provision reads files and checks that placeholders of secrets can be resolved.
-func (c *Connection) provision(repl *caddy.Replacer) error {
+func (c *Connection) provision(l *loader) error {
 	for _, secret := range []struct{ name, text string }{
 		{"username", c.Username}, {"password", c.Password},
 		{"sentinel_username", c.SentinelUsername}, {"sentinel_password", c.SentinelPassword},
 	} {
-		if _, err := reveal(repl, secret.text); err != nil {
-			return fmt.Errorf("%s: %w", secret.name, err)
+		_, err := reveal(l.repl, secret.text)
+		if err := l.check(secret.name, err); err != nil {
+			return err
 		}
 	}
 	if c.TLS == nil {
 		return nil
 	}
-	if err := c.TLS.provision(repl); err != nil {
-		return fmt.Errorf("tls: %w", err)
-	}
-	return nil
+	return c.TLS.provision(l)
 }
 
 // TLS has the settings of encrypted connections to Redis, by TLS 1.2 or later.
-// Files are read when the config is loaded, and again when they change; a missing
-// one is an error.
+// Files are read when the config is loaded, and again when they change; a config
+// with a missing one does not start.
 type TLS struct {
 	// A file with the certificates of the authorities to trust instead, in PEM.
 	// Caddy reads it again when it changes. Default: the system's.
@@ -183,24 +181,20 @@ func (t *TLS) validate() error {
 }
 
 // provision resolves placeholders and reads the files.
-func (t *TLS) provision(repl *caddy.Replacer) error {
+func (t *TLS) provision(l *loader) error {
 	for _, file := range []struct {
 		name  string
 		value *string
 	}{{"ca", &t.CA}, {"cert", &t.Cert}, {"key", &t.Key}, {"server_name", &t.ServerName}} {
-		if err := resolve(repl, file.value); err != nil {
-			return fmt.Errorf("%s: %w", file.name, err)
+		if err := l.check("tls: "+file.name, resolve(l.repl, file.value)); err != nil {
+			return err
 		}
 	}
-	if err := t.validate(); err != nil {
-		return err
+	err := t.validate()
+	if err == nil && (t.CA != "" || t.Cert != "") {
+		t.certificates, err = loadCertificates(t.CA, t.Cert, t.Key)
 	}
-	if t.CA == "" && t.Cert == "" {
-		return nil
-	}
-	var err error
-	t.certificates, err = loadCertificates(t.CA, t.Cert, t.Key)
-	return err
+	return l.check("tls", err)
 }
 
 // config returns the TLS configuration of connections, without the certificates in the files.
@@ -244,7 +238,7 @@ func reveal(repl *caddy.Replacer, secret string) (string, error) {
 	case err == nil:
 		return revealed, nil
 	case source.MatchString(err.Error()):
-		return "", fmt.Errorf("placeholder %s is empty: set it, or see that Caddy can read the file", source.FindString(err.Error()))
+		return "", missingError{fmt.Errorf("placeholder %s is empty: set it, or see that Caddy can read the file", source.FindString(err.Error()))}
 	default:
 		return "", errors.New("it has a placeholder that is not known: write {env.*} or {file.*}, or \\{ for a brace that begins no placeholder")
 	}
@@ -255,7 +249,11 @@ func reveal(repl *caddy.Replacer, secret string) (string, error) {
 func resolve(repl *caddy.Replacer, value *string) error {
 	resolved, err := repl.ReplaceOrErr(*value, true, true)
 	if err != nil {
-		return fmt.Errorf("%w: set it, or write \\{ for a brace that begins no placeholder", err)
+		err = fmt.Errorf("%w: set it, or write \\{ for a brace that begins no placeholder", err)
+		if source.MatchString(err.Error()) {
+			return missingError{err}
+		}
+		return err
 	}
 	*value = resolved
 	return nil
@@ -344,7 +342,7 @@ func readAuthorities(file string) (*x509.CertPool, error) {
 	}
 	text, err := os.ReadFile(file)
 	if err != nil {
-		return nil, fmt.Errorf("read ca: %w", err)
+		return nil, missingFile(fmt.Errorf("read ca: %w", err))
 	}
 	whole := 0
 	for block, rest := pem.Decode(text); block != nil; block, rest = pem.Decode(rest) {
@@ -367,7 +365,7 @@ func readPair(cert, key string) (*tls.Certificate, error) {
 	}
 	pair, err := tls.LoadX509KeyPair(cert, key)
 	if err != nil {
-		return nil, fmt.Errorf("read cert %s and key %s: %w", cert, key, err)
+		return nil, missingFile(fmt.Errorf("read cert %s and key %s: %w", cert, key, err))
 	}
 	return &pair, nil
 }

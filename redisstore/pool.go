@@ -70,12 +70,14 @@ func acquireOverrides(key overridesKey) (*redis.Overrides, overridesKey) {
 type reach struct {
 	Shard
 	NoPipelining bool `json:"no_pipelining"`
+	// Missing is what the config lacks: it will not start, and its requests make no connection until then.
+	Missing      []string `json:"missing,omitempty"`
 	certificates *certificates
 }
 
 // reach returns the way to the servers of one of the store's shards.
 func (s *Store) reach(shard *Shard) reach {
-	r := reach{NoPipelining: s.Pipelining == turnedOff, Shard: Shard{
+	r := reach{NoPipelining: s.Pipelining == turnedOff, Missing: s.missing, Shard: Shard{
 		URL: shard.URL, server: shard.server,
 		Primary: shard.Primary, Replicas: slices.Clone(shard.Replicas), Cluster: slices.Clone(shard.Cluster), Connection: shard.over(s.Connection),
 	}}

@@ -23,7 +23,7 @@ func keyOf(t *testing.T, text string) string {
 	if err := json.Unmarshal([]byte(text), s); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
-	if err := s.provision(caddy.NewReplacer()); err != nil {
+	if err := s.provision(&loader{repl: caddy.NewReplacer()}); err != nil {
 		t.Fatalf("%s: %v", text, err)
 	}
 	if err := s.Validate(); err != nil {

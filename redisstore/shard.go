@@ -11,8 +11,6 @@ import (
 	"unicode"
 	"unicode/utf8"
 
-	"github.com/caddyserver/caddy/v2"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
 )
 
@@ -103,21 +101,25 @@ func (s *Shard) addresses() []address {
 }
 
 // provision resolves placeholders, apart from those of secrets, and reads files.
-func (s *Shard) provision(repl *caddy.Replacer) error {
-	if err := s.provisionURL(repl); err != nil {
+func (s *Shard) provision(l *loader) error {
+	if err := s.provisionURL(l); err != nil {
 		return err
 	}
 	for _, addr := range s.addresses() {
-		if err := resolve(repl, addr.given); err != nil {
-			return fmt.Errorf("address: %w", err)
+		if err := l.check("address", resolve(l.repl, addr.given)); err != nil {
+			return err
 		}
 	}
 	if s.Sentinel != nil {
-		if err := resolve(repl, &s.Sentinel.Master); err != nil {
-			return fmt.Errorf("sentinel: %w", err)
+		if err := l.check("sentinel", resolve(l.repl, &s.Sentinel.Master)); err != nil {
+			return err
 		}
 	}
-	return s.Connection.provision(repl)
+	if s.server != nil && s.Primary == "" {
+		// What the URL says is missing. Nobody answers at that address.
+		s.Primary = "{url of shard " + s.Name + "}"
+	}
+	return s.Connection.provision(l)
 }
 
 // validate returns what is wrong with the shard, which JSON has at the path.

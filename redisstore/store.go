@@ -107,6 +107,8 @@ type Store struct {
 	undelivered telemetry.LogThrottle
 	// hasOnlyShard is set if a Caddyfile has a url in place of shards.
 	hasOnlyShard bool
+	// missing is what the config names and this machine lacks.
+	missing []string
 
 	mu sync.Mutex
 	// open has the shards of each call of OpenStore that is not closed yet.
@@ -152,25 +154,34 @@ func (s *Store) UnmarshalJSON(text []byte) error {
 }
 
 // Provision implements [caddy.Provisioner]. It resolves placeholders, reads
-// files, and does not connect.
+// files, and does not connect. Missing variables and files are no error yet:
+// see [Store.Missing].
 func (s *Store) Provision(ctx caddy.Context) error {
 	s.logger = ctx.Logger()
 	var err error
 	if s.events, err = telemetry.NewEvents(ctx); err != nil {
 		return err
 	}
-	if err := s.provision(caddy.NewReplacer()); err != nil {
+	l := &loader{repl: caddy.NewReplacer()}
+	if err := s.provision(l); err != nil {
 		return fmt.Errorf("redis store: %w", err)
+	}
+	s.missing = l.missing
+	for _, what := range s.missing {
+		s.logger.Warn("the config does not start on this machine, which lacks what it names", zap.String("problem", what))
 	}
 	return nil
 }
 
-func (s *Store) provision(repl *caddy.Replacer) (err error) {
-	if err := s.Connection.provision(repl); err != nil {
+func (s *Store) provision(l *loader) error {
+	if err := s.Connection.provision(l); err != nil {
 		return err
 	}
-	if s.KeySecret, err = reveal(repl, s.KeySecret); err != nil {
-		return fmt.Errorf("key_secret: %w", err)
+	secret, err := reveal(l.repl, s.KeySecret)
+	if err == nil {
+		s.KeySecret = secret
+	} else if err := l.check("key_secret", err); err != nil {
+		return err
 	}
 	if s.URL != "" {
 		if len(s.Shards) > 0 {
@@ -182,8 +193,9 @@ func (s *Store) provision(repl *caddy.Replacer) (err error) {
 		if shard == nil {
 			continue // for Validate to refuse
 		}
-		if err := shard.provision(repl); err != nil {
-			return fmt.Errorf("shard %s: %w", shard.Name, err)
+		l.place = "shard " + shard.Name + ": "
+		if err := shard.provision(l); err != nil {
+			return err
 		}
 	}
 	return nil

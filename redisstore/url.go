@@ -91,19 +91,23 @@ func (s *Shard) validateURL() error {
 }
 
 // provisionURL derives the primary and the database from the URL.
-func (s *Shard) provisionURL(repl *caddy.Replacer) error {
-	if err := s.validateURL(); err != nil || s.URL == "" {
-		return err
+func (s *Shard) provisionURL(l *loader) error {
+	if err := s.validateURL(); err != nil {
+		return fmt.Errorf("%s%w", l.place, err)
+	}
+	if s.URL == "" {
+		return nil
 	}
 	if s.Primary != "" {
-		return option.Errorf("primary", "does not go with url, which has the address in it: keep one of them")
+		return fmt.Errorf("%s%w", l.place, option.Errorf("primary", "does not go with url, which has the address in it: keep one of them"))
 	}
-	text, err := reveal(repl, s.URL)
+	text, err := reveal(l.repl, s.URL)
 	if err != nil {
-		return fmt.Errorf("url: %w", err)
+		s.server = new(server)
+		return l.check("url", err)
 	}
 	if s.server, err = s.parseURL(text); err != nil {
-		return err
+		return fmt.Errorf("%s%w", l.place, err)
 	}
 	s.Primary, s.DB = s.server.addr, s.server.db
 	return nil
@@ -131,6 +135,11 @@ func (r reach) token() *token {
 // credentials returns a function that resolves the user and the password of the servers,
 // which is t if that is not nil, for each connection; nil if there are none.
 func (r reach) credentials(t *token) wire.Credentials {
+	if r.Missing != nil {
+		return func(context.Context) (username, password string, err error) {
+			return "", "", errors.New(strings.Join(r.Missing, "; "))
+		}
+	}
 	if t != nil {
 		return func(ctx context.Context) (username, password string, err error) {
 			if username, err = reveal(caddy.NewReplacer(), r.Username); err != nil {

@@ -60,7 +60,7 @@ func TestURLIsReadForEachConnection(t *testing.T) {
 	}
 	write("redis://limiter:first@localhost:7000/3\n")
 	s := &Store{Shards: []*Shard{{Name: "a", URL: "{file." + file + "}"}}}
-	redistest.Must(t, s.provision(caddy.NewReplacer()))
+	redistest.Must(t, s.provision(&loader{repl: caddy.NewReplacer()}))
 	redistest.Must(t, s.Validate())
 	opts := s.reach(s.Shards[0]).options(nil)
 	if opts.Primary != "localhost:7000" || opts.DB != 3 || opts.TLS != nil {
@@ -89,7 +89,7 @@ func TestURLAndSettingsOfTheStore(t *testing.T) {
 		Connection: Connection{Username: "limiter", Password: "secret", DB: &db},
 		Shards:     []*Shard{{Name: "a", URL: "{env.SHARDLIMIT_TEST_URL}"}, {Name: "b", URL: "redis://:other@localhost:7001/6"}},
 	}
-	redistest.Must(t, s.provision(caddy.NewReplacer()))
+	redistest.Must(t, s.provision(&loader{repl: caddy.NewReplacer()}))
 	redistest.Must(t, s.Validate())
 	for i, want := range []struct {
 		username, password string

@@ -115,10 +115,11 @@ func (f *look) isSame(l *look) bool {
 }
 
 // minute is what a zone's requests of the last minute were like. Forwarded, empty and ofOne are
-// parts of sampled.
+// parts of sampled, overSocket is one of forwarded.
 type minute struct {
 	requests, allowed, evicted       int64
 	sampled, forwarded, empty, ofOne int
+	overSocket                       int
 	// seconds is how long it has been measured.
 	seconds                            float64
 	decided, isProxied, isEmpty, isOne bool
@@ -138,6 +139,7 @@ func (z *zoneTraffic) last(now time.Time) (m minute) {
 	for _, l := range z.looks[1:] {
 		for _, s := range l.samples {
 			m.sampled, m.forwarded, m.empty = m.sampled+s.Requests, m.forwarded+s.Forwarded, m.empty+s.Empty
+			m.overSocket += s.OverSocket
 			// A key with nearly all requests has most of nearly every sample.
 			ofKey[s.Key] += s.OfKey
 			m.ofOne = max(m.ofOne, ofKey[s.Key])
@@ -186,7 +188,7 @@ func (t *traffic) problems(now time.Time) (all []problem) {
 				m.allowed, m.requests, t.uncheckedRate(name))
 		}
 		if m.isProxied {
-			add(adminapi.ProblemProxyAddress, "%d %% of the requests come through a proxy that Caddy does not trust, so its clients share one bucket: add trusted_proxies static with the proxy's address to the global option servers, and let the key have {client_ip}", percent(m.forwarded))
+			add(adminapi.ProblemProxyAddress, "%d %% of the requests come through a proxy that Caddy does not trust, so its clients share one bucket: %s", percent(m.forwarded), proxyRemedy(m))
 		} else if m.isOne {
 			add(adminapi.ProblemOneKey, "one key has %d %% of the requests, so the key may be the same for all clients, such as a proxy's address: let it have what tells clients apart; if all should share one limit, write key static", percent(m.ofOne))
 		}
@@ -202,6 +204,17 @@ func (t *traffic) problems(now time.Time) (all []problem) {
 		}
 	}
 	return all
+}
+
+// proxyRemedy says how Caddy comes to trust the proxies of a minute.
+func proxyRemedy(m minute) string {
+	switch m.overSocket {
+	case 0:
+		return "add trusted_proxies static with the proxy's address to the global option servers, and let the key have {client_ip}"
+	case m.forwarded:
+		return "add trusted_proxies_unix to the global option servers, because the proxy uses a Unix socket, and let the key have {client_ip}"
+	}
+	return "add trusted_proxies static with the proxy's address, and trusted_proxies_unix for the Unix socket, to the global option servers, and let the key have {client_ip}"
 }
 
 // evictionRemedy says what keeps a store, or the local counts beside it, from forgetting buckets.

@@ -1,6 +1,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -32,6 +33,8 @@ type watched struct {
 	logs    *observer.ObservedLogs
 	clock   time.Time
 	module  *watchedModule
+	// peer is the remote address of requests, or "" for that of httptest.
+	peer string
 }
 
 func (w *watched) Limiters() []*limiter.Limiter { return []*limiter.Limiter{w.limiter} }
@@ -105,6 +108,7 @@ func (w *watched) ask(n int, key func(i int) string, isTrusted bool, headers ...
 func (w *watched) request(key func(i int) string, i int, isTrusted bool, headers ...string) {
 	w.t.Helper()
 	r, rec := httptest.NewRequest(http.MethodGet, "/", nil), httptest.NewRecorder()
+	r.RemoteAddr = cmp.Or(w.peer, r.RemoteAddr)
 	for _, header := range headers {
 		r.Header.Set(header, "203.0.113.7")
 	}
@@ -174,13 +178,27 @@ func TestProblemsOfTraffic(t *testing.T) {
 		"proxy_address": "add trusted_proxies static with the proxy's address", "one_key": "let it have what tells clients apart; if all should share one limit, write key static",
 		"empty_key": "see to it that clients send what key asks for", "evicted": "raise max_buckets, or set max_new_buckets",
 	}
+	const overSocket, mixed = "a Unix socket", "a Unix socket and an address"
+	remediesOfProxies := map[string]string{
+		overSocket: "add trusted_proxies_unix to the global option servers, because the proxy uses a Unix socket",
+		mixed:      "add trusted_proxies static with the proxy's address, and trusted_proxies_unix for the Unix socket",
+	}
 	for name, c := range map[string]struct {
 		key        string
 		maxBuckets int
 		ask        func(w *watched)
 		want       []string
 	}{
-		"a proxy that is not trusted":       {clientKey, 0, func(w *watched) { w.ask(20, nil, false, "X-Forwarded-For") }, []string{"proxy_address"}},
+		"a proxy that is not trusted": {clientKey, 0, func(w *watched) { w.ask(20, nil, false, "X-Forwarded-For") }, []string{"proxy_address"}},
+		overSocket: {clientKey, 0, func(w *watched) {
+			w.peer = "@"
+			w.ask(20, nil, false, "X-Forwarded-For")
+		}, []string{"proxy_address"}},
+		mixed: {clientKey, 0, func(w *watched) {
+			w.ask(20, nil, false, "X-Forwarded-For")
+			w.peer = "@"
+			w.ask(20, nil, false, "X-Forwarded-For")
+		}, []string{"proxy_address"}},
 		"another header":                    {clientKey, 0, func(w *watched) { w.ask(20, nil, false, "CF-Connecting-IP") }, []string{"proxy_address"}},
 		"a quarter of the requests":         {clientKey, 0, func(w *watched) { w.ask(60, nil, false); w.ask(20, nil, false, "X-Forwarded-For") }, []string{"proxy_address"}},
 		"the peer as the key":               {"{http.request.remote.host}", 0, func(w *watched) { w.ask(20, nil, true, "X-Forwarded-For") }, []string{"proxy_address"}},
@@ -212,7 +230,7 @@ func TestProblemsOfTraffic(t *testing.T) {
 			c.ask(w)
 			w.requires("after the requests", c.want...)
 			for _, p := range w.watch.Problems() {
-				if remedy := remediesOf[string(p.Kind)]; !strings.Contains(p.Text, remedy) {
+				if remedy := cmp.Or(remediesOfProxies[name], remediesOf[string(p.Kind)]); !strings.Contains(p.Text, remedy) {
 					t.Errorf("the remedy is not %q: %s", remedy, p.Text)
 				}
 			}

@@ -51,6 +51,9 @@ func checkConfig(ctx context.Context, cmd *cobra.Command, file string) (adminapi
 	if err != nil {
 		return adminapi.Check{}, err
 	}
+	if err := module.(app).Missing(); err != nil {
+		return adminapi.Check{}, err
+	}
 	return admin.Check(ctx, module.(app).Stores(), lint.Config(text)), nil
 }
 

@@ -116,6 +116,7 @@ const appID = "rate_limit"
 type app interface {
 	caddy.CleanerUpper
 	Stores() []*stores.Handle
+	Missing() error
 	Schema() any
 }
 

@@ -169,7 +169,7 @@ func (z *Zone) hintForNoKey(repl *caddy.Replacer, l *Limiter) string {
 			if strings.HasPrefix(name, headerPrefix) {
 				hint = cmp.Or(hint, usual+orLater)
 			} else if strings.HasPrefix(name, "http.auth.") {
-				hint = "put rate_limit into a route after the authentication, because it runs before basic_auth"
+				hint = "put rate_limit into a route after the authentication, because it runs before that by default"
 			} else if _, known := repl.Get(name); !known {
 				hint = unknownText(name)
 			}

@@ -162,7 +162,8 @@ func TestClientKeyWarnsOnceAMinuteThatItIsEmpty(t *testing.T) {
 	for name, test := range map[string]struct{ key, hint string }{
 		"header":  {"{" + headerA + "}", "see to it that clients send what key asks for, or end key with {client_ip}; if forward_auth or another handler sets it, put rate_limit into a route after that"},
 		"unknown": {"{nobody.knows}", "placeholder {nobody.knows} is unknown"},
-		"auth":    {"{http.auth.user.id}", "put rate_limit into a route after the authentication, because it runs before basic_auth"},
+		"address": {"{remote_ip}", "placeholder {remote_ip} is unknown, did you mean {client_ip}, in JSON {http.vars.client_ip}?"},
+		"auth":    {"{http.auth.user.id}", "put rate_limit into a route after the authentication, because it runs before that by default"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			z := keyZone(test.key)

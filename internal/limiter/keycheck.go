@@ -258,7 +258,9 @@ func doubtsAbout(texts []string) (doubts []doubt) {
 		case !isKnownPlaceholder(name):
 			text := "{" + name + "} is none of Caddy's placeholders"
 			isDotted := strings.Contains(name, ".")
-			if isDotted {
+			if meant := addressMeant(name); meant != "" || !isDotted {
+				text += meant
+			} else {
 				text += option.DidYouMean(name, append(longForms(), closed...))
 			}
 			doubts = append(doubts, doubt{text + "; it is empty unless a plugin, or a handler before rate_limit such as map, sets it", isDotted})
@@ -289,7 +291,23 @@ func (z *Zone) KeyProblems() (problems []string) {
 	return problems
 }
 
-func unknownText(name string) string { return "placeholder {" + name + "} is unknown" }
+func unknownText(name string) string {
+	return "placeholder {" + name + "} is unknown" + addressMeant(name)
+}
+
+// addressMeant returns the end of a text about a placeholder that nothing defines and that names the client's
+// address, and "" for others.
+func addressMeant(name string) string {
+	plain := strings.ToLower(name)
+	for _, prefix := range []string{"http.", "request.", "vars."} {
+		plain = strings.TrimPrefix(plain, prefix)
+	}
+	switch strings.NewReplacer(".", "", "_", "", "-", "").Replace(plain) {
+	case "ip", "clientip", "clientaddr", "clientaddress", "realip", "xrealip", "remoteip", "remoteaddr", "remoteaddress", "sourceip", "peerip":
+		return ", did you mean {client_ip}, in JSON {" + fullNames["client_ip"] + "}?"
+	}
+	return ""
+}
 
 // noteUndefined notes a placeholder that nothing defines for a request that is not simulated.
 func (z *Zone) noteUndefined(name string, l *Limiter) {

@@ -143,6 +143,11 @@ func TestDoubtfulKeys(t *testing.T) {
 		"slip":           {"{http.request.heder.X-Api-Key}", "none of Caddy's placeholders", "warn", "none of Caddy's placeholders"},
 		"plugin":         {"{geo.country}", "{geo.country} is none of Caddy's placeholders; it is empty unless a plugin, or a handler before rate_limit such as map, sets it", "warn", "{geo.country}"},
 		"map":            {"{tenant}", "{tenant} is none of Caddy's placeholders", "info", ""},
+		"remote_ip":      {"{http.request.remote_ip}", "{http.request.remote_ip} is none of Caddy's placeholders, did you mean {client_ip}, in JSON {http.vars.client_ip}?", "warn", "did you mean {client_ip}"},
+		"client_ip":      {"{http.request.client_ip}", "did you mean {client_ip}", "warn", "did you mean {client_ip}"},
+		"client.ip":      {"{http.request.client.ip}", "did you mean {client_ip}", "warn", "did you mean {client_ip}"},
+		"address":        {"{request.Remote-Addr}", "did you mean {client_ip}", "warn", "did you mean {client_ip}"},
+		"undotted":       {"{remote_ip}", "did you mean {client_ip}", "info", ""},
 		"request ID":     {"{http.request.header.x-request-id}", "commonly another with each request", "warn", "commonly another with each request"},
 		"beside another": {"{" + headerA + "}|{nobody}", "{nobody}", "info", ""},
 	} {

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"hash/maphash"
+	"net"
 	"net/http"
 	"slices"
 	"strings"
@@ -22,6 +23,8 @@ type Sample struct {
 	Requests int
 	// Forwarded are those whose key has the address of a proxy in place of the client's.
 	Forwarded int
+	// OverSocket are those of the forwarded that come over a Unix socket, where the peer has no address.
+	OverSocket int
 	// Empty are those that no text of the key names, so that the client's address counts.
 	Empty int
 	// Key is a hash of the key that most requests have, and OfKey are those. Keys of texts
@@ -58,6 +61,9 @@ func (z *boundZone) sampled(clientKey string, r *http.Request) {
 	s.taken.Requests++
 	if isForwarded {
 		s.taken.Forwarded++
+		if _, _, err := net.SplitHostPort(r.RemoteAddr); err != nil {
+			s.taken.OverSocket++
+		}
 	}
 	if i >= len(z.Key) {
 		s.taken.Empty++

@@ -29,6 +29,8 @@ var Rules = []Rule{
 	{"cached_refusal", cachedRefusal},
 	{"literal_header", literalHeader},
 	{"path_exempt", pathExempt},
+	{"behind_cache", behindCache},
+	{"unseen_refusal", unseenRefusal},
 }
 
 // Names returns the names of all rules.
@@ -51,6 +53,8 @@ type Subject struct {
 	// InErrors is set if the limiter is in an error route.
 	InErrors bool
 
+	// reach bounds how many handlers are looked at on each side.
+	reach  int
 	report func(zone, problem, remedy string)
 }
 
@@ -133,7 +137,7 @@ func (c *collector) check(server string, limiters []*Handler) {
 	reach := reachFor(len(limiters))
 	for _, l := range limiters {
 		ignored := texts(l.Fields()["ignore"])
-		s := &Subject{Limiter: l, Zones: zonesOf(l.Fields()), Before: l.before(reach), InErrors: l.route.isIn(onError)}
+		s := &Subject{Limiter: l, Zones: zonesOf(l.Fields()), Before: l.before(reach), InErrors: l.route.isIn(onError), reach: reach}
 		s.After, s.SeesAll = l.after(reach)
 		for _, rule := range Rules {
 			if slices.Contains(ignored, rule.Name) {

@@ -24,6 +24,8 @@ type meeting struct {
 	// way are the limiter's routes below the list that both are in.
 	way []*route
 	met []*Handler
+	// limits is set if one of them was a limiter, which met leaves out.
+	limits bool
 	// left is how many more routes and handlers are looked at.
 	left int
 }
@@ -31,7 +33,12 @@ type meeting struct {
 func (m *meeting) isFull() bool { return m.left <= 0 }
 
 // before returns the handlers that a request can have passed when it comes to h, in their order.
-func (h *Handler) before(reach int) []*Handler {
+func (h *Handler) before(reach int) []*Handler { return h.passedBefore(reach).met }
+
+// isLimited reports whether a request can have passed a limiter when it comes to h.
+func (h *Handler) isLimited(reach int) bool { return h.passedBefore(reach).limits }
+
+func (h *Handler) passedBefore(reach int) *meeting {
 	m := &meeting{left: reach}
 	for at := h; at != nil; at = at.route.list.parent {
 		own := at.route
@@ -50,7 +57,7 @@ func (h *Handler) before(reach int) []*Handler {
 		}
 	}
 	slices.Reverse(m.met)
-	return m.met
+	return m
 }
 
 // passed adds the handlers of a route that a request can have left, the last ones first.
@@ -129,7 +136,10 @@ func (m *meeting) comesIn(h *Handler) {
 }
 
 func (m *meeting) add(h *Handler) {
-	if m.left--; m.left >= 0 && h.Module != "rate_limit" {
+	switch m.left--; {
+	case h.Module == "rate_limit":
+		m.limits = true
+	case m.left >= 0:
 		m.met = append(m.met, h)
 	}
 }
