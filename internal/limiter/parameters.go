@@ -1,20 +1,15 @@
 package limiter
 
 import (
-	"net/url"
+	"strconv"
 	"strings"
+	"unicode/utf8"
 )
 
 // queryValues returns the values of a query parameter for which any server may take them: Go drops pairs
 // with a semicolon or a bad escape, and everything where there are thousands. Some drop what follows a #,
 // others do not.
 func queryValues(query, name string) (values []string) {
-	unescaped := func(s string) string {
-		if text, err := url.QueryUnescape(s); err == nil {
-			return text
-		}
-		return s
-	}
 	if before, _, isCut := strings.Cut(query, "#"); isCut {
 		query += "&" + before
 	}
@@ -25,6 +20,37 @@ func queryValues(query, name string) (values []string) {
 		}
 	}
 	return values
+}
+
+// unescaped returns a text without its escapes, also those of ASP (%u0061). What is no escape stays, as
+// servers other than Go's have it.
+func unescaped(s string) string {
+	if !strings.ContainsAny(s, "%+") {
+		return s
+	}
+	b := make([]byte, 0, len(s))
+	for i := 0; i < len(s); i++ {
+		switch {
+		case s[i] == '+':
+			b = append(b, ' ')
+			continue
+		case s[i] == '%' && i+2 < len(s):
+			if c, err := strconv.ParseUint(s[i+1:i+3], 16, 8); err == nil {
+				b = append(b, byte(c))
+				i += 2
+				continue
+			}
+			if c, isCut := strings.CutPrefix(s[i+1:], "u"); isCut && len(c) >= 4 {
+				if c, err := strconv.ParseUint(c[:4], 16, 16); err == nil {
+					b = utf8.AppendRune(b, rune(c))
+					i += 5
+					continue
+				}
+			}
+		}
+		b = append(b, s[i])
+	}
+	return string(b)
 }
 
 // isNamed reports whether any server may take a key for the name of a parameter or cookie. PHP makes
@@ -55,12 +81,12 @@ func folded(c byte) byte {
 
 // cookieValues returns the values of a cookie for which any server may take them. Go drops cookies with
 // characters that RFC 6265 does not allow; others do not. Python's SimpleCookie begins and ends one at a
-// space as well.
+// space as well. Old PHP unescapes names.
 func cookieValues(fields []string, name string) (values []string) {
 	for _, field := range fields {
 		for part := range strings.SplitSeq(field, ";") {
 			for at, isFirst := strings.IndexByte(part, '='), true; at >= 0; isFirst = false {
-				if key := part[:at]; isFirst && isCookieNamed(key, name) || endsInWord(key, name) {
+				if key := part[:at]; isFirst && isNamed(unescaped(strings.Trim(key, " \t")), name) || endsInWord(key, name) {
 					values = appendReadings(values, strings.Trim(part[at+1:], " \t"))
 				}
 				next := strings.IndexByte(part[at+1:], '=')
@@ -72,16 +98,6 @@ func cookieValues(fields []string, name string) (values []string) {
 		}
 	}
 	return values
-}
-
-// isCookieNamed is isNamed for a key whose escapes old servers decode.
-func isCookieNamed(key, name string) bool {
-	if strings.Contains(key, "%") {
-		if text, err := url.PathUnescape(key); err == nil {
-			key = text
-		}
-	}
-	return isNamed(strings.Trim(key, " \t"), name)
 }
 
 // endsInWord reports whether the last word of a text, not its only one, is the name.

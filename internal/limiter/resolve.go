@@ -140,7 +140,7 @@ func (a *resolved) resolve(key string, r *http.Request, repl *caddy.Replacer, l 
 	switch {
 	case z.isLease:
 		// A lease does not settle the cost.
-		req.Cost = z.Zone.finalCost(repl, l, nil)
+		req.Cost = z.finalCost(repl, l, nil)
 	default:
 		req.Cost = z.firstCost(repl)
 	}
