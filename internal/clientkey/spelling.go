@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -198,15 +199,13 @@ func (n Networks) append(b []byte, addr netip.Addr) []byte {
 }
 
 // signing are the schemes whose credentials are new with each request.
-var signing = map[string]bool{
-	"aws4-hmac-sha256": true, "digest": true, "hawk": true, "hmac": true, "negotiate": true, "ntlm": true, "oauth": true, "sharedkey": true, "signature": true,
-}
+var signing = [...]string{"aws4-hmac-sha256", "digest", "hawk", "hmac", "negotiate", "ntlm", "oauth", "sharedkey", "signature"}
 
 // SignsEachRequest reports whether the trimmed value of an Authorization field is new with each request, so that
 // it names no client.
 func SignsEachRequest(value string) bool {
 	end := strings.IndexAny(value, " \t")
-	return end >= 0 && signing[strings.ToLower(value[:end])]
+	return end >= 0 && slices.ContainsFunc(signing[:], func(scheme string) bool { return strings.EqualFold(scheme, value[:end]) })
 }
 
 // appendCredentials appends the trimmed value of an Authorization field. Its scheme has no case, RFC 9110

@@ -18,8 +18,9 @@ import (
 
 // collect resolves what the request asks of the zones that match it, as a new
 // evaluation of t, or of a new tracker if t is nil or, in an error route, settled. It
-// leaves out zones that do not limit the request, and buckets in which another
-// handler counts it already, and what Caddy includes does not count by its address. It returns no evaluation if nothing is left.
+// leaves out zones that do not limit the request, buckets in which another
+// handler counts it already, and zones of addresses if Caddy includes what it asks for. It returns no
+// evaluation if nothing is left.
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*tracker, *evaluation, error) {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if t == nil || len(t.own) == 0 {
