@@ -256,7 +256,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Name: "ipv4_prefix", Args: "<bits>", Field: option.Positive(&z.IPv4Prefix), Check: func() error { return validatePrefix("ipv4_prefix", z.IPv4Prefix, 32) },
 			Values:  map[string]option.Schema{"ipv4_prefix": {"maximum": 32}},
 			Section: aboutClients, Default: "whole address",
-			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64. An IPv4 address in an IPv6 one (`::ffff:`, `64:ff9b::`) counts as IPv4.",
+			Doc: "Counts addresses by their network of that many bits. One client commonly owns an IPv6 /64. IPv4 in IPv6 (such as `::ffff:`) counts as IPv4. What Caddy includes (`httpInclude`) passes such zones.",
 		},
 		{
 			Name: "ipv6_prefix", Args: "<bits>", Field: option.Positive(&z.IPv6Prefix), Check: func() error { return validatePrefix("ipv6_prefix", z.IPv6Prefix, 128) },

@@ -186,8 +186,8 @@ type Zone struct {
 	Reserves []*Reserve `json:"reserves,omitempty"`
 
 	// Counts addresses by their network of that many bits. One client commonly
-	// owns an IPv6 /64. An IPv4 address in an IPv6 one (`::ffff:`, `64:ff9b::`)
-	// counts as IPv4. Default: whole address.
+	// owns an IPv6 /64. IPv4 in IPv6 (such as `::ffff:`) counts as IPv4. What Caddy
+	// includes (`httpInclude`) passes such zones. Default: whole address.
 	IPv4Prefix int `json:"ipv4_prefix,omitempty"`
 
 	// Counts IPv6 addresses by their network of that many bits. One client

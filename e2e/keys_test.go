@@ -5,9 +5,12 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"maps"
 	"net/http"
 	"net/url"
+	"os"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -61,6 +64,76 @@ func TestRequestThatNamesTwoClients(t *testing.T) {
 
 			c.MustLoad(site("enforce 0"))
 			must(t, "a zone that refuses nobody", want("status", c.Get("/", "X-Api-Key: good", "X-Api-Key: z").StatusCode, http.StatusOK))
+		})
+	}
+}
+
+// TestRequestWithTwoCookies of one name counts for both, wherever the zone counts; none locks a browser out.
+func TestRequestWithTwoCookies(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 2, 0)
+	for store, text := range map[string]string{"memory": "", "redis": servers.Store()} {
+		for name, options := range map[string][]string{
+			"after": nil, "before": {"charge before"}, "batch": {"charge before", "batch 2"}, "log": {"algorithm sliding_log"}, "observed": {"enforce 0"},
+		} {
+			t.Run(store+", "+name, func(t *testing.T) {
+				t.Parallel()
+				site := zonesSite(text, zoneWith("two-"+name, append(options, "key {cookie.sid} {client_ip}", "events 6")...), "respond ok")
+				c := caddytest.Start(t, site)
+				get := func(status int, cookies ...string) {
+					t.Helper()
+					if name == "observed" {
+						status = http.StatusOK
+					}
+					must(t, fmt.Sprint(cookies), want("status", c.Get("/", cookies...).StatusCode, status))
+				}
+				for range 2 {
+					get(http.StatusOK, "Cookie: sid=old; sid=new")
+					get(http.StatusOK, "Cookie: sid=new", "Cookie: a=b; sid=old")
+					get(http.StatusOK, `Cookie: a="b c"; sid = "\156ew"; SID=%6fld`)
+				}
+				get(http.StatusTooManyRequests, "Cookie: sid=new")
+				get(http.StatusTooManyRequests, "Cookie: sid=old; sid=third")
+				for range 6 {
+					get(http.StatusOK, "Cookie: sid=third")
+				}
+				get(http.StatusTooManyRequests, "Cookie: sid=1; sid=2; sid=third")
+				get(http.StatusBadRequest, "Cookie: sid=1; sid=2; sid=3; sid=4")
+				code, answer := c.AdminCall(http.MethodPost, "/rate_limit/simulate", "", `{"url": "/", "headers": {"Cookie": ["sid=old; sid=fresh"]}}`)
+				must(t, answer, errors.Join(want("status", code, http.StatusOK), want("clients", strings.Count(answer, `"client_key"`), 2)))
+			})
+		}
+	}
+}
+
+// TestIncludes: Caddy's requests to itself have no address of their own, so they count by headers alone.
+func TestIncludes(t *testing.T) {
+	t.Parallel()
+	root := t.TempDir()
+	for name, text := range map[string]string{"page.html": `A{{httpInclude "/one.html"}}{{httpInclude "/two.html"}}Z`, "one.html": "1", "two.html": "2"} {
+		must(t, name, os.WriteFile(filepath.Join(root, name), []byte(text), 0o600))
+	}
+	servers := caddytest.StartShards(t, 1, 0)
+	for store, text := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(store, func(t *testing.T) {
+			t.Parallel()
+			c := caddytest.Start(t, zonesSite(text, zoneWith("pages", "key {header.X-Key} {client_ip}", "events 4", "charge before"),
+				"root * "+root+"\ntemplates\nfile_server"))
+			ask := func(status int, headers ...string) {
+				t.Helper()
+				resp := c.Get("/page.html", headers...)
+				body, err := io.ReadAll(resp.Body)
+				must(t, "page", errors.Join(err, want("status", resp.StatusCode, status)))
+				if status == http.StatusOK {
+					must(t, "page", want("body", string(body), "A12Z"))
+				}
+			}
+			for range 4 {
+				ask(http.StatusOK)
+			}
+			ask(http.StatusTooManyRequests)
+			ask(http.StatusOK, "X-Key: visitor")
+			ask(http.StatusInternalServerError, "X-Key: visitor")
 		})
 	}
 }

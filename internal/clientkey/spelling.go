@@ -8,6 +8,7 @@ import (
 	"encoding/base64"
 	"encoding/hex"
 	"net/netip"
+	"slices"
 	"strings"
 )
 
@@ -145,16 +146,43 @@ func ParseAddr(value string) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// nat64 is the prefix under which an IPv4 address reaches a network that has IPv6 alone, RFC 6052.
-var nat64 = netip.MustParsePrefix("64:ff9b::/96")
+// embeddings are the prefixes of IPv6 addresses that embed an IPv4 address, and where: a host has one of
+// the latter, but may choose among many of the former.
+var embeddings = [...]struct {
+	prefix     netip.Prefix
+	at         int
+	isInverted bool
+}{
+	{netip.MustParsePrefix("64:ff9b::/96"), 12, false},    // NAT64, RFC 6052
+	{netip.MustParsePrefix("64:ff9b:1::/48"), 12, false},  // NAT64 of a network's own, RFC 8215
+	{netip.MustParsePrefix("::ffff:0:0:0/96"), 12, false}, // SIIT, RFC 2765
+	{netip.MustParsePrefix("2002::/16"), 2, false},        // 6to4, RFC 3056
+	{netip.MustParsePrefix("2001::/32"), 12, true},        // Teredo, RFC 4380
+}
 
 // CanonicalAddr returns the one form of an address: the IPv4 address that an IPv6 address
 // embeds, without a zone.
 func CanonicalAddr(addr netip.Addr) netip.Addr {
 	addr = addr.Unmap().WithZone("")
-	if nat64.Contains(addr) {
+	if addr.Is4() {
+		return addr
+	}
+	for _, e := range &embeddings {
+		if !e.prefix.Contains(addr) {
+			continue
+		}
 		whole := addr.As16()
-		return netip.AddrFrom4([4]byte(whole[12:]))
+		if e.prefix.Bits() == 48 && [3]byte(whole[13:]) == [3]byte{} {
+			// The network embeds addresses elsewhere.
+			break
+		}
+		v4 := [4]byte(whole[e.at:])
+		if e.isInverted {
+			for i := range v4 {
+				v4[i] = ^v4[i]
+			}
+		}
+		return netip.AddrFrom4(v4)
 	}
 	return addr
 }
@@ -168,6 +196,16 @@ func (n Networks) append(b []byte, addr netip.Addr) []byte {
 		return network.AppendTo(b)
 	}
 	return addr.AppendTo(b)
+}
+
+// signing are the schemes whose credentials are new with each request.
+var signing = [...]string{"aws4-hmac-sha256", "digest", "hawk", "hmac", "negotiate", "ntlm", "oauth", "sharedkey", "signature"}
+
+// SignsEachRequest reports whether the trimmed value of an Authorization field is new with each request, so that
+// it names no client.
+func SignsEachRequest(value string) bool {
+	end := strings.IndexAny(value, " \t")
+	return end >= 0 && slices.ContainsFunc(signing[:], func(scheme string) bool { return strings.EqualFold(scheme, value[:end]) })
 }
 
 // appendCredentials appends the trimmed value of an Authorization field. Its scheme has no case, RFC 9110

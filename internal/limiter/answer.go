@@ -234,6 +234,9 @@ func (t *tracker) setFields(h http.Header) {
 			continue
 		}
 		for _, z := range e.zones {
+			if !z.leads() {
+				continue
+			}
 			policies = append(policies, policyItem(z.Name, &z.ask.Request))
 			if z.hasAnswered() {
 				limits = append(limits, limitItem(z.Name, &z.ask.State, z.answer == hasNoRoom))
@@ -391,7 +394,7 @@ func writeGRPC(w http.ResponseWriter, r *http.Request, why caddyhttp.HandlerErro
 func (e *evaluation) problem(status int) problem {
 	p := problem{Type: problemReduced, Title: "The service is short of capacity", Status: status}
 	for _, z := range e.zones {
-		if !refuses(z.outcome()) {
+		if !refuses(z.outcome()) || !z.leads() {
 			continue
 		}
 		p.Violated = append(p.Violated, z.Name)

@@ -81,19 +81,31 @@ func PlaceholdersIn(text string) (names []string) {
 	return names
 }
 
-// clientKey returns the client key of a request: that of the first template that applies. It is an error
-// if the request has several values for what names its client, because each would be a limit more; a
-// zone that only observes the client counts all together. Without a limit the key does not matter, so
-// nothing is logged of it.
-func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter, isLimited bool) (string, error) {
+// mostClients is of how many clients a request may be.
+const mostClients = 3
+
+// clientKeys returns the client key of a request: that of the first template that applies. A request with several
+// values for what names its client is an error, because each would be a limit more; a zone that only observes
+// these clients counts all together. But a browser cannot help sending several cookies of one name, so
+// such a request is of more clients, one for each value, up to mostClients. Without a limit the key does not
+// matter, so nothing is logged of it.
+func (z *Zone) clientKeys(r *http.Request, repl *caddy.Replacer, l *Limiter, isLimited bool) (key string, more []string, err error) {
 	key, i, applies, repeated := z.keyOf(r, repl)
 	if isLimited {
 		z.warnOfKey(i, applies, r, repl, l)
 	}
-	if repeated != "" && z.enforces(key, z.rule(l)) {
-		return "", z.refuseRepeated(repeated, l)
+	if repeated == "" {
+		return key, nil, nil
 	}
-	return key, nil
+	t, rule := &z.templates[i], z.rule(l)
+	keys, areCookies := t.severalKeys(r, repl, z)
+	switch {
+	case len(keys) == 1 || len(keys) > 0 && areCookies:
+		return keys[0], keys[1:], nil
+	case keys == nil && !z.observesAll(rule), slices.ContainsFunc(keys, func(key string) bool { return z.enforces(key, rule) }):
+		return "", nil, z.refuseRepeated(repeated, l)
+	}
+	return key, nil, nil
 }
 
 // keyOf returns the client key of a request, the template that made it, and whether that template applies. If a
@@ -107,6 +119,12 @@ func (z *Zone) keyOf(r *http.Request, repl *caddy.Replacer) (key string, templat
 		}
 	}
 	return "", 0, true, ""
+}
+
+// countsAddress reports whether the client key of a request has the client's address.
+func (z *Zone) countsAddress(r *http.Request, repl *caddy.Replacer) bool {
+	_, i, _, _ := z.keyOf(r, repl)
+	return z.templates[i].hasAddress
 }
 
 // hasClientsOf reports whether a request is of the same client in both zones.
@@ -191,25 +209,61 @@ func (z *Zone) logNoKey(l *Limiter, times int64, hint string) {
 // or at least one that is not empty. The lengths at the end keep the values of
 // several placeholders apart. If the request has several values for a placeholder, that is returned.
 func (t *keyTemplate) clientKey(b []byte, r *http.Request, repl *caddy.Replacer, z *Zone) (key []byte, applies bool, repeated string) {
-	b = append(append(b, t.tag...), ':')
 	applies = len(t.placeholders) == 0
+	var scratch [8]string
+	values := scratch[:0]
+	for i := range t.sources {
+		value, isSingle := t.sources[i].value(r, repl)
+		if !isSingle && repeated == "" {
+			repeated = t.sources[i].placeholder
+		}
+		applies = applies || value != ""
+		values = append(values, value)
+	}
+	return t.appendKey(b, values, z), applies, repeated
+}
+
+// appendKey appends the client key of the values of all sources.
+func (t *keyTemplate) appendKey(b []byte, values []string, z *Zone) []byte {
+	b = append(append(b, t.tag...), ':')
 	var scratch [8]int
 	lengths := scratch[:0]
 	for i := range t.sources {
-		source := &t.sources[i]
-		value, isSingle := source.value(r, repl)
-		if !isSingle && repeated == "" {
-			repeated = source.placeholder
-		}
-		applies = applies || value != ""
 		start := len(b)
-		b = clientkey.Append(b, value, source.spelling, z.networks())
+		b = clientkey.Append(b, values[i], t.sources[i].spelling, z.networks())
 		lengths = append(lengths, len(b)-start)
 	}
 	for i := range len(lengths) - 1 {
 		b = strconv.AppendInt(append(b, ':'), int64(lengths[i]), 10)
 	}
-	return store.Shortened(b), applies, repeated
+	return store.Shortened(b)
+}
+
+// severalKeys returns the client keys of a request that has several values for placeholders, and whether these are
+// all cookies. There are none if they are more than mostClients.
+func (t *keyTemplate) severalKeys(r *http.Request, repl *caddy.Replacer, z *Zone) (keys []string, areCookies bool) {
+	all, areCookies := [][]string{nil}, true
+	for i := range t.sources {
+		source := &t.sources[i]
+		values := source.distinct(r, repl, z)
+		areCookies = areCookies && (source.cookie != "" || len(values) == 1)
+		var longer [][]string
+		for _, chosen := range all {
+			if at := slices.Index(t.placeholders[:i], source.placeholder); at >= 0 {
+				values = chosen[at : at+1]
+			}
+			for _, value := range values {
+				longer = append(longer, append(slices.Clone(chosen), value))
+			}
+		}
+		if all = longer; len(all) == 0 || len(all) > mostClients {
+			return nil, false
+		}
+	}
+	for _, values := range all {
+		keys = append(keys, string(t.appendKey(nil, values, z)))
+	}
+	return keys, areCookies
 }
 
 // unknownIn returns a placeholder of the template that nothing defines for the request, or "".

@@ -337,7 +337,14 @@ func TestClientKeyCountsNetworks(t *testing.T) {
 		{0, 0, "fe80::1%eth0", "fe80::1"},
 		{0, 64, "64:ff9b::c000:24d", "192.0.2.77"},
 		{24, 64, "64:FF9B::192.0.2.77", "192.0.2.0/24"},
-		{0, 64, "64:ff9b:1::c000:24d", "64:ff9b:1::/64"},
+		{0, 64, "64:ff9b:1::c000:24d", "192.0.2.77"},
+		{0, 64, "64:ff9b:1:2:3::c000:24d", "192.0.2.77"},
+		{0, 64, "64:ff9b:1:c000:2:4d00::", "64:ff9b:1:c000::/64"},
+		{0, 64, "64:ff9b:2::c000:24d", "64:ff9b:2::/64"},
+		{0, 64, "::ffff:0:192.0.2.77", "192.0.2.77"},
+		{24, 64, "2002:c000:24d:5::1", "192.0.2.0/24"},
+		{0, 64, "2001:0:1:1:1:1:3fff:fdb2", "192.0.2.77"},
+		{0, 64, "::1", "::/64"},
 		{24, 0, "192.0.2.77", "192.0.2.0/24"},
 		{32, 0, "192.0.2.77", "192.0.2.77/32"},
 		{1, 0, "192.0.2.77", "128.0.0.0/1"},
@@ -444,6 +451,15 @@ func identityOf(texts []string) [4]string {
 // requestOf returns what r asks of a zone that no handler has.
 func requestOf(z *Zone, r *http.Request, repl *caddy.Replacer, l *Limiter) (store.Request, error) {
 	z.bound[ownStore] = boundZone{Zone: z, handle: new(stores.Handle)}
-	in, err := z.resolve(r, repl, l, ownStore)
+	in, _, err := z.meet(r, repl, &choice{limiter: l, isMade: true})
 	return in.req, err
+}
+
+// clientKey returns the client key of a request of one client.
+func (z *Zone) clientKey(r *http.Request, repl *caddy.Replacer, l *Limiter, isLimited bool) (string, error) {
+	key, more, err := z.clientKeys(r, repl, l, isLimited)
+	if len(more) > 0 {
+		return "", fmt.Errorf("%d more clients", len(more))
+	}
+	return key, err
 }

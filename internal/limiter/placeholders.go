@@ -120,7 +120,7 @@ func (t *tracker) zoneNamed(name string) (of *inZone) {
 	for _, e := range t.all() {
 		for _, z := range e.zones {
 			switch {
-			case z.Name != name:
+			case z.Name != name || !z.leads():
 			case z.answer != notAsked:
 				return z
 			case of == nil:

@@ -125,6 +125,8 @@ type inZone struct {
 	rare   *rareZone
 	role   role
 	bucket bucket
+	// isOneOf is set if the zone counts the request for other clients as well.
+	isOneOf bool
 	answer
 	spend
 }

@@ -18,38 +18,55 @@ import (
 
 // collect resolves what the request asks of the zones that match it, as a new
 // evaluation of t, or of a new tracker if t is nil or, in an error route, settled. It
-// leaves out zones that do not limit the request, and buckets in which another
-// handler counts it already. It returns no evaluation if nothing is left.
+// leaves out zones that do not limit the request, buckets in which another
+// handler counts it already, and zones of addresses if Caddy includes what it asks for. It returns no
+// evaluation if nothing is left.
 func (l *Limiter) collect(t *tracker, w http.ResponseWriter, r *http.Request) (*tracker, *evaluation, error) {
 	repl := r.Context().Value(caddy.ReplacerCtxKey).(*caddy.Replacer)
 	if t == nil || len(t.own) == 0 {
 		repl.Map(placeholders(r))
 	}
 	var e *evaluation
-	chosen := choice{limiter: l}
+	chosen, isOfCaddy := choice{limiter: l}, isInclude(r)
 	for _, z := range l.Zones {
-		asked, isAsked, err := z.meet(r, repl, &chosen)
-		switch {
-		case err != nil:
-			return t, nil, err
-		case !isAsked, t != nil && t.counts(asked.zone, &asked.req):
+		if isOfCaddy && z.countsAddress(r, repl) {
 			continue
 		}
-		if l.simulation == nil {
-			asked.zone.sampled(asked.req.ClientKey, r)
-		}
-		if e == nil {
-			if t == nil || t.settled {
-				t = newTracker(w, t, len(l.Zones))
+		asked, isAsked, err := z.meet(r, repl, &chosen)
+		for more := asked.more; ; more = more[1:] {
+			switch {
+			case err != nil:
+				return t, nil, err
+			case isAsked && (t == nil || !t.counts(asked.zone, &asked.req)):
+				if l.simulation == nil {
+					asked.zone.sampled(asked.req.ClientKey, r)
+				}
+				if e == nil {
+					if t == nil || t.settled {
+						t = newTracker(w, t, len(l.Zones))
+					}
+					e = t.newEvaluation(l, repl)
+				}
+				e.add(&asked)
 			}
-			e = t.newEvaluation(l, repl)
+			if len(more) == 0 {
+				break
+			}
+			asked = resolved{zone: asked.zone, rule: asked.rule, isOneOf: true}
+			events, burst := z.limitBy(asked.rule, repl, l)
+			isAsked, err = asked.resolve(more[0], r, repl, l, events, burst)
 		}
-		e.add(&asked)
 	}
 	if e != nil {
 		t.enroll(e, r)
 	}
 	return t, e, nil
+}
+
+// isInclude reports whether r is a request of Caddy to itself, by httpInclude of templates, with the headers of
+// its visitor but not the address. No client can send one: the server gives each the local address.
+func isInclude(r *http.Request) bool {
+	return r.RemoteAddr == "127.0.0.1:10000" && r.Context().Value(http.LocalAddrContextKey) == nil
 }
 
 // choice is in which store a request counts, made once a zone matches.
@@ -85,35 +102,40 @@ func (z *Zone) meet(r *http.Request, repl *caddy.Replacer, in *choice) (asked re
 	if !in.isMade {
 		in.make(in.limiter.Zones[0], r, repl)
 	}
-	asked, err = z.resolve(r, repl, in.limiter, in.in)
-	return asked, err == nil && (asked.req.Events != unlimited || asked.block != nil), err
+	l := in.limiter
+	asked = resolved{zone: &z.bound[in.in], rule: z.rule(l)}
+	events, burst := z.limitBy(asked.rule, repl, l)
+	// A client without a limit may be blocked, so it is named like others.
+	key, more, err := z.clientKeys(r, repl, l, events != unlimited)
+	if err != nil {
+		return asked, false, err
+	}
+	asked.more, asked.isOneOf = more, len(more) > 0
+	isAsked, err = asked.resolve(key, r, repl, l, events, burst)
+	return asked, isAsked, err
 }
 
-// resolved is what a request asks of a zone.
+// resolved is what a request asks of a zone about a client.
 type resolved struct {
 	// zone is in the store in which the request is counted.
 	zone *boundZone
 	req  store.Request
 	// block is that of the client, or nil; rule is what operators have changed of the zone, or nil.
 	block, rule *store.Override
+	// more are the keys of the other clients that the zone counts the request for.
+	more []string
+	// isOneOf is set if there are others.
+	isOneOf bool
 }
 
-// resolve returns what r asks of the zone: by the config, what operators have changed of the zone, and
-// what they have changed for the client, each in place of the one before. If its Events are unlimited
-// the zone does not count r, but may block its client; if they are 0 no store is asked.
-func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int) (asked resolved, err error) {
-	asked.zone, asked.rule = &z.bound[in], z.rule(l)
-	events, burst := z.limitBy(asked.rule, repl, l)
-	// A client without a limit may be blocked, so it is named like others.
-	key, err := z.clientKey(r, repl, l, events != unlimited)
-	if err != nil {
-		return asked, err
-	}
-	of := asked.zone.overridesOf(key, l)
-	req := &asked.req
-	asked.block, *req = of.Block, store.Request{Limit: &z.limit, ClientKey: key}
+// resolve sets what r asks for a client: by the limit of the zone, and what operators have changed for the
+// client. It reports whether the zone limits r, or blocks the client. If the events are 0 no store is asked.
+func (a *resolved) resolve(key string, r *http.Request, repl *caddy.Replacer, l *Limiter, events, burst int64) (isAsked bool, err error) {
+	z, req := a.zone, &a.req
+	of := z.overridesOf(key, l)
+	a.block, *req = of.Block, store.Request{Limit: &z.limit, ClientKey: key}
 	if err = z.setLimit(req, r, events, burst, of); req.Events == unlimited {
-		return asked, nil
+		return a.block != nil, nil
 	}
 	req.Batch, req.Penalty = z.Batch, z.Penalty
 	switch {
@@ -127,7 +149,7 @@ func (z *Zone) resolve(r *http.Request, repl *caddy.Replacer, l *Limiter, in int
 		req.ID = identity.NewRequestID()
 	}
 	req.Hold = z.newHold(nil)
-	return asked, err
+	return err == nil, err
 }
 
 // setLimit makes req ask for the limit that holds: that of the client in place of that of the zone, without
@@ -351,7 +373,7 @@ func (e *evaluation) add(asked *resolved) *inZone {
 	if z == nil {
 		z = new(inZone)
 	}
-	*z = inZone{boundZone: asked.zone, of: e, ask: store.Ask{Request: asked.req}}
+	*z = inZone{boundZone: asked.zone, of: e, ask: store.Ask{Request: asked.req}, isOneOf: asked.isOneOf}
 	if !asked.zone.enforces(asked.req.ClientKey, asked.rule) {
 		z.role = observes
 	}
@@ -370,6 +392,14 @@ func (z *Zone) enforces(clientKey string, rule *store.Override) bool {
 		enforced = cohortsIn(*rule.Enforce)
 	}
 	return enforced == cohorts || cohortOf(enforceSalt, clientKey) < enforced
+}
+
+// observesAll reports whether the zone refuses no client, by a rule or the config.
+func (z *Zone) observesAll(rule *store.Override) bool {
+	if rule != nil && rule.Enforce != nil {
+		return *rule.Enforce == 0
+	}
+	return z.enforced == 0
 }
 
 // The salts make the orders in which clients are moved and limits are enforced

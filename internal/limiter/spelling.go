@@ -5,7 +5,7 @@ import (
 	"net/http"
 	"net/netip"
 	"net/textproto"
-	"net/url"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -60,23 +60,16 @@ func sourceOf(placeholder string) source {
 // value returns the value for a request, and reports whether it has no other. A header is read without the
 // replacer, which allocates for each value; r is nil where there is no request.
 func (s *source) value(r *http.Request, repl *caddy.Replacer) (value string, isSingle bool) {
-	switch {
-	case r == nil:
-	case s.isList:
-		return clientkey.Trimmed(strings.Join(r.Header[s.header], ",")), true
-	case s.header != "":
-		return single(r.Header[s.header])
-	case s.query != "":
-		return single(queryValues(r.URL.RawQuery, s.query))
-	case s.cookie != "":
-		// Caddy's placeholder takes the first one of the name in any case, a server one of the very name.
-		if cookies := r.CookiesNamed(s.cookie); len(cookies) > 0 {
-			var values []string
-			for _, c := range cookies {
-				values = append(values, c.Value)
-			}
-			return single(values)
+	if values, is := s.given(r); is {
+		value, isSingle = single(values)
+		if s.spelling == clientkey.Credentials && isSingle && clientkey.SignsEachRequest(value) {
+			// It would be a client more with each request.
+			value = ""
 		}
+		return value, isSingle
+	}
+	if r != nil && s.isList {
+		return clientkey.Trimmed(strings.Join(r.Header[s.header], ",")), true
 	}
 	if s.spelling == clientkey.HostLabel {
 		if host, _ := repl.GetString("http.request.host"); strings.HasSuffix(host, ".") {
@@ -88,6 +81,41 @@ func (s *source) value(r *http.Request, repl *caddy.Replacer) (value string, isS
 		value = clientkey.Trimmed(value)
 	}
 	return value, true
+}
+
+// given returns the values that a request gives, if it may give several.
+func (s *source) given(r *http.Request) (values []string, is bool) {
+	switch {
+	case r == nil, s.isList:
+		return nil, false
+	case s.header != "":
+		return r.Header[s.header], true
+	case s.query != "":
+		return queryValues(r.URL.RawQuery, s.query), true
+	case s.cookie != "":
+		return cookieValues(r.Header["Cookie"], s.cookie), true
+	}
+	return nil, false
+}
+
+// distinct returns the values that are not empty, each in one spelling, or nil if they are more than mostClients.
+func (s *source) distinct(r *http.Request, repl *caddy.Replacer, z *Zone) (values []string) {
+	all, is := s.given(r)
+	if _, isSingle := single(all); !is || isSingle {
+		value, _ := s.value(r, repl)
+		return []string{value}
+	}
+	var forms []string
+	for _, value := range all {
+		form := string(clientkey.Append(nil, clientkey.Trimmed(value), s.spelling, z.networks()))
+		if form == "" || slices.Contains(forms, form) {
+			continue
+		}
+		if values, forms = append(values, clientkey.Trimmed(value)), append(forms, form); len(values) > mostClients {
+			return nil
+		}
+	}
+	return values
 }
 
 // single returns the only value that is not empty, once or repeated, or all of them, joined as Caddy's
@@ -104,28 +132,6 @@ func single(values []string) (value string, isSingle bool) {
 		}
 	}
 	return value, true
-}
-
-// queryValues returns the values of a query parameter for which any server may take them: Go drops pairs
-// with a semicolon or a bad escape, and everything where there are thousands. Some drop what follows a #,
-// others do not.
-func queryValues(query, name string) (values []string) {
-	unescaped := func(s string) string {
-		if text, err := url.QueryUnescape(s); err == nil {
-			return text
-		}
-		return s
-	}
-	if before, _, isCut := strings.Cut(query, "#"); isCut {
-		query += "&" + before
-	}
-	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
-		key, value, _ := strings.Cut(pair, "=")
-		if unescaped(key) == name {
-			values = append(values, unescaped(value))
-		}
-	}
-	return values
 }
 
 // networks are in what the zone counts addresses.

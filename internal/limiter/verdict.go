@@ -83,6 +83,21 @@ func (t *tracker) verdict(shows func(*Limiter) bool) (v verdict) {
 	return v
 }
 
+// leads reports whether z decides for its zone: of the clients that the zone counts the request for, it is the one
+// whose verdict matters most.
+func (z *inZone) leads() bool {
+	if !z.isOneOf {
+		return true
+	}
+	var v verdict
+	for _, other := range z.of.zones {
+		if of := (verdict{other, z.of, other.outcome()}); other.boundZone == z.boundZone && (v.inZone == nil || of.outranks(v)) {
+			v = of
+		}
+	}
+	return v.inZone == z
+}
+
 // conclude makes the states of zones that have no room show how long the client has to wait, and
 // the penalties that refusals earn.
 func (e *evaluation) conclude() {
@@ -134,7 +149,7 @@ func (z *inZone) showPenaltyFor(d time.Duration) {
 // count counts what the zones decided.
 func (e *evaluation) count() {
 	for _, z := range e.zones {
-		if o := z.outcome(); o != telemetry.Undecided {
+		if o := z.outcome(); o != telemetry.Undecided && z.leads() {
 			z.Counts.Requests.Inc()
 			z.Counts.Decisions[o].Inc()
 		}
