@@ -91,6 +91,7 @@ func (e *evaluation) conclude() {
 			continue
 		}
 		z.estimateWait()
+		z.notePause()
 		if z.showPenalty() {
 			z.penalize()
 		}
