@@ -322,7 +322,7 @@ func (z *inZone) settleZone(t *tracker, status int, hasEnded bool) (f final, cos
 		shown = 0
 	}
 	isForgiven := z.Forgives.Contains(status)
-	isFree := isForgiven || z.Free.Contains(status)
+	isFree := isForgiven || z.Free.Contains(status) && z.staysFree(status)
 	if !isFree {
 		cost = z.finalCost(t, status)
 	}

@@ -97,7 +97,7 @@ type Zone struct {
 	blocked  error
 	bound    [maxStores]boundZone
 
-	noKey, repeats, never, obeyed telemetry.LogThrottle
+	noKey, repeats, never, obeyed, overFree telemetry.LogThrottle
 	// doubts are what is likely wrong with the key, by its texts, and unknown is a placeholder of it
 	// that nothing defined for some request, or nil.
 	doubts        []string
