@@ -44,7 +44,8 @@ func TestFreeResponsesAreBounded(t *testing.T) {
 					return
 				}
 				charged := 0
-				for ; charged < 100 && h.answeredWith(test.status).Code == test.status; charged++ {
+				for charged < 100 && h.answeredWith(test.status).Code == test.status {
+					charged++
 				}
 				if want := test.free / 10; charged != want {
 					t.Errorf("window %d: %d more are served, want %d", window, charged, want)

@@ -148,14 +148,14 @@ func (z *inZone) passesPause(r *http.Request) bool {
 		ask := store.Ask{Request: z.probeRequest()}
 		e.open.Base.Take(context.WithoutCancel(r.Context()), []*store.Ask{&ask})
 		switch {
-		case ask.State.Err != nil:
+		case ask.Err != nil:
 			return true // The zone's own question fails as well, and on_error decides.
-		case ask.State.Allowed:
+		case ask.Allowed:
 			ask.Request.Receipt = ask.State.Receipt
 			z.ensureRare().probe = &ask.Request
 			return true
 		}
-		wait = ask.State.RetryAfter
+		wait = ask.RetryAfter
 		z.pause.isTaken(now.Add(wait))
 	}
 	if wait == 0 {
