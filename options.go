@@ -197,7 +197,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Check:   z.validateCountStatus,
 			Values:  map[string]option.Schema{"count_status": {"anyOf": []option.Schema{{"const": []string{"all"}}, {"type": "null"}, StatusList{}.JSONSchema()}, "items": option.Schema{}}},
 			Section: aboutCosts, Default: "`not 304`",
-			Doc: "The statuses that cost something, such as `401 403`; with `not`, those that do not, such as `not 304 5xx grpc:5`; or `all`.",
+			Doc: "The statuses that cost something, such as `401 403`; with `not`, those that do not, such as `not 304 5xx grpc:5`; or `all`. Free 304 beyond ten times the limit in a window are charged, unless 200 is free.",
 			Parts: map[string]string{
 				"count_status":     "The response statuses that cost something: codes like `401` and classes like `4xx`, or statuses of gRPC like `grpc:16`. `[\"all\"]` charges every status. Default: all but 304.",
 				"count_status_not": "The response statuses that cost nothing. Not with `count_status`. Default: `[\"304\"]`, or none with `count_status`.",
@@ -237,7 +237,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 		{
 			Name: "obey_upstream", Field: option.Flag(&z.ObeyUpstream), Check: z.validateObeyUpstream,
 			Section: aboutLimits, Default: "off",
-			Doc: "A 429 or 503 of the handlers behind, such as `reverse_proxy`, that says when to come again (`Retry-After`, `RateLimit`, `RateLimit-Reset` or `X-RateLimit-Reset`) is a penalty for its client until then, at most an hour: no Caddy passes its requests on. For a provider's limit, write a constant `key`.",
+			Doc: "A response of the handlers behind [that says when to come again](go.md#calls-to-providers) is a penalty for its client until then, at most an hour. A constant `key`, for a provider's limit, closes for a minute, or for as long as clients of two networks (/24, /48) were told. Then one request a minute is a probe.",
 		},
 		{
 			Name: "reserve", JSON: []string{"reserves"}, Args: "<percent> @<matcher> | <percent> { <matchers> }", Repeats: true,

@@ -170,11 +170,12 @@ type Zone struct {
 	// again. Refusals do not prolong it. Default: 0.
 	Penalty caddy.Duration `json:"penalty,omitempty"`
 
-	// A 429 or 503 of the handlers behind, such as `reverse_proxy`, that says when
-	// to come again (`Retry-After`, `RateLimit`, `RateLimit-Reset` or
-	// `X-RateLimit-Reset`) is a penalty for its client until then, at most an
-	// hour: no Caddy passes its requests on. For a provider's limit, write a
-	// constant `key`. Default: off.
+	// A response of the handlers behind [that says when to come
+	// again](https://github.com/shardlimit/caddy-shardlimit/blob/main/docs/go.md#calls-to-providers)
+	// is a penalty for its client until then, at most an hour. A constant `key`,
+	// for a provider's limit, closes for a minute, or for as long as clients of
+	// two networks (/24, /48) were told. Then one request a minute is a probe.
+	// Default: off.
 	ObeyUpstream bool `json:"obey_upstream,omitempty"`
 
 	// A percentage of `events`, or of `burst`, that is kept for matching requests,

@@ -14,10 +14,11 @@ import (
 )
 
 // Transport is an [http.RoundTripper] for outgoing calls. Each request waits for its limit first, as
-// [Limit.Wait] does with an event, for as long as its context allows. If the server answers 429 or 503
-// and says for how long it wants no more requests, in Retry-After, RateLimit, RateLimit-Reset or
+// [Limit.Wait] does with an event, for as long as its context allows. If the server answers 429, 503 or
+// 529 and says for how long it wants no more requests, in Retry-After, RateLimit or fields like
 // X-RateLimit-Reset, the bucket is closed for so long, at most an hour, for all processes and Caddys
-// that share it. If many answers say so, the first counts. This process obeys even if the store does not
+// that share it; so it is by a 402 or 403 whose Retry-After or used-up limit says so. If many answers
+// say so, the first counts. Whoever can provoke an answer closes the bucket of its Key for all. This process obeys even if the store does not
 // answer. The answer itself is returned as it is. A Transport sends no request again.
 type Transport struct {
 	// Base sends the requests. Nil means [http.DefaultTransport].

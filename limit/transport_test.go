@@ -67,9 +67,10 @@ func TestTransportObeys(t *testing.T) {
 		"date":                {"Date: " + soon.Add(-10*time.Minute).Format(http.TimeFormat), "Retry-After: " + soon.Format(http.TimeFormat)},
 		"RateLimit":           {`RateLimit: "minute";r=0;t=600`},
 		"X-RateLimit-Reset":   {"X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 600"},
+		"span":                {"X-RateLimit-Reset-Tokens: 10m0s"},
 		"garbage, then sense": {"Retry-After: later", "RateLimit-Reset: 600"},
 	} {
-		for status, closes := range map[int]bool{http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true, http.StatusOK: false, http.StatusForbidden: false} {
+		for status, closes := range map[int]bool{http.StatusTooManyRequests: true, http.StatusServiceUnavailable: true, 529: true, http.StatusOK: false, http.StatusNotFound: false} {
 			config := limit.Config{Name: "provider", Events: 100, Window: time.Hour}
 			key := func(*http.Request) string { return name + http.StatusText(status) }
 			one := &limit.Transport{Limit: limitOf(t, openRedis(t, redis), config), Key: key}

@@ -2,9 +2,11 @@ package body
 
 import (
 	"bytes"
+	"encoding/hex"
 	"errors"
 	"fmt"
 	"io"
+	"math/rand/v2"
 	"net/http"
 	"runtime"
 	"strings"
@@ -349,25 +351,67 @@ func TestNoReader(t *testing.T) {
 	}
 }
 
+// cause returns which of the errors of this package a body was read with.
+func cause(r *Reader) string {
+	for _, err := range []error{ErrNotJSON, ErrEncoding, ErrBrokenOff} {
+		if errors.Is(r.Err(), err) {
+			return err.Error()
+		}
+	}
+	return fmt.Sprint(r.Err())
+}
+
+// FuzzReader: the result does not depend on how a body is cut into parts, however long its tokens are, and
+// whether or not its coding breaks off. The byte at a place is written that many times more.
 func FuzzReader(f *testing.F) {
-	f.Add(`{"a": {"b": [1, "2"]}}`, uint8(0), uint8(3))
-	f.Add("data: {\"a\":\r\ndata: {\"b\": 1}}\r\r", uint8(1), uint8(1))
-	f.Add("{\"a\": 1}\n[", uint8(2), uint8(2))
-	// A word that is too long, and begins as a number.
-	f.Add("{\"a\": {\"b\": 1"+strings.Repeat("\xad", 5000), uint8(0), uint8(0))
+	f.Add(`{"a": {"b": [1, "2"]}}`, uint8(0), uint8(3), uint8(0), uint8(0), uint16(0))
+	f.Add("data: {\"a\":\r\ndata: {\"b\": 1}}\r\r", uint8(1), uint8(1), uint8(0), uint8(0), uint16(0))
+	f.Add("data: {\"a\": {\"b\": 1}}\n\ndata: [DONE]\n\n", uint8(1), uint8(4), uint8(9), uint8(0), uint16(0))
+	f.Add("{\"a\": 1}\n[", uint8(2), uint8(2), uint8(0), uint8(0), uint16(0))
+	// A word that is too long begins as a number, follows one, or is as long as the tokenizer takes.
+	for _, times := range []uint16{maxToken - 1, maxToken, roomSize - 20, 5000} {
+		f.Add("{\"a\": {\"b\": 1\xad", uint8(0), uint8(0), uint8(0), uint8(13), times)
+		f.Add(`{"a": {"b": 900,*}}`, uint8(0), uint8(6), uint8(1), uint8(16), times)
+		f.Add(`{"a": {"b": 900}, "x": tru`, uint8(3), uint8(0), uint8(18), uint8(20), times)
+	}
 	kinds := []string{jsonType, eventsType, linesType, "application/json-seq"}
-	f.Fuzz(func(t *testing.T, body string, kind, n uint8) {
-		h := header(kinds[int(kind)%len(kinds)], "")
-		once, parts := readBy(t, 1<<20, h, body, "a.b", "a.#"), readBy(t, int(n%16)+1, h, body, "a.b", "a.#")
-		for _, path := range []string{"a.b", "a.#"} {
-			if number(once, path) != number(parts, path) {
-				t.Errorf("%s is %q, and in parts %q", path, number(once, path), number(parts, path))
+	codings := []string{"", "gzip", "deflate", "br", "zstd"}
+	f.Fuzz(func(t *testing.T, body string, kind, n, coding, at uint8, times uint16) {
+		if i := int(at); i < len(body) {
+			body = body[:i] + strings.Repeat(body[i:i+1], int(times)%8192) + body[i:]
+		}
+		h := header(kinds[int(kind)%len(kinds)], codings[int(coding)%len(codings)])
+		if c := h.Get("Content-Encoding"); c != "" {
+			encoded := encode(t, []byte(body), c)
+			body = string(encoded[:max(len(encoded)-int(coding)/len(codings), 0)])
+		}
+		once := readBy(t, 1<<20, h, body, "a.b", "a.#")
+		for _, n := range []int{int(n%16) + 1, maxToken, roomSize} {
+			parts := readBy(t, n, h, body, "a.b", "a.#")
+			for _, path := range []string{"a.b", "a.#"} {
+				if number(once, path) != number(parts, path) {
+					t.Errorf("%s is %q, and in parts of %d %q", path, number(once, path), n, number(parts, path))
+				}
+			}
+			if cause(once) != cause(parts) || once.IsWhole() != parts.IsWhole() {
+				t.Errorf("error %v, whole %t, and in parts of %d %v, %t", once.Err(), once.IsWhole(), n, parts.Err(), parts.IsWhole())
 			}
 		}
-		if !errors.Is(once.Err(), parts.Err()) {
-			t.Errorf("error %v, and in parts %v", once.Err(), parts.Err())
-		}
 	})
+}
+
+// TestExpansionInParts: how far a body may expand depends on its bytes alone, and not on how many more of
+// them had arrived. Few bytes become many here, and the rest does not expand.
+func TestExpansionInParts(t *testing.T) {
+	rest := make([]byte, 3000)
+	_, _ = rand.NewChaCha8([32]byte{}).Read(rest)
+	tail := `{"a": {"b": 7}, "text": "` + hex.EncodeToString(rest) + `"}`
+	body := string(encode(t, []byte(strings.Repeat(" ", freeSize+256<<10)+tail), "br"))
+	for _, n := range []int{1 << 20, 4096, 16} {
+		if r := readBy(t, n, header(jsonType, "br"), body, "a.b"); r.Err() != nil || number(r, "a.b") != "7" {
+			t.Errorf("%d bytes at a time: %q, %v", n, number(r, "a.b"), r.Err())
+		}
+	}
 }
 
 // BenchmarkReader reads megabytes of what is common, in parts of 32 kB as proxies write them.

@@ -129,6 +129,9 @@ func (t *tracker) askZones(e *evaluation, r *http.Request) error {
 // state; the error that ask returns ends the request.
 func (e *evaluation) ask(r *http.Request, first *inZone) error {
 	e.resetStates()
+	if e.awaitsProbe(r) {
+		return nil
+	}
 	onlyChecks, anyObserves, anyUnknown := true, false, false
 	for _, z := range e.zones {
 		onlyChecks = onlyChecks && !z.ChargeBefore && z.role != observes

@@ -33,8 +33,8 @@ type keyTemplate struct {
 	sources []source
 	// doubtful are those that are none of Caddy's.
 	doubtful []string
-	// hasAddress is set if one of them is the client's address.
-	hasAddress bool
+	// hasAddress is set if one of them is the client's address, and isConstant if all requests have the same key.
+	hasAddress, isConstant bool
 }
 
 // compileKey compiles the templates of a zone's key, and adds the client's address
@@ -53,6 +53,7 @@ func compileKey(texts []string) []keyTemplate {
 		taken[tag] = true
 		t := keyTemplate{tag: tag, placeholders: PlaceholdersIn(text)}
 		t.hasAddress = slices.ContainsFunc(t.placeholders, IsAddress)
+		t.isConstant = !slices.ContainsFunc(t.placeholders, func(name string) bool { return !isConstant(name) })
 		for _, name := range t.placeholders {
 			t.sources = append(t.sources, sourceOf(name))
 			if !isKnownPlaceholder(name) {

@@ -22,12 +22,17 @@ func (t *tracker) obey(e *evaluation, status int) {
 				return
 			}
 		}
+		believed := wait
+		if z.isForAll() {
+			believed = z.pause.believe(networkOf(t.request), wait, e.limiter.Now())
+			z.keepProbe()
+		}
 		// The state is from when the request was admitted.
-		z.showPenaltyFor(t.took(e.limiter) + wait)
+		z.showPenaltyFor(t.took(e.limiter) + believed)
 		z.penalize()
 		if times, log := e.limiter.mayLog(&z.obeyed); log {
 			e.limiter.Logger.Warn("upstream asks for fewer requests; the client is refused until then",
-				zap.String("zone", z.Name), zap.Int("status", status), zap.Duration("for", wait), zap.Int64("times", times))
+				zap.String("zone", z.Name), zap.Int("status", status), zap.Duration("for", believed), zap.Duration("asked_for", wait), zap.Int64("times", times))
 		}
 	}
 }

@@ -12,8 +12,8 @@ import (
 // maxRecentClients bounds the memory of a zone. A client beyond it costs another log entry.
 const maxRecentClients = 100_000
 
-// recentClients are what was logged of the buckets of a zone in their windows. The zero value is
-// empty, and takes no memory for clients.
+// recentClients are what was logged of the buckets of a zone in their windows, and what was free there. The
+// zero value is empty, and takes no memory for clients.
 type recentClients struct {
 	limits identity.Limits
 
@@ -24,10 +24,11 @@ type recentClients struct {
 }
 
 // logged is the window in which something was logged: its end, or 0 if the algorithm has
-// no windows, and until when that is remembered.
+// no windows, and until when that is remembered. free is the cost that was not charged until then.
 type logged struct {
 	reset int64
 	until time.Time
+	free  int64
 }
 
 // idOf identifies what is logged of a bucket: limits that differ in their window have
@@ -54,10 +55,16 @@ func (c *recentClients) isFirst(id identity.ID, is logged, now time.Time) bool {
 	if wasLogged() {
 		return false
 	}
+	c.put(id, is)
+	return true
+}
+
+// put makes an entry. It drops another one if there is no room. The caller holds the lock.
+func (c *recentClients) put(id identity.ID, is logged) {
 	if c.seen == nil {
 		c.seen = map[identity.ID]logged{}
 	}
-	if len(c.seen) >= maxRecentClients {
+	if _, found := c.seen[id]; !found && len(c.seen) >= maxRecentClients {
 		for any := range c.seen {
 			delete(c.seen, any)
 			break
@@ -65,7 +72,19 @@ func (c *recentClients) isFirst(id identity.ID, is logged, now time.Time) bool {
 	}
 	c.seen[id] = is
 	c.peak = max(c.peak, len(c.seen))
-	return true
+}
+
+// addFree adds to the cost that was free in a window, which the first cost begins, and returns it.
+func (c *recentClients) addFree(id identity.ID, cost int64, window time.Duration, now time.Time) int64 {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	is, found := c.seen[id]
+	if !found || !now.Before(is.until) {
+		is = logged{until: now.Add(window)}
+	}
+	is.free = min(is.free+cost, store.MaxEvents)
+	c.put(id, is)
+	return is.free
 }
 
 // expire forgets what has expired, and gives memory back once most of a flood has.

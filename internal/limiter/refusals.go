@@ -130,6 +130,7 @@ func (l *Limiter) ReportOverride(o *store.Override, hasEnded bool, warning error
 const (
 	aboutRefusal = iota
 	aboutNearness
+	aboutFree
 	aboutBlock
 	abouts
 )
@@ -141,7 +142,7 @@ func (z *inZone) isFirst(about uint32) bool {
 	now := z.of.limiter.Now()
 	is := logged{until: now.Add(z.limit.Window)}
 	if algorithm.Of(z.limit.Algorithm).Windowed() && st.Reset > st.Now && about != aboutBlock {
-		is = logged{st.Reset, now.Add(time.Duration(st.Reset-st.Now) * time.Microsecond)}
+		is = logged{reset: st.Reset, until: now.Add(time.Duration(st.Reset-st.Now) * time.Microsecond)}
 	}
 	return z.recent.isFirst(z.recent.idOf(about, &z.limit, z.decidedBy()), is, now)
 }
@@ -265,7 +266,7 @@ func (c *refusedClients) lastOf(clientKey string) int64 {
 // its nearness reported again. It is called when an operator has emptied its bucket.
 func (z *Zone) ForgetReports(storeName, clientKey string) {
 	if state := findState(ZoneID{storeName, z.Name}); state != nil {
-		for _, about := range []uint32{aboutRefusal, aboutNearness} {
+		for _, about := range []uint32{aboutRefusal, aboutNearness, aboutFree} {
 			state.recent.forget(state.recent.idOf(about, &z.limit, clientKey))
 		}
 	}

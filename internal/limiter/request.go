@@ -84,6 +84,10 @@ type rareZone struct {
 	amount, always int64
 	// end is how a take without an ID ends that may have spent the cost.
 	end *store.Late
+	// probe is what the request has taken to find out whether the upstream is open, or nil; awaitsProbe is
+	// set if another request finds out.
+	probe       *store.Request
+	awaitsProbe bool
 }
 
 // ownRequest is what sets a client's own bucket apart from one that clients share.

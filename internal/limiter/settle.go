@@ -32,10 +32,12 @@ func (t *tracker) settle(status int) {
 			if retryafter.Asks(status) {
 				t.obey(e, status)
 			}
+			e.endProbes(status != statusLeft)
 			e.notePace(t, status == statusLeft, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
 		} else {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
+			e.endProbes(false)
 			wakeLines(held)
 		}
 		if e.lease() == nil && (t.isEnded() || t.response == nil) {
@@ -320,7 +322,7 @@ func (z *inZone) settleZone(t *tracker, status int, hasEnded bool) (f final, cos
 		shown = 0
 	}
 	isForgiven := z.Forgives.Contains(status)
-	isFree := isForgiven || z.Free.Contains(status)
+	isFree := isForgiven || z.Free.Contains(status) && z.staysFree(status)
 	if !isFree {
 		cost = z.finalCost(t, status)
 	}

@@ -196,7 +196,7 @@ func TestFirstOfABucketAndWindow(t *testing.T) {
 		{aboutBlock, &day, "alice", 0, true},
 		{aboutBlock, &day, "alice", 0, false},
 	} {
-		if got := c.isFirst(c.idOf(s.about, s.limit, s.client), logged{s.reset, now.Add(time.Hour)}, now); got != s.want {
+		if got := c.isFirst(c.idOf(s.about, s.limit, s.client), logged{reset: s.reset, until: now.Add(time.Hour)}, now); got != s.want {
 			t.Errorf("%d: first %t, want %t", n, got, s.want)
 		}
 	}

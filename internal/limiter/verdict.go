@@ -106,6 +106,7 @@ func (e *evaluation) conclude() {
 			continue
 		}
 		z.estimateWait()
+		z.notePause()
 		if z.showPenalty() {
 			z.penalize()
 		}

@@ -63,8 +63,8 @@ type Zone struct {
 	MaxWait      time.Duration
 	MaxWaitQueue int
 	Penalty      time.Duration
-	// ObeyUpstream is set if a response with 429 or 503 that says when to come again keeps its client
-	// refused until then.
+	// ObeyUpstream is set if a response that says when to come again, as package retryafter reads it, keeps
+	// its client refused until then.
 	ObeyUpstream bool
 	// Reserves begin with the most important one.
 	Reserves []Reserve
@@ -86,6 +86,8 @@ type Zone struct {
 	paths     []body.Path
 	readsSize bool
 	limit     store.Limit
+	// probes is the limit of requests that find out whether an upstream is open.
+	probes store.Limit
 	// isLease: the zone counts requests while they run. needsID: it keeps events one by one. mayGiveBack: what a
 	// request takes may come back.
 	isLease, needsID, mayGiveBack bool
@@ -95,7 +97,7 @@ type Zone struct {
 	blocked  error
 	bound    [maxStores]boundZone
 
-	noKey, repeats, never, obeyed telemetry.LogThrottle
+	noKey, repeats, never, obeyed, overFree telemetry.LogThrottle
 	// doubts are what is likely wrong with the key, by its texts, and unknown is a placeholder of it
 	// that nothing defined for some request, or nil.
 	doubts        []string
@@ -127,6 +129,7 @@ func (z *Zone) prepare() {
 		z.Window, z.Align = z.Calendar.Window(), true
 	}
 	z.limit = store.Limit{Zone: z.Name, Algorithm: z.Algorithm, Window: z.Window, Align: z.Align, Calendar: z.Calendar}
+	z.probes = probesOf(z.Name)
 	if z.enforced = cohorts; z.Enforce != nil {
 		z.enforced = cohortsIn(*z.Enforce)
 	}
@@ -187,6 +190,7 @@ type zoneState struct {
 	room    *waitingRoom
 	pace    pace
 	aborted abortedRequests
+	pause   pause
 	users   int
 	// accepted are the zones of the configs that use it and run, the latest last.
 	accepted []*Zone

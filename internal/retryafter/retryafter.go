@@ -1,9 +1,10 @@
 // Package retryafter reads from a response for how long its server wants no more requests:
-// Retry-After (RFC 9110), RateLimit of draft-ietf-httpapi-ratelimit-headers, and what servers
-// sent before that was written. Package limit and the handler of Caddy obey it alike.
+// Retry-After (RFC 9110), RateLimit of draft-ietf-httpapi-ratelimit-headers, and fields that providers
+// send instead. Package limit and the handler of Caddy obey it alike.
 package retryafter
 
 import (
+	"math"
 	"net/http"
 	"strconv"
 	"strings"
@@ -15,7 +16,7 @@ import (
 // Max is the longest time that is obeyed. A server that means longer says so again to the next request.
 const Max = time.Hour
 
-// Fields are those that are read, in canonical form.
+// Fields are the usual ones of those that are read, in canonical form.
 var Fields = []string{
 	"Date", "Retry-After", "Ratelimit", "Ratelimit-Remaining", "Ratelimit-Reset", "X-Ratelimit-Remaining", "X-Ratelimit-Reset",
 }
@@ -23,44 +24,87 @@ var Fields = []string{
 // maxField bounds what is parsed of a field.
 const maxField = 4096
 
+// proof is what has to show that a response asks to send no more.
+type proof uint8
+
+const (
+	noProof proof = iota
+	// proofOfTime: some field names a time.
+	proofOfTime
+	// proofOfLimit: Retry-After names a time, or a limit says that nothing remains.
+	proofOfLimit
+)
+
+// statuses are those of responses that may ask to send no more. GitHub and others answer 403 at a limit,
+// and 402 at a budget; most such answers have nothing to do with limits.
+var statuses = map[int]proof{
+	http.StatusTooManyRequests:    proofOfTime,
+	http.StatusServiceUnavailable: proofOfTime,
+	529:                           proofOfTime, // overloaded, by Anthropic and others
+	http.StatusForbidden:          proofOfLimit,
+	http.StatusPaymentRequired:    proofOfLimit,
+}
+
 // Asks reports whether responses with a status may ask to send no more for a while.
-func Asks(status int) bool {
-	return status == http.StatusTooManyRequests || status == http.StatusServiceUnavailable
+func Asks(status int) bool { return statuses[status] != noProof }
+
+// unit is what a number counts.
+type unit uint8
+
+const (
+	seconds unit = iota
+	milliseconds
+	// guessed: seconds, unless the number makes no sense as such.
+	guessed
+)
+
+// waits are the fields that name a time whatever the limit is. The first that makes sense counts, the
+// more precise one before the other.
+var waits = [...]struct {
+	name string
+	unit unit
+}{
+	{"Retry-After-Ms", milliseconds},
+	{"X-Ms-Retry-After-Ms", milliseconds},
+	{"Retry-After", seconds},
+	{"X-Retry-After", seconds},
 }
 
 // Read returns for how long a response asks to send no more: 0 if it does not, and at most [Max]. Only
-// responses for whose status [Asks] holds do. Retry-After counts before RateLimit, and both before the
-// fields RateLimit-Reset and X-RateLimit-Reset; what makes no sense is skipped, also where the same field
-// is there again. Dates are compared with that of the response or, without one, now.
+// responses for whose status [Asks] holds do. Retry-After counts before RateLimit, and both before fields
+// that name the reset of a limit; values that make no sense are skipped, also where the same field is there
+// again. Dates are compared with that of the response or, without one, now.
 func Read(status int, h http.Header, now time.Time) time.Duration {
-	if !Asks(status) {
+	needs := statuses[status]
+	if needs == noProof {
 		return 0
 	}
-	if date, ok := first(h, "Date", date); ok {
-		now = date
+	if at, ok := first(h.Values("Date"), date); ok {
+		now = at
 	}
-	for _, read := range [...]func(http.Header, time.Time) (time.Duration, bool){retryAfter, rateLimit, rateLimitReset} {
-		if wait, ok := read(h, now); ok {
-			return min(max(wait, 0), Max).Truncate(time.Microsecond)
-		}
+	wait, ok := retryAfter(h, now)
+	if !ok {
+		wait, ok = rateLimit(h)
 	}
-	return 0
+	if !ok {
+		wait = resets(h, now, needs)
+	}
+	return min(max(wait, 0), Max).Truncate(time.Microsecond)
 }
 
-// retryAfter reads Retry-After: seconds, or a date.
+// retryAfter reads the fields of waits.
 func retryAfter(h http.Header, now time.Time) (wait time.Duration, ok bool) {
-	return first(h, "Retry-After", func(text string) (time.Duration, bool) {
-		if seconds, ok := number(text); ok {
-			return duration(seconds), true
+	for _, field := range waits {
+		if wait, ok := first(h.Values(field.name), until(field.unit, now)); ok {
+			return wait, true
 		}
-		at, ok := date(text)
-		return at.Sub(now), ok
-	})
+	}
+	return 0, false
 }
 
-// first returns what parse makes of the first field of a name that makes sense.
-func first[T any](h http.Header, name string, parse func(string) (T, bool)) (v T, ok bool) {
-	for _, text := range h.Values(name) {
+// first returns what parse makes of the first text that makes sense.
+func first[T any](texts []string, parse func(string) (T, bool)) (v T, ok bool) {
+	for _, text := range texts {
 		if v, ok = parse(strings.TrimSpace(text)); ok {
 			break
 		}
@@ -68,15 +112,59 @@ func first[T any](h http.Header, name string, parse func(string) (T, bool)) (v T
 	return v, ok
 }
 
+// dates are the layouts of instants that http.ParseTime does not know.
+var dates = [...]string{time.RFC3339, "2006-01-02T15:04Z07:00", "2006-01-02T15:04:05Z0700", "2006-01-02T15:04:05", time.RFC1123Z}
+
 func date(text string) (time.Time, bool) {
-	at, err := http.ParseTime(text)
-	return at, err == nil
+	if at, err := http.ParseTime(text); err == nil {
+		return at, true
+	}
+	for _, layout := range dates {
+		if at, err := time.Parse(layout, text); err == nil {
+			return at, true
+		}
+	}
+	return time.Time{}, false
+}
+
+// firstEpoch is the least number of seconds that is an instant, since the epoch, and no time span: it
+// is in 2001. From firstMillisecond on, it is in milliseconds: as seconds, that is in the year 5138.
+const firstEpoch, firstMillisecond = 1e9, 1e11
+
+// farthest is the most seconds ahead that make sense where the unit is a guess: no window is longer than a year.
+const farthest = 366 * 24 * 60 * 60
+
+// until returns a function that parses how long it is from now: a number of units, or of seconds or milliseconds
+// since the epoch; a time span with units, such as 6m0s; or a date.
+func until(u unit, now time.Time) func(text string) (time.Duration, bool) {
+	return func(text string) (time.Duration, bool) {
+		if len(text) > 64 {
+			return 0, false
+		}
+		if n, ok := number(text); ok {
+			switch {
+			case u == milliseconds:
+				n /= 1000
+			case n >= firstMillisecond:
+				n = (n - float64(now.UnixMilli())) / 1000
+			case n >= firstEpoch:
+				n -= float64(now.UnixMilli()) / 1000
+			}
+			return duration(n), u != guessed || n <= farthest
+		}
+		if strings.Trim(text, "0123456789.hmsuµn") == "" {
+			span, err := time.ParseDuration(text)
+			return span, err == nil
+		}
+		at, ok := date(text)
+		return at.Sub(now), ok
+	}
 }
 
 // rateLimit reads RateLimit: a list of limits with what remains (r) and the seconds until there is
 // more (t), or in drafts up to 7 the members remaining and reset. Of several limits that are used up,
 // the longest counts.
-func rateLimit(h http.Header, _ time.Time) (wait time.Duration, ok bool) {
+func rateLimit(h http.Header) (wait time.Duration, ok bool) {
 	fields := h.Values("RateLimit")
 	if len(strings.Join(fields, ",")) > maxField {
 		return 0, false
@@ -112,41 +200,91 @@ func integerIn(d *httpsfv.Dictionary, name string) (n int64, ok bool) {
 	return n, ok
 }
 
-// firstEpoch is the least number that is an instant, in seconds since the epoch, and no time span: it
-// is in 2001. From firstMillisecond on, it is in milliseconds: as seconds, that is in the year 5138.
-const firstEpoch, firstMillisecond = 1e9, 1e11
-
-// farthest is the most seconds ahead that make sense where the unit is a guess: no window is longer than a year.
-const farthest = 366 * 24 * 60 * 60
-
-// rateLimitReset reads RateLimit-Reset and X-RateLimit-Reset: seconds, or an instant in seconds or
-// milliseconds since the epoch. Where the field with what remains is missing, the status says that nothing does.
-func rateLimitReset(h http.Header, now time.Time) (wait time.Duration, ok bool) {
-	reset := func(text string) (seconds float64, ok bool) {
-		seconds, ok = number(text)
-		switch {
-		case seconds >= firstMillisecond:
-			seconds = (seconds - float64(now.UnixMilli())) / 1000
-		case seconds >= firstEpoch:
-			seconds -= float64(now.UnixMilli()) / 1000
-		}
-		return seconds, ok && seconds <= farthest
-	}
-	for _, prefix := range [...]string{"RateLimit-", "X-RateLimit-"} {
-		remaining, isNumber := first(h, prefix+"Remaining", signed)
-		isInWords := !isNumber && strings.Join(h.Values(prefix+"Remaining"), "") != ""
-		if remaining > 0 || isInWords {
-			continue
-		}
-		if seconds, ok := first(h, prefix+"Reset", reset); ok {
-			return duration(seconds), true
-		}
-	}
-	return 0, false
+// limit is what fields say of one limit.
+type limit struct {
+	wait time.Duration
+	// hasReset is set if wait is known. left is how much remains, or NaN where a field says so in words.
+	hasReset, hasLeft bool
+	left              float64
 }
 
-// signed parses a number that may be below 0, as where more was used than there was.
+// resets reads the fields that name the reset of a limit, such as X-RateLimit-Reset, X-Rate-Limit-Reset-After,
+// X-RateLimit-Reset-Tokens and Anthropic-RateLimit-Tokens-Reset, with how much remains of it. Of the limits
+// that are used up, the longest counts. If no field says that one is, the status may: then the longest counts
+// of which nothing is known to remain.
+func resets(h http.Header, now time.Time, needs proof) (wait time.Duration) {
+	limits := map[string]limit{}
+	for name, texts := range h {
+		of, kind, u := limitOf(name)
+		l := limits[of]
+		switch kind {
+		case leftField:
+			left, isNumber := first(texts, signed)
+			if !isNumber {
+				left = math.NaN()
+			}
+			if isNumber || strings.Join(texts, "") != "" {
+				l.left, l.hasLeft = left, true
+			}
+		case resetField:
+			if wait, ok := first(texts, until(u, now)); ok {
+				l.wait, l.hasReset = max(l.wait, wait), true
+			}
+		case otherField:
+			continue
+		}
+		limits[of] = l
+	}
+	isUsedUp := false
+	for _, l := range limits {
+		switch {
+		case !l.hasReset:
+		case l.hasLeft && l.left <= 0:
+			if !isUsedUp {
+				isUsedUp, wait = true, 0
+			}
+			wait = max(wait, l.wait)
+		case !l.hasLeft && !isUsedUp && needs == proofOfTime:
+			wait = max(wait, l.wait)
+		}
+	}
+	return wait
+}
+
+// kind is what a field says of a limit.
+type kind uint8
+
+const (
+	otherField kind = iota
+	leftField
+	resetField
+)
+
+// limitOf returns the limit of which a field of that name tells something, in which unit.
+func limitOf(name string) (limit string, k kind, u unit) {
+	name = strings.ToLower(strings.ReplaceAll(name, "-", ""))
+	if !strings.Contains(name, "ratelimit") {
+		return "", otherField, guessed
+	}
+	if before, after, ok := strings.Cut(name, "remaining"); ok {
+		return before + after, leftField, guessed
+	}
+	before, after, ok := strings.Cut(name, "reset")
+	if !ok {
+		return "", otherField, guessed
+	}
+	switch after {
+	case "ms", "afterms":
+		return before, resetField, milliseconds
+	case "after", "at", "in", "time":
+		return before, resetField, guessed
+	}
+	return before + after, resetField, guessed
+}
+
+// signed parses a number that may be below 0, as where more was used than there was, and have parameters.
 func signed(text string) (n float64, ok bool) {
+	text, _, _ = strings.Cut(text, ";")
 	digits, isNegative := strings.CutPrefix(text, "-")
 	if n, ok = number(digits); isNegative {
 		n = -n

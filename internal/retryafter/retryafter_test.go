@@ -93,13 +93,42 @@ func TestRead(t *testing.T) {
 		{"something left, in words", []string{"X-RateLimit-Remaining: few", "X-RateLimit-Reset: 25"}, 0},
 		{"a reset and no more", []string{"X-RateLimit-Reset: 25"}, 25 * s},
 		{"the older field if the newer says nothing", []string{"RateLimit-Reset: soon", "X-RateLimit-Reset: 25"}, 25 * s},
+		{"an instant in Retry-After", []string{"Date: " + date, "Retry-After: 1795780830"}, 30 * s},
+		{"RFC 3339", []string{"Date: " + date, "Retry-After: 2026-11-27T12:00:10Z"}, 10 * s},
+		{"RFC 3339 elsewhere", []string{"Date: " + date, "Retry-After: 2026-11-27T13:00:10.5+01:00"}, 10500 * time.Millisecond},
+		{"ISO 8601 without seconds", []string{"Date: " + date, "X-RateLimit-Reset: 2026-11-27T12:02Z"}, 2 * time.Minute},
+		{"ISO 8601 without a zone", []string{"Date: " + date, "X-RateLimit-Reset: 2026-11-27T12:00:09"}, 9 * s},
+		{"a date with a numeric zone", []string{"Date: " + date, "Retry-After: Fri, 27 Nov 2026 14:00:10 +0200"}, 10 * s},
+		{"RFC 3339 of the year 9999", []string{"Date: " + date, "X-RateLimit-Reset: 9999-12-31T23:59:59Z"}, time.Hour},
+		{"RFC 3339 that has passed", []string{"Date: " + date, "X-RateLimit-Reset: 2026-11-27T11:00:00Z"}, 0},
+		{"a month that does not exist", []string{"X-RateLimit-Reset: 2026-13-27T12:00:00Z"}, 0},
+		{"milliseconds", []string{"Retry-After-Ms: 2500", "Retry-After: 9"}, 2500 * time.Millisecond},
+		{"no milliseconds", []string{"Retry-After-Ms: soon", "Retry-After: 9"}, 9 * s},
+		{"negative milliseconds", []string{"Retry-After-Ms: -5", "Retry-After: 9"}, 9 * s},
+		{"milliseconds for long", []string{"X-Ms-Retry-After-Ms: 99999999999999999999"}, time.Hour},
+		{"a span with its unit", []string{"Retry-After: 2s"}, 2 * s},
+		{"spans of several units", []string{"X-RateLimit-Remaining-Tokens: 0", "X-RateLimit-Reset-Tokens: 6m1.5s"}, 361500 * time.Millisecond},
+		{"a span that overflows", []string{"X-RateLimit-Reset-Tokens: 99999999999h", "X-RateLimit-Reset-Requests: 2s"}, 2 * s},
+		{"a negative span", []string{"X-RateLimit-Reset-Tokens: -2s"}, 0},
+		{"a span without a unit behind", []string{"X-RateLimit-Reset-Tokens: 2s3"}, 0},
+		{"units alone", []string{"X-RateLimit-Reset-Tokens: ms"}, 0},
+		{"the limit that is used up", []string{"X-RateLimit-Remaining-Requests: 5", "X-RateLimit-Reset-Requests: 50s", "X-RateLimit-Remaining-Tokens: 0", "X-RateLimit-Reset-Tokens: 2s", "X-RateLimit-Reset-Day: 99s"}, 2 * s},
+		{"the longest where nobody says which", []string{"X-RateLimit-Reset-Requests: 120ms", "X-RateLimit-Reset-Tokens: 2s"}, 2 * s},
+		{"something left of the only limit with a reset", []string{"X-RateLimit-Remaining-Minute: 0", "X-RateLimit-Remaining: 5", "X-RateLimit-Reset: 25"}, 0},
+		{"fields by vendor", []string{"Date: " + date, "Anthropic-RateLimit-Tokens-Remaining: 0", "Anthropic-RateLimit-Tokens-Reset: 2026-11-27T12:00:03Z", "Anthropic-RateLimit-Requests-Remaining: 4", "Anthropic-RateLimit-Requests-Reset: 2026-11-27T12:00:59Z"}, 3 * s},
+		{"another hyphen", []string{"Date: " + date, "X-Rate-Limit-Remaining: 0", "X-Rate-Limit-Reset: 1795780830"}, 30 * s},
+		{"seconds as Discord has them", []string{"Date: " + date, "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 1795780802.250", "X-RateLimit-Reset-After: 2.5"}, 2500 * time.Millisecond},
+		{"a date as GitLab has it", []string{"Date: " + date, "RateLimit-Remaining: 0", "RateLimit-ResetTime: Fri, 27 Nov 2026 12:00:10 GMT"}, 10 * s},
+		{"milliseconds of a limit", []string{"X-RateLimit-Reset-Ms: 1500"}, 1500 * time.Millisecond},
+		{"parameters of what is left", []string{"RateLimit-Remaining: 0;w=60", "RateLimit-Reset: 20"}, 20 * s},
+		{"another field's reset", []string{"X-Password-Reset: 20", "X-RateLimit-Resource: core"}, 0},
 	} {
-		for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
+		for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, 529} {
 			if got := retryafter.Read(status, header(test.lines...), now); got != test.want {
 				t.Errorf("%s: %d %q: %v, want %v", test.name, status, test.lines, got, test.want)
 			}
 		}
-		for _, status := range []int{http.StatusOK, http.StatusForbidden, http.StatusBadGateway, 0, -1} {
+		for _, status := range []int{http.StatusOK, http.StatusUnauthorized, http.StatusNotFound, http.StatusBadGateway, 0, -1} {
 			if got := retryafter.Read(status, header(test.lines...), now); got != 0 {
 				t.Errorf("%s: status %d closes for %v", test.name, status, got)
 			}
@@ -107,24 +136,52 @@ func TestRead(t *testing.T) {
 	}
 }
 
+// TestStatusesThatNeedProof: a 403 has often nothing to do with a limit, whatever fields about limits it has.
+func TestStatusesThatNeedProof(t *testing.T) {
+	for _, test := range []struct {
+		lines []string
+		want  time.Duration
+	}{
+		{nil, 0},
+		{[]string{"Retry-After: 30"}, 30 * time.Second},
+		{[]string{"Retry-After: soon"}, 0},
+		{[]string{"Retry-After-Ms: 300"}, 300 * time.Millisecond},
+		{[]string{"Date: " + date, "X-RateLimit-Remaining: 0", "X-RateLimit-Reset: 1795780830"}, 30 * time.Second},
+		{[]string{"Date: " + date, "X-RateLimit-Remaining: 57", "X-RateLimit-Reset: 1795780830"}, 0},
+		{[]string{"X-RateLimit-Remaining: few", "X-RateLimit-Reset: 30"}, 0},
+		{[]string{"X-RateLimit-Reset: 30"}, 0},
+		{[]string{"X-RateLimit-Remaining: 0"}, 0},
+		{[]string{`RateLimit: "a";r=0;t=9`}, 9 * time.Second},
+		{[]string{`RateLimit: "a";r=1;t=9`}, 0},
+	} {
+		for _, status := range []int{http.StatusForbidden, http.StatusPaymentRequired} {
+			if got := retryafter.Read(status, header(test.lines...), now); got != test.want {
+				t.Errorf("%d %q: %v, want %v", status, test.lines, got, test.want)
+			}
+		}
+	}
+}
+
 // FuzzRead: whatever a server says, it is obeyed for at most Max, and in whole microseconds.
 func FuzzRead(f *testing.F) {
-	f.Add("30", "", "", "", "")
-	f.Add("Fri, 27 Nov 2026 12:00:10 GMT", date, `"a";r=0;t=9`, "0", "1795780830")
-	f.Add("", "x", "limit=1, remaining=0, reset=2", "0", "9e99")
-	f.Add("18446744073709551616", "", `"a";r=0;t=1.5, ("b" "c");r=0`, "-1", "....")
-	f.Fuzz(func(t *testing.T, after, date, limit, remaining, reset string) {
+	f.Add("30", "", "", "", "", "", uint16(429))
+	f.Add("Fri, 27 Nov 2026 12:00:10 GMT", date, `"a";r=0;t=9`, "0", "1795780830", "X-Rate-Limit-Reset", uint16(403))
+	f.Add("", "x", "limit=1, remaining=0, reset=2", "0", "9e99", "Retry-After-Ms", uint16(503))
+	f.Add("18446744073709551616", "", `"a";r=0;t=1.5, ("b" "c");r=0`, "-1", "....", "a-ratelimit-resetms", uint16(529))
+	f.Add("", "", "", "0", "6m0.5s", "X-RateLimit-Reset-Tokens", uint16(429))
+	f.Add("", date, "", "NaN", "9999-12-31T23:59:59+23:59", "ratelimitremainingreset", uint16(402))
+	f.Fuzz(func(t *testing.T, after, date, limit, remaining, reset, name string, status uint16) {
 		h := http.Header{
 			"Retry-After": {after}, "Date": {date}, "Ratelimit": {limit},
-			"X-Ratelimit-Remaining": {remaining}, "X-Ratelimit-Reset": {reset},
+			"X-Ratelimit-Remaining": {remaining}, "X-Ratelimit-Reset": {reset}, name: {reset, after},
 		}
-		for _, status := range []int{http.StatusOK, http.StatusTooManyRequests, http.StatusServiceUnavailable} {
-			switch got := retryafter.Read(status, h, now); {
-			case got < 0 || got > retryafter.Max || got%time.Microsecond != 0:
-				t.Errorf("%d %q: %v", status, h, got)
-			case status == http.StatusOK && got != 0:
-				t.Errorf("%q closes for %v with status 200", h, got)
-			}
+		switch got := retryafter.Read(int(status), h, now); {
+		case got < 0 || got > retryafter.Max || got%time.Microsecond != 0:
+			t.Errorf("%d %q: %v", status, h, got)
+		case got != 0 && !retryafter.Asks(int(status)):
+			t.Errorf("%q closes for %v with status %d", h, got, status)
+		case got != retryafter.Read(int(status), h, now):
+			t.Errorf("%d %q: %v, and then another time", status, h, got)
 		}
 	})
 }

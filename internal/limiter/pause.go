@@ -1,0 +1,225 @@
+package limiter
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
+	"github.com/shardlimit/caddy-shardlimit/store"
+)
+
+// provisional is the longest time for which one network's answer closes a bucket that all clients share:
+// a client may be able to provoke an answer. It is also the time between probes.
+const provisional = time.Minute
+
+// pause is what the upstream of a zone has asked for the bucket that all clients share. A longer time is
+// believed as far as it was said to two networks. Until it ends, or a probe finds the upstream open,
+// one request a minute of all Caddys passes: that probe takes from a bucket of its own.
+type pause struct {
+	// doubted is until when requests have to be probes, in microseconds, or 0.
+	doubted atomic.Int64
+
+	mu sync.Mutex
+	// told are the two networks that were told to stay away for longest.
+	told [2]toldNetwork
+	// closed is when the last known penalty of the bucket ends; until then the store refuses.
+	closed time.Time
+	// due is when the next probe is free, and asks when this process looks again: a probe that has found
+	// the upstream open is given back.
+	due, asks time.Time
+}
+
+type toldNetwork struct {
+	network string
+	until   time.Time
+}
+
+// probeInterval is how often a process looks for a free probe.
+const probeInterval = time.Second
+
+// believe returns for how much of the time that an answer to a network asks for the bucket is closed.
+func (p *pause) believe(network string, wait time.Duration, now time.Time) (believed time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	own, other := &p.told[0], &p.told[1]
+	if other.network == network || own.network != network && own.until.After(other.until) {
+		own, other = other, own
+	}
+	believed = min(wait, max(provisional, other.until.Sub(now)))
+	*own = toldNetwork{network, now.Add(wait)}
+	closed := now.Add(believed)
+	if now.Before(p.closed) {
+		closed = p.closed // The store keeps the penalty that it has.
+	}
+	p.doubt(closed, now.Add(wait))
+	return believed
+}
+
+// doubt makes requests be probes from when the bucket is open again.
+func (p *pause) doubt(closed, until time.Time) {
+	p.closed, p.due, p.asks = closed, closed, closed
+	if p.doubted.Store(until.UnixMicro()); !closed.Before(until) {
+		p.doubted.Store(0)
+	}
+}
+
+// saw notes a penalty that another process may have written, and so doubt.
+func (p *pause) saw(until time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if until.After(p.closed) {
+		p.doubt(until, time.UnixMicro(max(p.doubted.Load(), until.Add(provisional).UnixMicro())))
+	}
+}
+
+// turn returns how long requests wait for the next probe, or 0 if they need none or the caller
+// should ask for it.
+func (p *pause) turn(now time.Time) (wait time.Duration, asks bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	switch {
+	case now.UnixMicro() >= p.doubted.Load():
+		p.doubted.Store(0)
+		return 0, false
+	case now.Before(p.closed):
+		return 0, false
+	case now.Before(p.asks):
+		return max(p.due.Sub(now), p.asks.Sub(now)), false
+	}
+	p.asks = now.Add(probeInterval)
+	return 0, true
+}
+
+// isTaken notes when a probe is free that another request has.
+func (p *pause) isTaken(until time.Time) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.due = until
+}
+
+// gaveBack notes that a probe is free. One that was answered ends the doubt.
+func (p *pause) gaveBack(isAnswered bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if p.asks = p.closed; isAnswered {
+		p.doubted.Store(0)
+	}
+}
+
+// isForAll reports whether the bucket of the request is that of all clients: its key names none.
+func (z *inZone) isForAll() bool {
+	key := z.resolvedKey()
+	return slices.ContainsFunc(z.templates, func(t keyTemplate) bool {
+		return t.isConstant && strings.HasPrefix(key, t.tag) && strings.HasPrefix(key[len(t.tag):], ":")
+	})
+}
+
+// isConstant reports whether a placeholder has one value for all requests.
+func isConstant(name string) bool {
+	return slices.ContainsFunc([]string{"env.", "file.", "system."}, func(prefix string) bool { return strings.HasPrefix(name, prefix) })
+}
+
+// awaitsProbe reports whether a zone refuses the request because its upstream may be closed and another
+// request finds out.
+func (e *evaluation) awaitsProbe(r *http.Request) bool {
+	return slices.ContainsFunc(e.zones, func(z *inZone) bool {
+		return z.ObeyUpstream && z.pause.doubted.Load() != 0 && !z.passesPause(r)
+	})
+}
+
+// passesPause reports whether the request needs no probe in the zone, or is it.
+func (z *inZone) passesPause(r *http.Request) bool {
+	e := z.of
+	if z.role != enforces || z.bucket != ownBucket || e.open == nil || e.limiter.simulation != nil || !z.isForAll() ||
+		z.rare != nil && z.rare.probe != nil {
+		return true
+	}
+	now := e.limiter.Now()
+	wait, asks := z.pause.turn(now)
+	if asks {
+		// The store itself: this process must not refuse by an answer from before the last probe ended.
+		ask := store.Ask{Request: z.probeRequest()}
+		e.open.Base.Take(context.WithoutCancel(r.Context()), []*store.Ask{&ask})
+		switch {
+		case ask.Err != nil:
+			return true // The zone's own question fails as well, and on_error decides.
+		case ask.Allowed:
+			ask.Request.Receipt = ask.State.Receipt
+			z.ensureRare().probe = &ask.Request
+			return true
+		}
+		wait = ask.RetryAfter
+		z.pause.isTaken(now.Add(wait))
+	}
+	if wait == 0 {
+		return true
+	}
+	z.ensureRare().awaitsProbe = true
+	until := now.Add(wait).UnixMicro()
+	z.learn(store.State{Now: now.UnixMicro(), Limit: max(z.ask.Capacity(), 0), Penalty: until, Reset: until, RetryAfter: wait})
+	return false
+}
+
+// probeRequest asks to be the one probe of a minute.
+func (z *Zone) probeRequest() store.Request {
+	return store.Request{Limit: &z.probes, ClientKey: "probe", Cost: 1, Events: 1}
+}
+
+// notePause notes the penalty of a bucket that all clients share, which only upstreams cause.
+func (z *inZone) notePause() {
+	st := &z.ask.State
+	if z.ObeyUpstream && z.Penalty == 0 && st.Penalty != 0 && z.of.limiter.simulation == nil && (z.rare == nil || !z.rare.awaitsProbe) && z.isForAll() {
+		z.pause.saw(z.of.limiter.Now().Add(time.Duration(st.Penalty-st.Now) * time.Microsecond))
+	}
+}
+
+// keepProbe keeps a probe from others that has found the upstream closed.
+func (z *inZone) keepProbe() {
+	if z.rare != nil {
+		z.rare.probe = nil
+	}
+}
+
+// endProbes gives back probes that were not refused.
+func (e *evaluation) endProbes(isAnswered bool) {
+	for _, z := range e.zones {
+		if z.rare == nil || z.rare.probe == nil {
+			continue
+		}
+		z.pause.gaveBack(isAnswered)
+		if e.open != nil {
+			e.open.Refund([]*store.Request{z.rare.probe})
+		}
+		z.rare.probe = nil
+	}
+}
+
+// networkOf returns the network of the request's client: its /24, or /48 of IPv6.
+func networkOf(r *http.Request) string {
+	if r == nil {
+		return ""
+	}
+	text, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
+	addr, isAddr := clientkey.ParseAddr(text)
+	if !isAddr {
+		return text
+	}
+	bits := 48
+	if addr = addr.Unmap(); addr.Is4() {
+		bits = 24
+	}
+	network, _ := addr.WithZone("").Prefix(bits)
+	return network.String()
+}
+
+// probesOf is the limit of a zone's probes.
+func probesOf(zone string) store.Limit {
+	return store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: provisional}
+}
