@@ -219,7 +219,7 @@ func TestReservations(t *testing.T) {
 			expect(t, "commit that", settledOf(l.commit("b", 10)), "batched 10/60")
 			expect(t, "what is left", saysOf(l.reserve("c", "batched", "u", 90, time.Hour)), "OK [OK batched 0/100]")
 			expect(t, "unlimited", saysOf(l.reserve("f", "free", "u", 10, time.Hour)), "OK [OK]")
-			expect(t, "commit that", settledOf(l.commit("f", 2)), "")
+			expect(t, "commit that", settledOf(l.commit("f", 2)), "NotFound")
 			expect(t, "denied", saysOf(l.reserve("g", "banned", "u", 10, time.Hour)), "OVER_LIMIT [OVER_LIMIT]")
 			expect(t, "observed", saysOf(l.reserve("w1", "watched", "u", 8, time.Hour)), "OK [OK watched 2/10]")
 			expect(t, "observed without room", saysOf(l.reserve("w2", "watched", "u", 8, time.Hour)), "OK [OK watched 2/10]")
@@ -306,8 +306,11 @@ func TestReservationsExpire(t *testing.T) {
 			for i := range 3 {
 				user := fmt.Sprint(name, i)
 				other.awaitLeft("fixed", user, "OK [OK fixed 100/100]")
-				expect(t, "commit what has expired", settledOf(other.commit(user, 1)), "FailedPrecondition")
-				expect(t, "release what has expired", settledOf(other.release(user)), "FailedPrecondition")
+				expect(t, "commit what has expired", settledOf(other.commit(user, 80)), "fixed 80/60")
+				expect(t, "commit it again", settledOf(other.commit(user, 80)), "fixed 80/60")
+				expect(t, "commit it otherwise", settledOf(other.commit(user, 1)), "AlreadyExists")
+				expect(t, "release it", settledOf(other.release(user)), "FailedPrecondition")
+				expect(t, "what is left", other.left("fixed", user), "OK [OK fixed 20/100]")
 			}
 		})
 	}
