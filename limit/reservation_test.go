@@ -112,7 +112,7 @@ func TestRenewedReservation(t *testing.T) {
 				must(t, "deadline", want("in an hour", r.Deadline().Equal(time.Now().Add(time.Hour)), true))
 			}
 		}
-		time.Sleep(began.Add(24 * time.Hour).Sub(time.Now()))
+		time.Sleep(time.Until(began.Add(24 * time.Hour)))
 		synctest.Wait()
 		must(t, "a day later", errors.Join(want("used", usedOf(t, l, "a"), 0), want("ended", errors.Is(r.Renew(), limit.ErrEnded), true)))
 		r, err = l.Reserve(t.Context(), "a", 4)

@@ -518,6 +518,25 @@ func TestReservationAtTwoShards(t *testing.T) {
 	l.awaitLeft("user", "u", "OK [OK users 80/100]")
 }
 
+// TestLateCommitAfterAReload charges what was reserved where, whatever has become of the zone.
+func TestLateCommitAfterAReload(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := caddytest.Start(t, site(store, llm))
+			l := dialLimits(t, c)
+			expect(t, "reserve", saysOf(l.reserve(name, "fixed", name, 60, time.Second)), "OK [OK fixed 40/100]")
+			l.awaitLeft("fixed", name, "OK [OK fixed 100/100]")
+			c.MustLoad(site(store, "domain llm {\ndescriptor other zone other\n}\nzone other {\nevents 1\nwindow 1m\n}"))
+			expect(t, "commit", settledOf(l.commit(name, 80)), "fixed 80/60")
+			c.MustLoad(site(store, llm))
+			expect(t, "what is left", l.left("fixed", name), "OK [OK fixed 20/100]")
+		})
+	}
+}
+
 // TestCommitIsAtTheStore once it is answered, whatever becomes of the Caddy.
 func TestCommitIsAtTheStore(t *testing.T) {
 	t.Parallel()

@@ -459,7 +459,7 @@ func (o *Owners) ChargeNow(ctx context.Context, r store.Request, done []string) 
 	var all settled
 	o.settle(&all, w, &r, 0, done)
 	asks := asksOf(all.reqs)
-	w.Remote.Charge(ctx, asks)
+	w.Charge(ctx, asks)
 	var failed error
 	for _, a := range asks {
 		if a.Err == nil {
