@@ -453,15 +453,18 @@ func (o *Owners) Settle(reqs []*store.Request, held []int64) {
 }
 
 // ChargeNow charges a request at the owners that the latest config knows, but for those that are done, and waits
-// for that. It returns all that are done: the others have to be charged again.
+// for that. It returns all that are done: the others have to be charged again. As after a refund, the primaries are
+// asked next.
 func (o *Owners) ChargeNow(ctx context.Context, r store.Request, done []string) ([]string, error) {
 	w := o.writer()
 	var all settled
 	o.settle(&all, w, &r, 0, done)
 	asks := asksOf(all.reqs)
+	sent := o.beginRefund(len(asks), func(i int) *store.Request { return &asks[i].Request })
 	w.Charge(ctx, asks)
 	var failed error
-	for _, a := range asks {
+	for i, a := range asks {
+		o.endRefund(sent[i], &a.Request, &a.State)
 		if a.Err == nil {
 			done = append(done, a.At.Shard)
 		} else if failed == nil || errors.Is(a.Err, store.ErrUncertain) {

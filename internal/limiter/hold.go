@@ -125,7 +125,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 	}
 	defer handle.Leave()
 	req := h.request(amount)
-	if req.Receipt = (store.Receipt{}); req.ID != "" {
+	if req.Receipt, req.Hold = (store.Receipt{}), 0; req.ID != "" {
 		// What is under the old ID stays.
 		req.ID = identity.NewRequestID()
 	}

@@ -52,11 +52,11 @@ func (foresight) Settle([]*store.Request, []int64)                       {}
 func (foresight) SettleUnknown([]*store.Request, []int64, []*store.Late) {}
 func (foresight) ChargeDetached([]*store.Request)                        {}
 func (foresight) ChargeByID([]*store.Request)                            {}
+func (foresight) RefundDetached([]*store.Request)                        {}
+func (foresight) PenalizeDetached([]*store.Request)                      {}
+func (foresight) PenalizeAlone(*store.Request)                           {}
 
 // ChargeNow implements [Accounts].
 func (foresight) ChargeNow(context.Context, store.Request, []string) ([]string, error) {
 	return nil, nil
 }
-func (foresight) RefundDetached([]*store.Request)   {}
-func (foresight) PenalizeDetached([]*store.Request) {}
-func (foresight) PenalizeAlone(*store.Request)      {}
