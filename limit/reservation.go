@@ -3,7 +3,7 @@ package limit
 import (
 	"context"
 	"fmt"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
@@ -25,15 +25,29 @@ func (e *RefusedError) Error() string {
 }
 
 // Reservation is what was taken by an estimate. It ends once: by [Reservation.Commit], by
-// [Reservation.Release], or by itself at its deadline. It is safe for concurrent use.
+// [Reservation.Release], or by itself at its deadline; then it can still be committed. It is safe for
+// concurrent use.
 type Reservation struct {
-	limit    *Limit
-	request  store.Request
-	result   Result
+	limit   *Limit
+	request store.Request
+	result  Result
+	began   time.Time
+	timer   *time.Timer
+
+	mu       sync.Mutex
 	deadline time.Time
-	timer    *time.Timer
-	ended    atomic.Bool
+	phase    phase
 }
+
+// phase is how far a reservation is.
+type phase uint8
+
+const (
+	open phase = iota
+	// expired: it was released at its deadline.
+	expired
+	ended
+)
 
 // Reserve takes n events, an estimate, if they fit. If they do not, the error is a [*RefusedError], or
 // [ErrNever] if n exceeds the limit. End the reservation by Commit or Release: otherwise it is
@@ -79,28 +93,61 @@ func (l *Limit) reserve(ctx context.Context, key string, n int64, take func(cont
 	}
 	request.Receipt = st.Receipt
 	request.NoteHold(&st)
-	r := &Reservation{limit: l, request: request, result: resultOf(&st), deadline: time.Now().Add(l.config.ReserveFor)}
+	now := time.Now()
+	r := &Reservation{limit: l, request: request, result: resultOf(&st), began: now, deadline: now.Add(l.config.ReserveFor)}
 	r.timer = time.AfterFunc(l.config.ReserveFor, r.expire)
 	return r, nil
 }
 
 // Deadline is when the reservation is released unless it has ended.
-func (r *Reservation) Deadline() time.Time { return r.deadline }
+func (r *Reservation) Deadline() time.Time {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.deadline
+}
+
+// Renew keeps the reservation open for Config.ReserveFor from now, but until 24h after Reserve at most: work that
+// takes longer than its estimate stays paid for. The error is [ErrEnded] if the reservation has ended, also at its
+// deadline. It is an error with Concurrency, whose slots end with Window.
+func (r *Reservation) Renew() error {
+	if algorithm.Of(r.limit.config.Algorithm).Lease {
+		return fmt.Errorf("limit: limit %q: a slot is not renewed: make Window as long as it is needed", r.limit.config.Name)
+	}
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.phase != open {
+		return ErrEnded
+	}
+	deadline := time.Now().Add(r.limit.config.ReserveFor)
+	if last := r.began.Add(maxReserveFor); deadline.After(last) {
+		deadline = last
+	}
+	r.deadline = deadline
+	r.timer.Reset(time.Until(deadline))
+	return nil
+}
 
 // Result is what the bucket looked like once the estimate was taken.
 func (r *Reservation) Result() Result { return r.result }
 
 // Commit ends the reservation with what was spent in fact: it refunds the rest of the estimate, or
 // charges what is more, even if that does not fit. With Concurrency it is Release. A refund counts
-// while the window in which the estimate was taken does. The error is [ErrEnded] if the reservation
-// has ended, or ErrUnavailable: then the estimate stays spent, and the reservation has ended. It corrects
-// the estimate even if ctx has ended.
+// while the window in which the estimate was taken does. If the reservation was released at its deadline, Commit
+// charges all that was spent. The error is [ErrEnded] if the reservation was committed or released before, or
+// ErrUnavailable: then the estimate stays spent, and the reservation has ended. It corrects the estimate even if
+// ctx has ended.
 func (r *Reservation) Commit(ctx context.Context, actual int64) error {
 	if err := mayAsk(actual); err != nil {
 		return err
 	}
 	if algorithm.Of(r.limit.config.Algorithm).Lease {
-		actual = 0
+		return r.end(ctx, 0)
+	}
+	if r.begin(expired) {
+		// All was given back.
+		request := r.request
+		request.Cost, request.Receipt, request.Hold = 0, store.Receipt{}, 0
+		return r.settle(context.WithoutCancel(ctx), request, actual)
 	}
 	return r.end(ctx, actual)
 }
@@ -110,26 +157,42 @@ func (r *Reservation) Commit(ctx context.Context, actual int64) error {
 func (r *Reservation) Release(ctx context.Context) error { return r.end(ctx, 0) }
 
 func (r *Reservation) end(ctx context.Context, actual int64) error {
-	if !r.begin() {
+	if !r.begin(open) {
 		return ErrEnded
 	}
 	r.timer.Stop()
 	// What is not given back now is lost. Redis.ChargeTimeout bounds it.
-	return r.settle(context.WithoutCancel(ctx), actual)
+	return r.settle(context.WithoutCancel(ctx), r.request, actual)
 }
 
-// begin reports whether the reservation has not ended before.
-func (r *Reservation) begin() bool {
-	if !r.ended.CompareAndSwap(false, true) {
+// begin ends the reservation, and reports whether it was in a phase.
+func (r *Reservation) begin(in phase) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.phase != in {
 		return false
 	}
+	if r.phase = ended; in == open {
+		r.limit.store.open.Add(-1)
+	}
+	return true
+}
+
+// expires ends the reservation at its deadline, and reports whether it was open.
+func (r *Reservation) expires() bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.phase != open || time.Now().Before(r.deadline) {
+		return false
+	}
+	r.phase = expired
 	r.limit.store.open.Add(-1)
 	return true
 }
 
-// settle refunds or charges what makes the actual cost of the estimate.
-func (r *Reservation) settle(ctx context.Context, actual int64) error {
-	l, request := r.limit, r.request
+// settle refunds or charges what makes the actual cost of what a request has taken.
+func (r *Reservation) settle(ctx context.Context, request store.Request, actual int64) error {
+	l := r.limit
 	switch diff := actual - request.Cost; {
 	case diff == 0:
 		l.endHold(request)
@@ -159,8 +222,8 @@ func (r *Reservation) expire() {
 		return
 	}
 	var err error
-	if r.begin() {
-		err = r.settle(context.Background(), 0)
+	if r.expires() {
+		err = r.settle(context.Background(), r.request, 0)
 	}
 	// Who hears of the error may close the store.
 	s.expiring.Done()

@@ -82,14 +82,44 @@ func TestReservationEnds(t *testing.T) {
 		must(t, "reserve", errors.Join(err, want("deadline", r.Deadline().Equal(time.Now().Add(time.Hour)), true)))
 		time.Sleep(time.Hour)
 		synctest.Wait()
-		must(t, "later", errors.Join(want("used", usedOf(t, l, "a"), 0), want("ended", errors.Is(r.Commit(t.Context(), 4), limit.ErrEnded), true)))
+		isEnded := func(err error) error { return want("ended", errors.Is(err, limit.ErrEnded), true) }
+		must(t, "later", errors.Join(want("used", usedOf(t, l, "a"), 0), isEnded(r.Renew()), isEnded(r.Release(t.Context()))))
+		must(t, "commit late", errors.Join(r.Commit(t.Context(), 3), want("used", usedOf(t, l, "a"), 3), isEnded(r.Commit(t.Context(), 3))))
 		kept, err := l.Reserve(t.Context(), "a", 4)
 		must(t, "reserve again", err)
 		s.Close()
 		s.Close()
 		time.Sleep(2 * time.Hour)
 		synctest.Wait()
-		must(t, "a store that is closed", errors.Join(want("used", usedOf(t, l, "a"), 4), kept.Release(t.Context())))
+		must(t, "a store that is closed", errors.Join(want("used", usedOf(t, l, "a"), 7), kept.Release(t.Context())))
+	})
+}
+
+// TestRenewedReservation stays open, up to a day, and ends once.
+func TestRenewedReservation(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := limit.OpenMemory(limit.Memory{})
+		t.Cleanup(s.Close)
+		l := limitOf(t, s, limit.Config{Name: "api", Events: 10, Window: 100 * time.Hour, ReserveFor: time.Hour})
+		began := time.Now()
+		r, err := l.Reserve(t.Context(), "a", 4)
+		must(t, "reserve", err)
+		for !r.Deadline().Equal(began.Add(24 * time.Hour)) {
+			time.Sleep(50 * time.Minute)
+			must(t, "renew", errors.Join(r.Renew(), want("used", usedOf(t, l, "a"), 4)))
+			if time.Since(began) < 23*time.Hour {
+				must(t, "deadline", want("in an hour", r.Deadline().Equal(time.Now().Add(time.Hour)), true))
+			}
+		}
+		time.Sleep(time.Until(began.Add(24 * time.Hour)))
+		synctest.Wait()
+		must(t, "a day later", errors.Join(want("used", usedOf(t, l, "a"), 0), want("ended", errors.Is(r.Renew(), limit.ErrEnded), true)))
+		r, err = l.Reserve(t.Context(), "a", 4)
+		must(t, "reserve", errors.Join(err, r.Renew(), r.Commit(t.Context(), 6), want("used", usedOf(t, l, "a"), 6), want("ended", errors.Is(r.Renew(), limit.ErrEnded), true)))
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		must(t, "it ends once", want("used", usedOf(t, l, "a"), 6))
 	})
 }
 
@@ -143,6 +173,8 @@ func TestSlots(t *testing.T) {
 	three, err := b.WaitReserve(t.Context(), "x", 1)
 	must(t, "three", err)
 	must(t, "end all", errors.Join(two.Release(t.Context()), three.Release(t.Context())))
+	slot, err := a.Reserve(t.Context(), "x", 1)
+	must(t, "renew a slot", errors.Join(err, want("an error", slot.Renew() != nil, true), slot.Release(t.Context())))
 	_, err = a.Allow(t.Context(), "x")
 	must(t, "a slot is reserved, and not taken", want("an error", err != nil, true))
 	must(t, "wait", want("an error", a.Wait(t.Context(), "x", 1) != nil, true))

@@ -1,5 +1,6 @@
 -- Record: keeps small values that processes share, each under a name.
--- KEYS[1]  hash: under each name its value, and under the empty name how many bytes all take
+-- KEYS[1]  hash: under each name its value, under the empty name how many bytes all take, and
+--          under a line feed and the first line of names how many bytes those take
 -- KEYS[2]  sorted set of the names, by the instants at which they are due; a name that is
 --          not in it has no value
 -- ARGV[1]  get, put or due
@@ -7,7 +8,8 @@
 -- ARGV[3]  put: the digest of the value that is replaced, or nothing if there is none;
 --          due: how long the records are not due again, so that others leave them alone
 -- put      ARGV[4] the value, or nothing to remove it; ARGV[5] how long until it is due;
---          ARGV[6] the most bytes that all may take
+--          ARGV[6] the most bytes that all may take; ARGV[7] how many times the room that is
+--          left those with the first line of a new one may take
 -- Reply    a word: DONE, CHANGED (put: another value is there) or FULL; now; and for each
 --          record how long until it is due, the lengths of its name and value, each with a
 --          space, the name and the value
@@ -72,21 +74,46 @@ local version = before and redis.sha1hex(before) or ''
 if version ~= ARGV[3] then
   return reply('CHANGED', there(before))
 end
-local size = function(text) return text and text ~= '' and #name + #text + overhead or 0 end
-if not before and (tonumber(call('HGET', hash, '')) or 0) + size(value) > tonumber(ARGV[6]) then
-  return reply('FULL', {})
+local share = name:match('^([^\n]*)\n')
+share = share and '\n' .. share
+local function size(text)
+  return text and text ~= '' and #name + #text + overhead or 0
+end
+
+local function bytes(of)
+  return tonumber(call('HGET', hash, of)) or 0
+end
+
+local function count(change)
+  local all = call('HINCRBY', hash, '', change)
+  if share then
+    -- Programs that know no shares may have removed records: a share is at most all.
+    local own = math.max(math.min(bytes(share) + change, all), 0)
+    if own > 0 then
+      call('HSET', hash, share, own)
+    else
+      call('HDEL', hash, share)
+    end
+  end
+end
+
+if not before and value ~= '' then
+  local left = tonumber(ARGV[6]) - bytes('') - size(value)
+  if left < 0 or share and bytes(share) + size(value) > left * ARGV[7] then
+    return reply('FULL', {})
+  end
 end
 if value == '' then
   if before then
     call('HDEL', hash, name)
-    call('HINCRBY', hash, '', -size(before))
+    count(-size(before))
   end
   call('ZREM', due, name)
   return reply('DONE', {})
 end
 call('ZADD', due, now + ARGV[5], name)
 call('HSET', hash, name, value)
-call('HINCRBY', hash, '', size(value) - size(before))
+count(size(value) - size(before))
 call('PEXPIRE', hash, lifetime)
 call('PEXPIRE', due, lifetime)
 return reply('DONE', { told(name, value, tonumber(ARGV[5])) })

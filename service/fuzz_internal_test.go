@@ -117,7 +117,7 @@ func FuzzLimits(f *testing.F) {
 			{"name": "z", "events": 5, "window": "1m", "cost": "{rate_limit_service.c}", "cost_fallback": 2},
 			{"name": "l", "events": 7, "window": "1s", "algorithm": "sliding_log"}
 		]}`)
-	names := []string{"Take", "Reserve", "Commit", "Release"}
+	names := []string{"Take", "Reserve", "Commit", "Release", "Renew"}
 	descriptors := []*limitv1.Descriptor{
 		{Entries: []*limitv1.Entry{{Key: "k", Value: "v"}}, Hits: proto.Uint64(3)}, {Entries: []*limitv1.Entry{{Key: "l", Value: "v"}, {Key: "c", Value: "9"}}},
 	}
@@ -125,7 +125,8 @@ func FuzzLimits(f *testing.F) {
 		&limitv1.TakeRequest{Domain: "a", Descriptors: descriptors, RequestId: "t"},
 		&limitv1.ReserveRequest{Domain: "a", Descriptors: descriptors, RequestId: "r"},
 		&limitv1.CommitRequest{RequestId: "r", Hits: []uint64{4503599627370496, 0}},
-		&limitv1.ReleaseRequest{RequestId: "r"},
+		&limitv1.ReleaseRequest{RequestId: "r", Domain: "a"},
+		&limitv1.RenewRequest{RequestId: "r", Domain: "a"},
 	} {
 		text, err := proto.Marshal(m)
 		if err != nil {

@@ -3,9 +3,11 @@ package service
 import (
 	"context"
 	"crypto/sha256"
+	"encoding/base64"
 	"encoding/hex"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"time"
 	"unicode"
@@ -57,7 +59,14 @@ func (s *Service) take(ctx context.Context, asked *limitv1.TakeRequest) (*limitv
 	if err != nil {
 		return nil, err
 	}
-	if asked.GetRequestId() == "" {
+	id := ""
+	if asked.GetRequestId() != "" {
+		if id, err = s.recordID(ctx, asked); err != nil {
+			return nil, err
+		}
+	}
+	// What holds nothing needs no record.
+	if id == "" || len(c.items) == 0 {
 		if err := c.decideOrFail(); err != nil {
 			return nil, err
 		}
@@ -68,7 +77,7 @@ func (s *Service) take(ctx context.Context, asked *limitv1.TakeRequest) (*limitv
 	if err != nil {
 		return nil, err
 	}
-	err = s.once(ctx, asked.GetRequestId(), digest, answer, func(int64) (*record, error) {
+	err = s.once(ctx, id, digest, answer, func(int64) (*record, error) {
 		return c.hold(keptFor, answer, func() { answer.Code, answer.Statuses = c.code(), c.statuses() })
 	})
 	return answer, err
@@ -87,12 +96,9 @@ func (s *Service) joined(ctx context.Context) (joined context.Context, end func(
 
 // reserve answers a call of Reserve.
 func (s *Service) reserve(ctx context.Context, asked *limitv1.ReserveRequest) (*limitv1.ReserveResponse, error) {
-	ttl := defaultTTL
-	if asked.GetTtl() != nil {
-		ttl = asked.GetTtl().AsDuration()
-	}
-	if ttl < minTTL || ttl > maxTTL {
-		return nil, invalid("ttl is %s: it must be from %s to %s", ttl, minTTL, maxTTL)
+	ttl, err := ttlOf(asked)
+	if err != nil {
+		return nil, err
 	}
 	ctx, end := s.joined(ctx)
 	defer end()
@@ -108,21 +114,34 @@ func (s *Service) reserve(ctx context.Context, asked *limitv1.ReserveRequest) (*
 	for i := range c.items {
 		c.items[i].Reserves = true
 	}
-	digest, err := c.digest("reserve", asked)
+	id, err := s.recordID(ctx, asked)
 	if err != nil {
 		return nil, err
 	}
 	answer := new(limitv1.ReserveResponse)
-	err = s.once(ctx, asked.GetRequestId(), digest, answer, func(now int64) (*record, error) {
-		began := s.limiter.Now()
+	if len(c.items) == 0 {
+		// What holds nothing needs no record.
+		if err := c.decideOrFail(); err != nil {
+			return nil, err
+		}
+		answer.Code, answer.Statuses = c.code(), c.statuses()
+		return answer, nil
+	}
+	digest, err := c.digest("reserve", asked)
+	if err != nil {
+		return nil, err
+	}
+	err = s.once(ctx, id, digest, answer, func(now int64) (*record, error) {
+		began, asked := time.UnixMicro(now), s.limiter.Now()
 		r, err := c.hold(ttl, answer, func() {
-			if answer.Code, answer.Statuses = c.code(), c.statuses(); !c.isRefused {
+			if answer.Code, answer.Statuses = c.code(), c.statuses(); !c.isRefused && c.isLimited() {
 				// It may have waited for room.
-				answer.ExpiresAt = timestamppb.New(time.UnixMicro(now).Add(s.limiter.Now().Sub(began) + ttl))
+				began = began.Add(s.limiter.Now().Sub(asked))
+				answer.ExpiresAt = timestamppb.New(began.Add(ttl))
 			}
 		})
 		if r != nil {
-			r.Phase, r.Outcome = open, ""
+			r.Phase, r.Outcome, r.Began = open, "", began.UnixMicro()
 		}
 		return r, err
 	})
@@ -136,7 +155,11 @@ func (s *Service) commit(ctx context.Context, asked *limitv1.CommitRequest) (*li
 			return nil, invalid("hits[%d] is %d: it must be at most 2^52", i, hits)
 		}
 	}
-	r, err := s.finish(ctx, asked.GetRequestId(), committed, func(r *record) ([]int64, error) { return r.costs(asked.GetHits()) })
+	id, err := s.recordID(ctx, asked)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.finish(ctx, id, committed, func(r *record) ([]int64, error) { return r.costs(asked.GetHits()) })
 	if err != nil {
 		return nil, err
 	}
@@ -145,11 +168,99 @@ func (s *Service) commit(ctx context.Context, asked *limitv1.CommitRequest) (*li
 
 // release answers a call of Release.
 func (s *Service) release(ctx context.Context, asked *limitv1.ReleaseRequest) (*limitv1.ReleaseResponse, error) {
-	r, err := s.finish(ctx, asked.GetRequestId(), released, func(r *record) ([]int64, error) { return make([]int64, len(r.Holds)), nil })
+	id, err := s.recordID(ctx, asked)
+	if err != nil {
+		return nil, err
+	}
+	r, err := s.finish(ctx, id, released, func(r *record) ([]int64, error) { return make([]int64, len(r.Holds)), nil })
 	if err != nil {
 		return nil, err
 	}
 	return &limitv1.ReleaseResponse{Settlements: r.settlements()}, nil
+}
+
+// renew answers a call of Renew.
+func (s *Service) renew(ctx context.Context, asked *limitv1.RenewRequest) (*limitv1.RenewResponse, error) {
+	ttl, err := ttlOf(asked)
+	if err != nil {
+		return nil, err
+	}
+	id, err := s.recordID(ctx, asked)
+	if err != nil {
+		return nil, err
+	}
+	until, err := s.prolong(ctx, id, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return &limitv1.RenewResponse{ExpiresAt: timestamppb.New(until)}, nil
+}
+
+// ttlOf returns how long a reservation is to be open.
+func ttlOf(asked interface{ GetTtl() *durationpb.Duration }) (time.Duration, error) {
+	ttl := defaultTTL
+	if asked.GetTtl() != nil {
+		ttl = asked.GetTtl().AsDuration()
+	}
+	if ttl < minTTL || ttl > maxTTL {
+		return 0, invalid("ttl is %s: it must be from %s to %s", ttl, minTTL, maxTTL)
+	}
+	return ttl, nil
+}
+
+// ownMark begins the request_id in the ID of a record. No request_id has the line feed.
+const ownMark = "\n:"
+
+// recordID returns the ID of the record of a call. The IDs that callers choose are apart by domain, which shares the
+// room for records with others, and by the name of the client certificate.
+func (s *Service) recordID(ctx context.Context, asked interface {
+	GetDomain() string
+	GetRequestId() string
+}) (string, error) {
+	if err := checkID(asked.GetRequestId()); err != nil {
+		return "", err
+	}
+	domain := asked.GetDomain()
+	switch _, isKnown := s.domains[domain]; {
+	case isKnown:
+	case domain != "":
+		return "", invalid("domain %q is unknown: name one of the service's config", clipped(domain))
+	case len(s.Domains) > 1:
+		return "", invalid("domain is empty, and the service has several: send that of the reservation")
+	default:
+		domain = s.Domains[0].Name
+	}
+	id := idPrefix + shortDigest(domain) + ownMark
+	if caller, _ := ctx.Value(callerKey{}).(string); caller != "" {
+		id = idPrefix + shortDigest(domain) + "\n" + shortDigest(caller) + ownMark
+	}
+	return id + asked.GetRequestId(), nil
+}
+
+// shortDigest keeps names of any length short.
+func shortDigest(name string) string {
+	sum := sha256.Sum256([]byte(name))
+	return base64.RawURLEncoding.EncodeToString(sum[:9])
+}
+
+// callerKey is that of the name of the caller's certificate in the context of a call.
+type callerKey struct{}
+
+// withCaller adds the name of the client certificate to a request's context. A certificate that is renewed keeps its
+// name.
+func withCaller(r *http.Request) *http.Request {
+	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 {
+		return r
+	}
+	of := r.TLS.PeerCertificates[0]
+	name := "subject " + of.Subject.String()
+	switch {
+	case len(of.URIs) > 0:
+		name = "URI " + of.URIs[0].String()
+	case len(of.DNSNames) > 0:
+		name = "DNS " + of.DNSNames[0]
+	}
+	return r.WithContext(context.WithValue(r.Context(), callerKey{}, name))
 }
 
 // checkID returns an error unless id can be the ID of a request.
@@ -223,8 +334,13 @@ func (c *call) decideOrFail() error {
 	return nil
 }
 
+// isLimited reports whether a zone limits a descriptor of the call, once it is decided.
+func (c *call) isLimited() bool {
+	return slices.ContainsFunc(c.places, func(place int) bool { return place >= 0 })
+}
+
 // hold decides the call, fills its answer, and returns the record of what it holds then, as that of a Take, or
-// nil if it was refused. It ends while it waits if its caller leaves, and from the take on no more.
+// nil if it was refused or nothing limits it. It ends while it waits if its caller leaves, and from the take on no more.
 func (c *call) hold(ttl time.Duration, answer proto.Message, fill func()) (*record, error) {
 	for i := range c.items {
 		c.items[i].Exactly = true
@@ -232,7 +348,7 @@ func (c *call) hold(ttl time.Duration, answer proto.Message, fill func()) (*reco
 	if err := c.decideOrFail(); err != nil {
 		return nil, err
 	}
-	if fill(); c.isRefused {
+	if fill(); c.isRefused || !c.isLimited() {
 		return nil, nil
 	}
 	text, err := proto.Marshal(answer)

@@ -219,7 +219,7 @@ func TestReservations(t *testing.T) {
 			expect(t, "commit that", settledOf(l.commit("b", 10)), "batched 10/60")
 			expect(t, "what is left", saysOf(l.reserve("c", "batched", "u", 90, time.Hour)), "OK [OK batched 0/100]")
 			expect(t, "unlimited", saysOf(l.reserve("f", "free", "u", 10, time.Hour)), "OK [OK]")
-			expect(t, "commit that", settledOf(l.commit("f", 2)), "")
+			expect(t, "commit that", settledOf(l.commit("f", 2)), "NotFound")
 			expect(t, "denied", saysOf(l.reserve("g", "banned", "u", 10, time.Hour)), "OVER_LIMIT [OVER_LIMIT]")
 			expect(t, "observed", saysOf(l.reserve("w1", "watched", "u", 8, time.Hour)), "OK [OK watched 2/10]")
 			expect(t, "observed without room", saysOf(l.reserve("w2", "watched", "u", 8, time.Hour)), "OK [OK watched 2/10]")
@@ -306,8 +306,11 @@ func TestReservationsExpire(t *testing.T) {
 			for i := range 3 {
 				user := fmt.Sprint(name, i)
 				other.awaitLeft("fixed", user, "OK [OK fixed 100/100]")
-				expect(t, "commit what has expired", settledOf(other.commit(user, 1)), "FailedPrecondition")
-				expect(t, "release what has expired", settledOf(other.release(user)), "FailedPrecondition")
+				expect(t, "commit what has expired", settledOf(other.commit(user, 80)), "fixed 80/60")
+				expect(t, "commit it again", settledOf(other.commit(user, 80)), "fixed 80/60")
+				expect(t, "commit it otherwise", settledOf(other.commit(user, 1)), "AlreadyExists")
+				expect(t, "release it", settledOf(other.release(user)), "FailedPrecondition")
+				expect(t, "what is left", other.left("fixed", user), "OK [OK fixed 20/100]")
 			}
 		})
 	}
@@ -513,6 +516,74 @@ func TestReservationAtTwoShards(t *testing.T) {
 	counts(1, 20)
 	counts(0, 20)
 	l.awaitLeft("user", "u", "OK [OK users 80/100]")
+}
+
+// TestLateCommitAfterAReload charges what was reserved where, whatever has become of the zone.
+func TestLateCommitAfterAReload(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := caddytest.Start(t, site(store, llm))
+			l := dialLimits(t, c)
+			expect(t, "reserve", saysOf(l.reserve(name, "fixed", name, 60, time.Second)), "OK [OK fixed 40/100]")
+			l.awaitLeft("fixed", name, "OK [OK fixed 100/100]")
+			c.MustLoad(site(store, "domain llm {\ndescriptor other zone other\n}\nzone other {\nevents 1\nwindow 1m\n}"))
+			expect(t, "commit", settledOf(l.commit(name, 80)), "fixed 80/60")
+			c.MustLoad(site(store, llm))
+			expect(t, "what is left", l.left("fixed", name), "OK [OK fixed 20/100]")
+		})
+	}
+}
+
+// TestCommitIsAtTheStore once it is answered, whatever becomes of the Caddy.
+func TestCommitIsAtTheStore(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	one, other := caddytest.Start(t, site(servers.Store(), llm)), dialLimits(t, caddytest.Start(t, site(servers.Store(), llm)))
+	l := dialLimits(t, one)
+	for _, kind := range []string{"fixed", "log", "gcra"} {
+		expect(t, "reserve", saysOf(l.reserve(kind, kind, "u", 1, time.Hour)), "OK [OK "+kind+" 99/100]")
+		expect(t, "commit", settledOf(l.commit(kind, 61)), kind+" 61/1")
+	}
+	one.Kill()
+	for _, kind := range []string{"fixed", "log", "gcra"} {
+		expect(t, "what the other finds", other.left(kind, "u"), "OK [OK "+kind+" 39/100]")
+		expect(t, "the commit repeated", settledOf(other.commit(kind, 61)), kind+" 61/1")
+	}
+	other.awaitLeft("fixed", "u", "OK [OK fixed 39/100]")
+}
+
+// TestCommitOfACaddyThatDies while the client's shard is away is charged by another Caddy, once.
+func TestCommitOfACaddyThatDies(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartLastingShards(t, 2, 0)
+	config := site(servers.Store("charge_timeout 200ms"), llm)
+	one, other := caddytest.Start(t, config), dialLimits(t, caddytest.Start(t, config))
+	l := dialLimits(t, one)
+	const reservations = 20
+	for i := range reservations {
+		expect(t, "reserve", saysOf(l.reserve(fmt.Sprint(i), "fixed", "u", 1, time.Hour)), fmt.Sprintf("OK [OK fixed %d/100]", 99-i))
+	}
+	at := 0
+	for len(servers[at:at+1].Buckets(t, "fixed")) == 0 {
+		at++
+	}
+	servers[at : at+1].Kill(t)
+	// Some records are kept by the other shard.
+	answered := 0
+	for i := range reservations {
+		if settledOf(l.commit(fmt.Sprint(i), 5)) == "fixed 5/1" {
+			answered++
+		}
+	}
+	if answered == 0 {
+		t.Error("all records are at the shard that is away")
+	}
+	one.Kill()
+	servers[at : at+1].Restart(t)
+	other.awaitLeft("fixed", "u", fmt.Sprintf("OK [OK fixed %d/100]", 100-reservations-4*answered))
 }
 
 // TestErrorsOfLimits: hostile and wrong calls are errors, and the service goes on.

@@ -1,12 +1,14 @@
 package service
 
 import (
+	"cmp"
 	"context"
 	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -24,6 +26,8 @@ import (
 // Caddy or a reply was lost, that charges twice, and never gives back twice.
 type record struct {
 	Phase phase `json:"phase"`
+	// Began is when the reservation began, by the store's clock, in microseconds since the epoch.
+	Began int64 `json:"began,omitempty"`
 	// Nonce makes equal records of two writers differ.
 	Nonce string `json:"nonce"`
 	// Digest identifies what was asked.
@@ -65,7 +69,7 @@ const (
 	// settling: somebody charges or gives back. Once it is due, that one has died: what was to be given
 	// back may have been.
 	settling phase = "settling"
-	// done is kept for calls that are repeated.
+	// done is kept for calls that are repeated. What has expired can be committed meanwhile.
 	done phase = "done"
 )
 
@@ -102,19 +106,26 @@ const (
 	endingBytesOfHold = len(`4503599627370496,-4503599627370496,`)
 )
 
-// idPrefix begins the IDs of records, so that none has the form in which a store keeps another.
-const idPrefix = "id:"
+// idPrefix begins the IDs of records, so that none has the form in which a store keeps another. oldPrefix did
+// in version 0.1.0, which knew no domains.
+const (
+	idPrefix  = "in:"
+	oldPrefix = "id:"
+)
 
 // kept returns how long the record is kept once it is done.
 func (r *record) kept() time.Duration { return max(r.TTL, keptFor) }
 
+// isLate reports whether r has expired, and what it costs can still be committed. Version 0.1.0 kept too little.
+func (r *record) isLate() bool { return r.Outcome == expired && len(r.Owed) == len(r.Holds) }
+
 // stored returns r as it is kept: once it is done, as much as calls that are repeated need.
 func (r *record) stored() *record {
-	if r.Phase != done {
+	if r.Phase != done || r.isLate() {
 		return r
 	}
 	is := *r
-	is.TTL, is.Holds, is.Owed, is.Tries = 0, nil, nil, 0
+	is.Began, is.TTL, is.Holds, is.Owed, is.Tries = 0, 0, nil, nil, 0
 	for i := range r.Holds {
 		h := &r.Holds[i]
 		is.Holds = append(is.Holds, limiter.Hold{Limit: store.Limit{Zone: h.Limit.Zone}, Cost: h.Cost, IsTaken: h.IsTaken})
@@ -152,13 +163,16 @@ func (r *record) settlements() (all []*limitv1.Settlement) {
 	return all
 }
 
-// ended returns the record of a reservation that ends with these costs.
+// ended returns the record of a reservation, open or expired, that ends with these costs.
 func (r *record) ended(outcome string, costs []int64) *record {
 	next := *r
-	next.Phase, next.Outcome, next.Charged, next.Owed = done, outcome, slices.Clone(costs), make([]int64, len(costs))
+	next.Phase, next.Outcome, next.Tries, next.Charged, next.Owed = done, outcome, 0, slices.Clone(costs), make([]int64, len(costs))
 	for i := range r.Holds {
 		h := &r.Holds[i]
-		if next.Owed[i] = costs[i] - h.Cost; next.Owed[i] < 0 && !h.IsTaken {
+		if next.Owed[i] = costs[i] - h.Cost; r.isLate() {
+			next.Owed[i] = costs[i] - r.Charged[i] + r.Owed[i]
+		}
+		if next.Owed[i] < 0 && !h.IsTaken {
 			// Nobody knows in which window it is charged, if at all.
 			next.Owed[i], next.Charged[i] = 0, h.Cost
 		}
@@ -230,7 +244,7 @@ func read(from store.Record) (*record, error) {
 	if !isValid {
 		return nil, fmt.Errorf("%w: the record of a request_id, in the phase %.20q with %d holds, %d costs and %d debts, has what none can have", store.ErrDamaged, r.Phase, n, len(r.Charged), len(r.Owed))
 	}
-	if r.Phase == done {
+	if r.Phase == done && !r.isLate() {
 		return r, nil
 	}
 	for i := range r.Holds {
@@ -250,7 +264,7 @@ func (s *Service) failure(id string, err error) error {
 	case errors.Is(err, store.ErrRecordSize):
 		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("the record of the request_id would take more than %d bytes: send fewer descriptors", store.MaxRecord))
 	case errors.Is(err, store.ErrRecordsFull):
-		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("records of request_ids take %d bytes, which is the most: try again once reservations have ended, and their answers are not kept any more", store.MaxRecords))
+		return connect.NewError(connect.CodeResourceExhausted, fmt.Errorf("records of request_ids, or those of the domain, take as much of %d bytes as they may: try again once reservations have ended, and their answers are not kept any more", store.MaxRecords))
 	case errors.Is(err, store.ErrChanged):
 		return connect.NewError(connect.CodeUnavailable, errors.New("the call took so long that another one with this request_id took over: try again"))
 	}
@@ -261,20 +275,17 @@ func (s *Service) failure(id string, err error) error {
 	return connect.NewError(connect.CodeUnavailable, errors.New("the store cannot keep the record of the request_id: try again"))
 }
 
-// once makes a call of that digest that fills the answer, unless it was made under its ID before: then the answer
-// is that of then. ask gets the store's time, and returns the record of what the call holds, or nil if it was refused,
-// so that it may be repeated.
+// once makes a call of that digest that fills the answer, unless it was made under the ID of a record before: then
+// the answer is that of then. ask gets the store's time, and returns the record of what the call holds, or nil if it
+// was refused or nothing limits it, so that it may be repeated.
 func (s *Service) once(ctx context.Context, id, digest string, answer proto.Message, ask func(now int64) (*record, error)) error {
-	if err := checkID(id); err != nil {
-		return err
-	}
 	mine, before, err := s.begin(ctx, id, digest)
 	if err != nil {
 		return err
 	}
 	if before != nil {
 		if err := proto.Unmarshal(before.Answer, answer); err != nil {
-			return s.failure(idPrefix+id, fmt.Errorf("%w: %w", store.ErrDamaged, err))
+			return s.failure(id, fmt.Errorf("%w: %w", store.ErrDamaged, err))
 		}
 		return nil
 	}
@@ -293,11 +304,11 @@ func (s *Service) once(ctx context.Context, id, digest string, answer proto.Mess
 	}
 	if errors.Is(err, store.ErrNotExecuted) {
 		// Nobody will know of it. Unless another call has taken over, this one can be repeated at once.
-		_, owedErr := s.carryOut(r.ended(released, costless(r)).Owed, r.Holds)
+		_, owedErr := s.carryOut(r.ended(released, costless(r)))
 		s.report(owedErr)
 		_, _ = s.put(ctx, mine, nil, 0)
 	}
-	return s.failure(idPrefix+id, err)
+	return s.failure(id, err)
 }
 
 // costless returns the costs of nothing.
@@ -309,17 +320,17 @@ const (
 	lastLook  = 200 * time.Millisecond
 )
 
-// begin makes the call under the ID this one's, or returns the record of one that has ended. It waits for
+// begin makes the call under the ID of a record this one's, or returns the record of one that has ended. It waits for
 // one that is being made, and takes over from one that was not ended in time.
 func (s *Service) begin(ctx context.Context, id, digest string) (mine store.Record, before *record, err error) {
-	expected := store.Record{ID: idPrefix + id}
+	expected := store.Record{ID: id}
 	for pause := firstLook; ; pause = min(2*pause, lastLook) {
 		there, err := s.put(ctx, expected, &record{Phase: taking, Digest: digest}, s.patience)
 		switch {
 		case err == nil:
 			return there, nil, nil
 		case !errors.Is(err, store.ErrChanged):
-			return mine, nil, s.failure(idPrefix+id, err)
+			return mine, nil, s.failure(id, err)
 		case there.Version == "":
 			// It was removed meanwhile.
 			expected.Version = ""
@@ -328,7 +339,7 @@ func (s *Service) begin(ctx context.Context, id, digest string) (mine store.Reco
 		r, err := read(there)
 		switch {
 		case err != nil:
-			return mine, nil, s.failure(idPrefix+id, err)
+			return mine, nil, s.failure(id, err)
 		case r.Digest != digest:
 			return mine, nil, connect.NewError(connect.CodeAlreadyExists, errors.New("request_id was used for something else: send another one"))
 		case r.Phase != taking:
@@ -346,23 +357,22 @@ func (s *Service) begin(ctx context.Context, id, digest string) (mine store.Reco
 	}
 }
 
-// finish ends the reservation under an ID with these costs, unless it has ended so before.
+// finish ends the reservation under the ID of a record with these costs, unless it has ended so before.
 func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r *record) ([]int64, error)) (*record, error) {
-	if err := checkID(id); err != nil {
-		return nil, err
-	}
-	ctx = context.WithoutCancel(ctx)
-	for {
-		var there store.Record
-		if err := s.records(true, func(kept store.Records) (err error) {
-			there, err = kept.Record(ctx, idPrefix+id)
-			return err
-		}); err != nil {
-			return nil, s.failure(idPrefix+id, err)
+	for pause := firstLook; ; pause = min(2*pause, lastLook) {
+		there, r, err := s.find(ctx, id)
+		if err != nil {
+			return nil, err
 		}
-		r, costs, err := s.ending(there, outcome, costsOf)
-		if err != nil || r.Phase != open {
+		costs, err := r.ending(outcome, costsOf)
+		if err != nil || r.Outcome == outcome {
 			return r, err
+		}
+		if r.Phase == settling {
+			if err := s.awaitExpiry(ctx, there, r, pause); err != nil {
+				return nil, err
+			}
+			continue
 		}
 		next := r.ended(outcome, costs)
 		left := next.kept()
@@ -377,15 +387,88 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 				// It may have been written, and what is done names nothing that is held.
 				s.endHolds(next)
 			}
-			return nil, s.failure(idPrefix+id, err)
+			return nil, s.failure(id, err)
 		case next.Phase == owing:
 			// Whoever finds it later goes on.
-			s.report(s.settle(ctx, is, next))
+			s.report(s.settle(context.WithoutCancel(ctx), is, next))
 		default:
 			s.endHolds(next)
 		}
 		return next, nil
 	}
+}
+
+// awaitExpiry waits a little for whoever gives back what has expired, or takes over from one that has died.
+func (s *Service) awaitExpiry(ctx context.Context, there store.Record, r *record, pause time.Duration) error {
+	if there.Left <= 0 {
+		s.report(s.settle(context.WithoutCancel(ctx), there, r))
+		return nil
+	}
+	select {
+	case <-time.After(min(pause, there.Left)):
+		return nil
+	case <-ctx.Done():
+		return connect.NewError(connect.CodeUnavailable, errors.New("the reservation is expiring: try again"))
+	}
+}
+
+// maxOpen is for how long a reservation can be kept open.
+const maxOpen = 24 * time.Hour
+
+// prolong keeps the reservation under the ID of a record open for ttl from now at least, and returns until when it is.
+func (s *Service) prolong(ctx context.Context, id string, ttl time.Duration) (until time.Time, err error) {
+	for {
+		there, r, err := s.find(ctx, id)
+		switch {
+		case err != nil:
+			return until, err
+		case r.Phase != open:
+			return until, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the reservation has ended, and is %s: reserve anew", r.Outcome))
+		}
+		next := *r
+		next.Began = cmp.Or(r.Began, there.Now)
+		left := min(max(ttl, there.Left), time.UnixMicro(next.Began).Add(maxOpen).Sub(time.UnixMicro(there.Now)))
+		if left < minTTL {
+			return until, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the reservation has been open for %s, which is the longest: commit what it was, and reserve anew", maxOpen))
+		}
+		next.TTL = max(r.TTL, left)
+		is, err := s.put(ctx, there, &next, left)
+		switch {
+		case errors.Is(err, store.ErrChanged):
+		case err != nil:
+			return until, s.failure(id, err)
+		default:
+			return time.UnixMicro(is.Now).Add(is.Left), nil
+		}
+	}
+}
+
+// find returns the record of a reservation, which may have ended.
+func (s *Service) find(ctx context.Context, id string) (there store.Record, r *record, err error) {
+	err = s.records(true, func(kept store.Records) (err error) {
+		if there, err = kept.Record(context.WithoutCancel(ctx), id); err == nil && there.Version == "" {
+			// Version 0.1.0 may have made it.
+			_, own, _ := strings.Cut(id, ownMark)
+			there, err = kept.Record(context.WithoutCancel(ctx), oldPrefix+own)
+		}
+		return err
+	})
+	if err != nil {
+		return there, nil, s.failure(id, err)
+	}
+	if there.Version == "" {
+		return there, nil, connect.NewError(connect.CodeNotFound, errors.New("no reservation has this request_id, it ended some time ago, or no zone limits it: then its answer had no expires_at"))
+	}
+	if r, err = read(there); err != nil {
+		return there, nil, s.failure(there.ID, err)
+	}
+	switch {
+	case r.Outcome == taken:
+		err = connect.NewError(connect.CodeFailedPrecondition, errors.New("request_id is that of a Take, which is charged already"))
+	case r.Phase == taking:
+		err = connect.NewError(connect.CodeUnavailable, errors.New("the reservation is being made: try again"))
+	}
+	return there, r, err
 }
 
 // endHolds makes what a reservation that has ended holds count for good, where nothing is given back.
@@ -400,29 +483,19 @@ func (s *Service) endHolds(r *record) {
 	}
 }
 
-// ending returns the record of the reservation that is to end, with the costs of that, or that has ended so.
-func (s *Service) ending(there store.Record, outcome string, costsOf func(r *record) ([]int64, error)) (r *record, costs []int64, err error) {
-	if there.Version == "" {
-		return nil, nil, connect.NewError(connect.CodeNotFound, errors.New("no reservation has this request_id, or it ended some time ago"))
+// ending returns the costs with which a reservation is to end, or has ended before.
+func (r *record) ending(outcome string, costsOf func(r *record) ([]int64, error)) ([]int64, error) {
+	if r.Phase != open && r.Outcome != outcome && !r.isLate() {
+		return nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the reservation has ended, and is %s", r.Outcome))
 	}
-	if r, err = read(there); err != nil {
-		return nil, nil, s.failure(there.ID, err)
+	costs, err := costsOf(r)
+	if err != nil {
+		return nil, err
 	}
-	switch {
-	case r.Outcome == taken:
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, errors.New("request_id is that of a Take, which is charged already"))
-	case r.Phase == taking:
-		return nil, nil, connect.NewError(connect.CodeUnavailable, errors.New("the reservation is being made: try again"))
-	case r.Phase != open && r.Outcome != outcome:
-		return nil, nil, connect.NewError(connect.CodeFailedPrecondition, fmt.Errorf("the reservation has ended, and is %s", r.Outcome))
+	if r.Outcome == outcome && !slices.Equal(r.Charged, r.ended(outcome, costs).Charged) {
+		return nil, connect.NewError(connect.CodeAlreadyExists, errors.New("the reservation was committed before with other hits"))
 	}
-	if costs, err = costsOf(r); err != nil {
-		return nil, nil, err
-	}
-	if r.Phase != open && !slices.Equal(r.Charged, r.ended(outcome, costs).Charged) {
-		return nil, nil, connect.NewError(connect.CodeAlreadyExists, errors.New("the reservation was committed before with other hits"))
-	}
-	return r, costs, nil
+	return costs, nil
 }
 
 // settle charges and gives back what a record owes, unless somebody else does.
@@ -440,7 +513,7 @@ func (s *Service) settle(ctx context.Context, at store.Record, r *record) error 
 		return unlessChanged(err)
 	}
 	s.endHolds(&mine)
-	mine.Owed, err = s.carryOut(mine.Owed, mine.Holds)
+	mine.Owed, err = s.carryOut(&mine)
 	mine.Phase = done
 	left := mine.kept()
 	if isOwed := slices.ContainsFunc(mine.Owed, func(owed int64) bool { return owed != 0 }); isOwed && mine.Tries < mostTries {
@@ -478,8 +551,9 @@ func unlessChanged(err error) error {
 }
 
 // carryOut charges or gives back what is owed, and returns what of it has to be tried again: what certainly was
-// not carried out, and any charge that failed.
-func (s *Service) carryOut(owed []int64, holds []limiter.Hold) (left []int64, err error) {
+// not carried out, and a charge whose outcome is unknown, once.
+func (s *Service) carryOut(r *record) (left []int64, err error) {
+	owed, holds := r.Owed, r.Holds
 	left, errs := make([]int64, len(owed)), make([]error, len(owed))
 	var wg sync.WaitGroup
 	for i, amount := range owed {
@@ -493,7 +567,8 @@ func (s *Service) carryOut(owed []int64, holds []limiter.Hold) (left []int64, er
 				}
 				return s.limiter.GiveBack(&holds[i], -amount)
 			})
-			if errors.Is(errs[i], store.ErrNotExecuted) || errs[i] != nil && amount > 0 {
+			isCharge := errs[i] != nil && amount > 0 && (r.Tries == 0 || !errors.Is(errs[i], store.ErrUncertain))
+			if isCharge || errors.Is(errs[i], store.ErrNotExecuted) {
 				left[i] = amount
 			}
 		})

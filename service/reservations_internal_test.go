@@ -43,6 +43,14 @@ func (f fixture) reserving(hits uint64) *limitv1.ReserveRequest {
 	return &limitv1.ReserveRequest{Domain: "a", RequestId: f.user, Descriptors: f.descriptors(hits)}
 }
 
+// id is that of the record.
+func (f fixture) id() string {
+	f.Helper()
+	id, err := f.recordID(f.Context(), f.reserving(0))
+	f.must("ID", err)
+	return id
+}
+
 // wantLeft requires that so much is left.
 func (f fixture) wantLeft(what string, want uint64) {
 	f.Helper()
@@ -82,7 +90,7 @@ func (f fixture) logs() *observer.ObservedLogs {
 func (f fixture) there() (at store.Record, r *record) {
 	f.Helper()
 	f.must("read", f.records(true, func(kept store.Records) (err error) {
-		at, err = kept.Record(f.Context(), idPrefix+f.user)
+		at, err = kept.Record(f.Context(), f.id())
 		return err
 	}))
 	if at.Version == "" {
@@ -171,7 +179,7 @@ func TestTakeOver(t *testing.T) {
 	f.must("call", err)
 	digest, err := c.digest("reserve", asked)
 	f.must("digest", err)
-	err = f.once(t.Context(), f.user, digest, slow, func(int64) (*record, error) {
+	err = f.once(t.Context(), f.id(), digest, slow, func(int64) (*record, error) {
 		r, err := c.hold(time.Minute, slow, func() { slow.Code = c.code() })
 		f.must("hold", err)
 		r.Phase, r.Outcome = open, ""
@@ -196,7 +204,7 @@ func TestTakeOver(t *testing.T) {
 func TestSweepOfACallThatWasNotEnded(t *testing.T) {
 	f := newFixture(t)
 	f.patience = 0
-	_, _, err := f.begin(t.Context(), f.user, "digest")
+	_, _, err := f.begin(t.Context(), f.id(), "digest")
 	f.must("begin", err)
 	f.must("sweep", f.sweep(t.Context()))
 	if at, r := f.there(); r != nil {
@@ -499,7 +507,7 @@ func TestSlowSettlementHoldsUpNoOther(t *testing.T) {
 		f.slots <- struct{}{}
 	}
 	f.patience = 0
-	for _, id := range []string{f.user, f.user + "2"} {
+	for _, id := range []string{f.id(), f.id() + "2"} {
 		_, _, err := f.begin(t.Context(), id, "digest")
 		f.must("begin", err)
 	}
@@ -567,7 +575,7 @@ func TestDamagedRecord(t *testing.T) {
 			f.user = fmt.Sprintf("%x", sha256.Sum256([]byte(text)))
 		}
 		f.must("put", f.records(true, func(kept store.Records) error {
-			_, err := kept.PutRecord(t.Context(), store.Record{ID: idPrefix + f.user, Value: text})
+			_, err := kept.PutRecord(t.Context(), store.Record{ID: f.id(), Value: text})
 			return err
 		}))
 		if _, err := f.reserve(t.Context(), f.reserving(1)); connect.CodeOf(err) != connect.CodeUnavailable || !strings.Contains(err.Error(), "send another request_id; if all fail,") {
@@ -581,7 +589,7 @@ func TestDamagedRecord(t *testing.T) {
 		}
 		var at store.Record
 		f.must("read", f.records(true, func(kept store.Records) (err error) {
-			at, err = kept.Record(t.Context(), idPrefix+f.user)
+			at, err = kept.Record(t.Context(), f.id())
 			return err
 		}))
 		if at.Value != text {
@@ -618,7 +626,8 @@ func TestPanicOfARecord(t *testing.T) {
 	_, r := f.there()
 	r.Holds[0].Limit.Algorithm = store.Algorithms
 	for _, owed := range []int64{5, -5} {
-		left, err := f.carryOut([]int64{owed}, r.Holds)
+		r.Owed = []int64{owed}
+		left, err := f.carryOut(r)
 		if err == nil || left[0] != max(owed, 0) {
 			t.Errorf("%d: %v, %v", owed, left, err)
 		}

@@ -32,7 +32,7 @@ const directive = "rate_limit_service"
 
 // Service answers Envoy's rate limit service v3, and whoever else speaks it: calls of
 // `/envoy.service.ratelimit.v3.RateLimitService/ShouldRateLimit` by gRPC, gRPC-Web or JSON. It also
-// answers `Take`, `Reserve`, `Commit` and `Release` of `/shardlimit.limit.v1.LimitService/`. Other
+// answers `Take`, `Reserve`, `Commit`, `Release` and `Renew` of `/shardlimit.limit.v1.LimitService/`. Other
 // requests pass to the next handler.
 //
 // A call names a domain and descriptors, each a list of keys and values. The domains of the config lead
@@ -128,6 +128,7 @@ func (s *Service) Provision(ctx caddy.Context) error {
 	handle(s, "Reserve", s.reserve)
 	handle(s, "Commit", s.commit)
 	handle(s, "Release", s.release)
+	handle(s, "Renew", s.renew)
 	s.prepareSweeps()
 	return nil
 }
@@ -139,7 +140,7 @@ func (s *Service) limits() []connect.HandlerOption {
 
 // handle adds the handler of a procedure of limitv1.
 func handle[Asked, Answer any](s *Service, name string, call func(context.Context, *Asked) (*Answer, error)) {
-	s.calls[limitService+name] = connect.NewUnaryHandler(limitService+name,
+	handler := connect.NewUnaryHandler(limitService+name,
 		func(ctx context.Context, r *connect.Request[Asked]) (*connect.Response[Answer], error) {
 			answer, err := call(ctx, r.Msg)
 			if err != nil {
@@ -147,6 +148,9 @@ func handle[Asked, Answer any](s *Service, name string, call func(context.Contex
 			}
 			return connect.NewResponse(answer), nil
 		}, s.limits()...)
+	s.calls[limitService+name] = http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		handler.ServeHTTP(w, withCaller(r))
+	})
 }
 
 // Cleanup implements [caddy.CleanerUpper].

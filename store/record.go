@@ -10,8 +10,9 @@ import (
 // Record is a small value that processes share under an ID, and that one of them has to deal with
 // when it is due: such as a reservation, which somebody gives back if nobody ends it.
 type Record struct {
-	// ID is that of the record, by any bytes. Beside a Shard it may be the form in which the store
-	// keeps it, which identifies the record too.
+	// ID is that of the record, by any bytes. Of records whose IDs agree in a first line, new ones may
+	// take at most MaxShare times the room that is left. Beside a Shard it may be the form in which the
+	// store keeps it, which identifies the record too.
 	ID string
 	// Shard is where a record was found; empty where the ID decides.
 	Shard string
@@ -31,6 +32,9 @@ const (
 	// MaxRecords is the most bytes that a store, or a shard of it, keeps of records, with 150 for
 	// each beside ID and value.
 	MaxRecords = 128 << 20
+	// MaxShare bounds the room of records with a common first line, so that each leaves room to others: alone it
+	// gets three quarters of all.
+	MaxShare = 3
 	// MaxRecordLeft is the longest time until a record is due.
 	MaxRecordLeft = time.Hour
 )
@@ -40,7 +44,7 @@ var (
 	// ErrRecordSize is the error of a value that is too large.
 	ErrRecordSize = fmt.Errorf("%w: a record has at most %d bytes", ErrFinal, MaxRecord)
 	// ErrRecordsFull is the error of a new record for which there is no room.
-	ErrRecordsFull = fmt.Errorf("%w: the records of the shard take %d bytes, which is the most: wait until some have ended", ErrNotExecuted, MaxRecords)
+	ErrRecordsFull = fmt.Errorf("%w: the records of the shard, or those with the first line of this one, take as much of %d bytes as they may: wait until some have ended", ErrNotExecuted, MaxRecords)
 )
 
 // CheckRecord returns an error if r cannot be put.

@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"context"
 	"errors"
 	"fmt"
 
@@ -30,6 +31,8 @@ type Hold struct {
 	At      *store.Place  `json:"at,omitempty"`
 	// Hold is the number under which the store holds it, or 0.
 	Hold uint32 `json:"hold,omitempty"`
+	// Charged are the shards that have a charge which others still lack.
+	Charged []string `json:"charged,omitempty"`
 }
 
 // Hold returns what the call holds in the zone at that place of its decisions, once it has ended, and
@@ -113,8 +116,8 @@ func (l *Limiter) EndHold(h *Hold) {
 	open.Refund([]*store.Request{&r})
 }
 
-// ChargeMore charges an amount to the bucket of a hold, whether or not it fits, as charges of requests are:
-// without waiting, and while the shard is away once it is back. The error wraps [store.ErrNotExecuted].
+// ChargeMore charges an amount to the bucket of a hold, whether or not it fits, and waits for that. After an error it
+// has to be tried again: shards that are charged are in h.
 func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 	handle, open, err := l.enterFor(h)
 	if err != nil {
@@ -122,11 +125,14 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 	}
 	defer handle.Leave()
 	req := h.request(amount)
-	if req.Receipt = (store.Receipt{}); req.ID != "" {
+	if req.Receipt, req.Hold = (store.Receipt{}), 0; req.ID != "" {
 		// What is under the old ID stays.
 		req.ID = identity.NewRequestID()
 	}
-	open.Charge([]*store.Request{&req})
+	if h.Charged, err = open.Accounts.ChargeNow(context.Background(), req, h.Charged); err != nil {
+		return err
+	}
+	h.Charged = nil
 	if z := l.zoneOf(h); z != nil {
 		z.Counts.Charged.Add(amount)
 	}

@@ -181,6 +181,45 @@ func TestRecords(t *testing.T) {
 	})
 }
 
+// TestRecordsLeaveRoom: those with a common first line take at most three times the room that is left.
+func TestRecordsLeaveRoom(t *testing.T) {
+	s := memory.New(memory.NewBuckets(), memory.Options{})
+	value := strings.Repeat("x", store.MaxRecord-150-len("a\n10000"))
+	n := 10_000
+	fill := func(first string) (all []store.Record) {
+		for ; ; n++ {
+			r, err := s.PutRecord(t.Context(), store.Record{ID: first + strconv.Itoa(n), Value: value})
+			if err != nil {
+				if !errors.Is(err, store.ErrRecordsFull) {
+					t.Fatal(err)
+				}
+				return all
+			}
+			all = append(all, r)
+		}
+	}
+	const room = store.MaxRecords / store.MaxRecord
+	first := fill("a\n")
+	for i, want := range []int{room * 3 / 4, room * 3 / 16} {
+		if i > 0 {
+			if n := len(fill("b\n")); n != want {
+				t.Errorf("another one has %d, want %d", n, want)
+			}
+		} else if len(first) != want {
+			t.Errorf("one alone has %d, want %d", len(first), want)
+		}
+	}
+	for _, r := range first {
+		r.Value = ""
+		if _, err := s.PutRecord(t.Context(), r); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := len(fill("b\n")); n != room*3/4-room*3/16 {
+		t.Errorf("once the first is gone, it has %d more", n)
+	}
+}
+
 // TestRecordsAreBounded by their bytes, and have room again once some are gone.
 func TestRecordsAreBounded(t *testing.T) {
 	s := memory.New(memory.NewBuckets(), memory.Options{})

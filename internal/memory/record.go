@@ -4,6 +4,7 @@ import (
 	"container/heap"
 	"context"
 	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,10 +13,12 @@ import (
 
 // records are those of all views. The zero value is empty.
 type records struct {
-	mu      sync.Mutex
-	all     map[string]*record
-	queue   recordQueue
-	bytes   int
+	mu    sync.Mutex
+	all   map[string]*record
+	queue recordQueue
+	bytes int
+	// shares are the bytes of records by the first lines of their IDs.
+	shares  map[string]int
 	version int64
 }
 
@@ -65,13 +68,13 @@ func (s *Store) PutRecord(_ context.Context, r store.Record) (store.Record, erro
 	}
 	next := &record{Record: store.Record{ID: r.ID, Value: r.Value}, due: now + r.Left.Microseconds()}
 	before := kept.all[r.ID]
-	if before == nil && r.Value != "" && kept.bytes+next.size() > store.MaxRecords {
+	if before == nil && r.Value != "" && !kept.hasRoom(next) {
 		return store.Record{}, store.ErrRecordsFull
 	}
 	if before != nil {
 		heap.Remove(&kept.queue, before.place)
 		delete(kept.all, r.ID)
-		kept.bytes -= before.size()
+		kept.count(r.ID, -before.size())
 	}
 	if r.Value != "" {
 		if kept.all == nil {
@@ -81,9 +84,31 @@ func (s *Store) PutRecord(_ context.Context, r store.Record) (store.Record, erro
 		next.Version = strconv.FormatInt(kept.version, 10)
 		kept.all[r.ID] = next
 		heap.Push(&kept.queue, next)
-		kept.bytes += next.size()
+		kept.count(r.ID, next.size())
 	}
 	return kept.at(r.ID, now), nil
+}
+
+// hasRoom reports whether there is room for a new record, in all and of its share. mu is held.
+func (k *records) hasRoom(r *record) bool {
+	left := store.MaxRecords - k.bytes - r.size()
+	share, _, is := strings.Cut(r.ID, "\n")
+	return left >= 0 && (!is || k.shares[share]+r.size() <= store.MaxShare*left)
+}
+
+// count adds to the bytes of the records. mu is held.
+func (k *records) count(id string, bytes int) {
+	k.bytes += bytes
+	share, _, is := strings.Cut(id, "\n")
+	if !is {
+		return
+	}
+	if k.shares == nil {
+		k.shares = map[string]int{}
+	}
+	if k.shares[share] += bytes; k.shares[share] == 0 {
+		delete(k.shares, share)
+	}
 }
 
 // DueRecords implements [store.Records].

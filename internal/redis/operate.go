@@ -101,7 +101,7 @@ func (s *Store) PutRecord(ctx context.Context, r store.Record) (store.Record, er
 // foundAt returns a record that was found at one of several members so that it is put there again.
 func (s *Store) foundAt(m *Member, owners []*Member, r store.Record) store.Record {
 	if r.Version != "" && len(owners) > 1 {
-		r.ID, r.Shard = s.asker.Keys.Client(r.ID), m.Name
+		r.ID, r.Shard = s.asker.Keys.Record(r.ID), m.Name
 	}
 	return r
 }

@@ -111,6 +111,73 @@ func TestRecordsAreBoundedAndExpire(t *testing.T) {
 	}
 }
 
+// TestRecordsLeaveRoom: those with a common first line take at most three times the room that is left, whatever programs
+// that know no such shares have removed.
+func TestRecordsLeaveRoom(t *testing.T) {
+	for _, secret := range []string{"", "secret"} {
+		server := redistest.Start(t)
+		s := newStore(t, newShard(t, ShardOptions{Primary: server.Addr()}), func(o *Options) { o.KeySecret = []byte(secret) })
+		hash, client := s.asker.Keys.Records(), server.Client()
+		bytes := func(field string) (n int64) {
+			n, _ = client.HGet(t.Context(), hash, field).Int64()
+			return n
+		}
+		put := func(id, version, value string) (store.Record, error) {
+			r := record(id, value)
+			r.Version = version
+			return s.PutRecord(t.Context(), r)
+		}
+		value := strings.Repeat("x", 1000)
+		one, err := put("a\none", "", value)
+		must(t, err)
+		_, err = put("b\none", "", value)
+		must(t, err)
+		if all, own := bytes(""), bytes("\na"); own == 0 || own != bytes("\nb") || all != 2*own {
+			t.Errorf("all take %d, a %d", all, own)
+		}
+		size := bytes("\na")
+		// Once another one is there, there is room for two more.
+		must(t, client.HIncrBy(t.Context(), hash, "", store.MaxRecords-3*size-bytes("")).Err())
+		must(t, client.HSet(t.Context(), hash, "\na", 5*size+1).Err())
+		must(t, client.HSet(t.Context(), hash, "\nb", 5*size).Err())
+		for id, isFull := range map[string]bool{"a\ntwo": true, "b\ntwo": false, "c\ntwo": false, "alone": false} {
+			r, err := put(id, "", value)
+			if errors.Is(err, store.ErrRecordsFull) != isFull {
+				t.Errorf("%q: %v", id, err)
+			}
+			if err == nil {
+				_, err = put(id, r.Version, "")
+				must(t, err)
+			}
+		}
+		must(t, client.HSet(t.Context(), hash, "", 2*size).Err())
+		must(t, client.HSet(t.Context(), hash, "\na", 9*size).Err())
+		if one, err = put("a\none", one.Version, value+"y"); err != nil || bytes("\na") > bytes("") {
+			t.Errorf("a takes %d of %d, %v", bytes("\na"), bytes(""), err)
+		}
+		due, err := put("a\ndue", "", value)
+		must(t, err)
+		_, err = s.PutRecord(t.Context(), store.Record{ID: due.ID, Version: due.Version, Value: value + "z"})
+		must(t, err)
+		all, err := s.DueRecords(t.Context(), 10)
+		must(t, err)
+		if len(all) != 1 || all[0].Value != value+"z" {
+			t.Fatalf("due are %+v", all)
+		}
+		before := bytes("\na")
+		all[0].Value = ""
+		_, err = s.PutRecord(t.Context(), all[0])
+		must(t, err)
+		if bytes("\na") >= before {
+			t.Errorf("a takes %d, and before %d", bytes("\na"), before)
+		}
+		must(t, client.HSet(t.Context(), hash, "\na", 1).Err())
+		if _, err := put("a\none", one.Version, ""); err != nil || client.HExists(t.Context(), hash, "\na").Val() {
+			t.Errorf("a share of nothing stays: %v", err)
+		}
+	}
+}
+
 // TestRecordsUnderASecret: the server sees neither IDs nor values, and another secret reads nothing.
 func TestRecordsUnderASecret(t *testing.T) {
 	server := redistest.Start(t)

@@ -89,7 +89,7 @@ func (f *records) testVersions() {
 }
 
 func (f *records) testContents() {
-	for i, text := range []string{"x", " ", "a b\n7 1 1 c", "\x00\xff\xfe", strings.Repeat("long", 300), "{}:#$"} {
+	for i, text := range []string{"x", " ", "a b\n7 1 1 c", "\x00\xff\xfe", strings.Repeat("long", 300), "{}:#$", "line\nline\nline"} {
 		id := strconv.Itoa(i) + text
 		r := f.mustPut(id, "", text)
 		if got := f.read(id); got.Value != text || got.Version != r.Version {

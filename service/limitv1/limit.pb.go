@@ -276,7 +276,7 @@ type TakeRequest struct {
 	Domain      string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
 	Descriptors []*Descriptor          `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
 	// Optional: a call that is repeated under its ID gets the same answer, and takes nothing again. No other call
-	// to a service of the same store may have it.
+	// of the domain and of the client certificate's name may have it.
 	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -390,7 +390,7 @@ type ReserveRequest struct {
 	state       protoimpl.MessageState `protogen:"open.v1"`
 	Domain      string                 `protobuf:"bytes,1,opt,name=domain,proto3" json:"domain,omitempty"`
 	Descriptors []*Descriptor          `protobuf:"bytes,2,rep,name=descriptors,proto3" json:"descriptors,omitempty"`
-	// Up to 128 bytes that no other call to a service of the same store has.
+	// Up to 128 bytes that no other call of the domain and of the client certificate's name has.
 	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// From 1s to 3600s; 60s if it is missing.
 	Ttl           *durationpb.Duration `protobuf:"bytes,4,opt,name=ttl,proto3" json:"ttl,omitempty"`
@@ -461,7 +461,8 @@ type ReserveResponse struct {
 	Code  Code                   `protobuf:"varint,1,opt,name=code,proto3,enum=shardlimit.limit.v1.Code" json:"code,omitempty"`
 	// One for each descriptor, in their order.
 	Statuses []*Status `protobuf:"bytes,2,rep,name=statuses,proto3" json:"statuses,omitempty"`
-	// When it expires, by the clock of the store. Missing if it was refused.
+	// When it expires, by the clock of the store. Missing if it was refused, or if no zone limits it: then there is
+	// nothing to commit, release or renew.
 	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -523,7 +524,9 @@ type CommitRequest struct {
 	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	// How many hits it was, for each descriptor of the reservation in their order. One number holds for all;
 	// none is what was reserved.
-	Hits          []uint64 `protobuf:"varint,2,rep,packed,name=hits,proto3" json:"hits,omitempty"`
+	Hits []uint64 `protobuf:"varint,2,rep,packed,name=hits,proto3" json:"hits,omitempty"`
+	// That of the reservation; optional if the service has one domain.
+	Domain        string `protobuf:"bytes,3,opt,name=domain,proto3" json:"domain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -572,6 +575,13 @@ func (x *CommitRequest) GetHits() []uint64 {
 	return nil
 }
 
+func (x *CommitRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
 type CommitResponse struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Settlements   []*Settlement          `protobuf:"bytes,1,rep,name=settlements,proto3" json:"settlements,omitempty"`
@@ -617,8 +627,10 @@ func (x *CommitResponse) GetSettlements() []*Settlement {
 }
 
 type ReleaseRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	RequestId     string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// That of the reservation; optional if the service has one domain.
+	Domain        string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -656,6 +668,13 @@ func (*ReleaseRequest) Descriptor() ([]byte, []int) {
 func (x *ReleaseRequest) GetRequestId() string {
 	if x != nil {
 		return x.RequestId
+	}
+	return ""
+}
+
+func (x *ReleaseRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
 	}
 	return ""
 }
@@ -704,6 +723,113 @@ func (x *ReleaseResponse) GetSettlements() []*Settlement {
 	return nil
 }
 
+type RenewRequest struct {
+	state     protoimpl.MessageState `protogen:"open.v1"`
+	RequestId string                 `protobuf:"bytes,1,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// That of the reservation; optional if the service has one domain.
+	Domain string `protobuf:"bytes,2,opt,name=domain,proto3" json:"domain,omitempty"`
+	// From 1s to 3600s from now; 60s if it is missing. It shortens nothing, and ends 24 hours after the reservation began.
+	Ttl           *durationpb.Duration `protobuf:"bytes,3,opt,name=ttl,proto3" json:"ttl,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewRequest) Reset() {
+	*x = RenewRequest{}
+	mi := &file_limitv1_limit_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewRequest) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewRequest) ProtoMessage() {}
+
+func (x *RenewRequest) ProtoReflect() protoreflect.Message {
+	mi := &file_limitv1_limit_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewRequest.ProtoReflect.Descriptor instead.
+func (*RenewRequest) Descriptor() ([]byte, []int) {
+	return file_limitv1_limit_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *RenewRequest) GetRequestId() string {
+	if x != nil {
+		return x.RequestId
+	}
+	return ""
+}
+
+func (x *RenewRequest) GetDomain() string {
+	if x != nil {
+		return x.Domain
+	}
+	return ""
+}
+
+func (x *RenewRequest) GetTtl() *durationpb.Duration {
+	if x != nil {
+		return x.Ttl
+	}
+	return nil
+}
+
+type RenewResponse struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When the reservation expires now, by the clock of the store.
+	ExpiresAt     *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=expires_at,json=expiresAt,proto3" json:"expires_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *RenewResponse) Reset() {
+	*x = RenewResponse{}
+	mi := &file_limitv1_limit_proto_msgTypes[12]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *RenewResponse) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*RenewResponse) ProtoMessage() {}
+
+func (x *RenewResponse) ProtoReflect() protoreflect.Message {
+	mi := &file_limitv1_limit_proto_msgTypes[12]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use RenewResponse.ProtoReflect.Descriptor instead.
+func (*RenewResponse) Descriptor() ([]byte, []int) {
+	return file_limitv1_limit_proto_rawDescGZIP(), []int{12}
+}
+
+func (x *RenewResponse) GetExpiresAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.ExpiresAt
+	}
+	return nil
+}
+
 // Settlement is what a reservation has cost a client of a zone.
 type Settlement struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -716,7 +842,7 @@ type Settlement struct {
 
 func (x *Settlement) Reset() {
 	*x = Settlement{}
-	mi := &file_limitv1_limit_proto_msgTypes[11]
+	mi := &file_limitv1_limit_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -728,7 +854,7 @@ func (x *Settlement) String() string {
 func (*Settlement) ProtoMessage() {}
 
 func (x *Settlement) ProtoReflect() protoreflect.Message {
-	mi := &file_limitv1_limit_proto_msgTypes[11]
+	mi := &file_limitv1_limit_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -741,7 +867,7 @@ func (x *Settlement) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Settlement.ProtoReflect.Descriptor instead.
 func (*Settlement) Descriptor() ([]byte, []int) {
-	return file_limitv1_limit_proto_rawDescGZIP(), []int{11}
+	return file_limitv1_limit_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *Settlement) GetZone() string {
@@ -805,18 +931,28 @@ const file_limitv1_limit_proto_rawDesc = "" +
 	"\x04code\x18\x01 \x01(\x0e2\x19.shardlimit.limit.v1.CodeR\x04code\x127\n" +
 	"\bstatuses\x18\x02 \x03(\v2\x1b.shardlimit.limit.v1.StatusR\bstatuses\x129\n" +
 	"\n" +
-	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"B\n" +
+	"expires_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"Z\n" +
 	"\rCommitRequest\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x01 \x01(\tR\trequestId\x12\x12\n" +
-	"\x04hits\x18\x02 \x03(\x04R\x04hits\"S\n" +
+	"\x04hits\x18\x02 \x03(\x04R\x04hits\x12\x16\n" +
+	"\x06domain\x18\x03 \x01(\tR\x06domain\"S\n" +
 	"\x0eCommitResponse\x12A\n" +
-	"\vsettlements\x18\x01 \x03(\v2\x1f.shardlimit.limit.v1.SettlementR\vsettlements\"/\n" +
+	"\vsettlements\x18\x01 \x03(\v2\x1f.shardlimit.limit.v1.SettlementR\vsettlements\"G\n" +
 	"\x0eReleaseRequest\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x01 \x01(\tR\trequestId\"T\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06domain\x18\x02 \x01(\tR\x06domain\"T\n" +
 	"\x0fReleaseResponse\x12A\n" +
-	"\vsettlements\x18\x01 \x03(\v2\x1f.shardlimit.limit.v1.SettlementR\vsettlements\"V\n" +
+	"\vsettlements\x18\x01 \x03(\v2\x1f.shardlimit.limit.v1.SettlementR\vsettlements\"r\n" +
+	"\fRenewRequest\x12\x1d\n" +
+	"\n" +
+	"request_id\x18\x01 \x01(\tR\trequestId\x12\x16\n" +
+	"\x06domain\x18\x02 \x01(\tR\x06domain\x12+\n" +
+	"\x03ttl\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x03ttl\"J\n" +
+	"\rRenewResponse\x129\n" +
+	"\n" +
+	"expires_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\texpiresAt\"V\n" +
 	"\n" +
 	"Settlement\x12\x12\n" +
 	"\x04zone\x18\x01 \x01(\tR\x04zone\x12\x1a\n" +
@@ -826,12 +962,13 @@ const file_limitv1_limit_proto_rawDesc = "" +
 	"\aUNKNOWN\x10\x00\x12\x06\n" +
 	"\x02OK\x10\x01\x12\x0e\n" +
 	"\n" +
-	"OVER_LIMIT\x10\x022\xda\x02\n" +
+	"OVER_LIMIT\x10\x022\xaa\x03\n" +
 	"\fLimitService\x12K\n" +
 	"\x04Take\x12 .shardlimit.limit.v1.TakeRequest\x1a!.shardlimit.limit.v1.TakeResponse\x12T\n" +
 	"\aReserve\x12#.shardlimit.limit.v1.ReserveRequest\x1a$.shardlimit.limit.v1.ReserveResponse\x12Q\n" +
 	"\x06Commit\x12\".shardlimit.limit.v1.CommitRequest\x1a#.shardlimit.limit.v1.CommitResponse\x12T\n" +
-	"\aRelease\x12#.shardlimit.limit.v1.ReleaseRequest\x1a$.shardlimit.limit.v1.ReleaseResponseB8Z6github.com/shardlimit/caddy-shardlimit/service/limitv1b\x06proto3"
+	"\aRelease\x12#.shardlimit.limit.v1.ReleaseRequest\x1a$.shardlimit.limit.v1.ReleaseResponse\x12N\n" +
+	"\x05Renew\x12!.shardlimit.limit.v1.RenewRequest\x1a\".shardlimit.limit.v1.RenewResponseB8Z6github.com/shardlimit/caddy-shardlimit/service/limitv1b\x06proto3"
 
 var (
 	file_limitv1_limit_proto_rawDescOnce sync.Once
@@ -846,7 +983,7 @@ func file_limitv1_limit_proto_rawDescGZIP() []byte {
 }
 
 var file_limitv1_limit_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_limitv1_limit_proto_msgTypes = make([]protoimpl.MessageInfo, 12)
+var file_limitv1_limit_proto_msgTypes = make([]protoimpl.MessageInfo, 14)
 var file_limitv1_limit_proto_goTypes = []any{
 	(Code)(0),                     // 0: shardlimit.limit.v1.Code
 	(*Entry)(nil),                 // 1: shardlimit.limit.v1.Entry
@@ -860,38 +997,44 @@ var file_limitv1_limit_proto_goTypes = []any{
 	(*CommitResponse)(nil),        // 9: shardlimit.limit.v1.CommitResponse
 	(*ReleaseRequest)(nil),        // 10: shardlimit.limit.v1.ReleaseRequest
 	(*ReleaseResponse)(nil),       // 11: shardlimit.limit.v1.ReleaseResponse
-	(*Settlement)(nil),            // 12: shardlimit.limit.v1.Settlement
-	(*durationpb.Duration)(nil),   // 13: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil), // 14: google.protobuf.Timestamp
+	(*RenewRequest)(nil),          // 12: shardlimit.limit.v1.RenewRequest
+	(*RenewResponse)(nil),         // 13: shardlimit.limit.v1.RenewResponse
+	(*Settlement)(nil),            // 14: shardlimit.limit.v1.Settlement
+	(*durationpb.Duration)(nil),   // 15: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil), // 16: google.protobuf.Timestamp
 }
 var file_limitv1_limit_proto_depIdxs = []int32{
 	1,  // 0: shardlimit.limit.v1.Descriptor.entries:type_name -> shardlimit.limit.v1.Entry
 	0,  // 1: shardlimit.limit.v1.Status.code:type_name -> shardlimit.limit.v1.Code
-	13, // 2: shardlimit.limit.v1.Status.until_reset:type_name -> google.protobuf.Duration
-	13, // 3: shardlimit.limit.v1.Status.retry_after:type_name -> google.protobuf.Duration
+	15, // 2: shardlimit.limit.v1.Status.until_reset:type_name -> google.protobuf.Duration
+	15, // 3: shardlimit.limit.v1.Status.retry_after:type_name -> google.protobuf.Duration
 	2,  // 4: shardlimit.limit.v1.TakeRequest.descriptors:type_name -> shardlimit.limit.v1.Descriptor
 	0,  // 5: shardlimit.limit.v1.TakeResponse.code:type_name -> shardlimit.limit.v1.Code
 	3,  // 6: shardlimit.limit.v1.TakeResponse.statuses:type_name -> shardlimit.limit.v1.Status
 	2,  // 7: shardlimit.limit.v1.ReserveRequest.descriptors:type_name -> shardlimit.limit.v1.Descriptor
-	13, // 8: shardlimit.limit.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
+	15, // 8: shardlimit.limit.v1.ReserveRequest.ttl:type_name -> google.protobuf.Duration
 	0,  // 9: shardlimit.limit.v1.ReserveResponse.code:type_name -> shardlimit.limit.v1.Code
 	3,  // 10: shardlimit.limit.v1.ReserveResponse.statuses:type_name -> shardlimit.limit.v1.Status
-	14, // 11: shardlimit.limit.v1.ReserveResponse.expires_at:type_name -> google.protobuf.Timestamp
-	12, // 12: shardlimit.limit.v1.CommitResponse.settlements:type_name -> shardlimit.limit.v1.Settlement
-	12, // 13: shardlimit.limit.v1.ReleaseResponse.settlements:type_name -> shardlimit.limit.v1.Settlement
-	4,  // 14: shardlimit.limit.v1.LimitService.Take:input_type -> shardlimit.limit.v1.TakeRequest
-	6,  // 15: shardlimit.limit.v1.LimitService.Reserve:input_type -> shardlimit.limit.v1.ReserveRequest
-	8,  // 16: shardlimit.limit.v1.LimitService.Commit:input_type -> shardlimit.limit.v1.CommitRequest
-	10, // 17: shardlimit.limit.v1.LimitService.Release:input_type -> shardlimit.limit.v1.ReleaseRequest
-	5,  // 18: shardlimit.limit.v1.LimitService.Take:output_type -> shardlimit.limit.v1.TakeResponse
-	7,  // 19: shardlimit.limit.v1.LimitService.Reserve:output_type -> shardlimit.limit.v1.ReserveResponse
-	9,  // 20: shardlimit.limit.v1.LimitService.Commit:output_type -> shardlimit.limit.v1.CommitResponse
-	11, // 21: shardlimit.limit.v1.LimitService.Release:output_type -> shardlimit.limit.v1.ReleaseResponse
-	18, // [18:22] is the sub-list for method output_type
-	14, // [14:18] is the sub-list for method input_type
-	14, // [14:14] is the sub-list for extension type_name
-	14, // [14:14] is the sub-list for extension extendee
-	0,  // [0:14] is the sub-list for field type_name
+	16, // 11: shardlimit.limit.v1.ReserveResponse.expires_at:type_name -> google.protobuf.Timestamp
+	14, // 12: shardlimit.limit.v1.CommitResponse.settlements:type_name -> shardlimit.limit.v1.Settlement
+	14, // 13: shardlimit.limit.v1.ReleaseResponse.settlements:type_name -> shardlimit.limit.v1.Settlement
+	15, // 14: shardlimit.limit.v1.RenewRequest.ttl:type_name -> google.protobuf.Duration
+	16, // 15: shardlimit.limit.v1.RenewResponse.expires_at:type_name -> google.protobuf.Timestamp
+	4,  // 16: shardlimit.limit.v1.LimitService.Take:input_type -> shardlimit.limit.v1.TakeRequest
+	6,  // 17: shardlimit.limit.v1.LimitService.Reserve:input_type -> shardlimit.limit.v1.ReserveRequest
+	8,  // 18: shardlimit.limit.v1.LimitService.Commit:input_type -> shardlimit.limit.v1.CommitRequest
+	10, // 19: shardlimit.limit.v1.LimitService.Release:input_type -> shardlimit.limit.v1.ReleaseRequest
+	12, // 20: shardlimit.limit.v1.LimitService.Renew:input_type -> shardlimit.limit.v1.RenewRequest
+	5,  // 21: shardlimit.limit.v1.LimitService.Take:output_type -> shardlimit.limit.v1.TakeResponse
+	7,  // 22: shardlimit.limit.v1.LimitService.Reserve:output_type -> shardlimit.limit.v1.ReserveResponse
+	9,  // 23: shardlimit.limit.v1.LimitService.Commit:output_type -> shardlimit.limit.v1.CommitResponse
+	11, // 24: shardlimit.limit.v1.LimitService.Release:output_type -> shardlimit.limit.v1.ReleaseResponse
+	13, // 25: shardlimit.limit.v1.LimitService.Renew:output_type -> shardlimit.limit.v1.RenewResponse
+	21, // [21:26] is the sub-list for method output_type
+	16, // [16:21] is the sub-list for method input_type
+	16, // [16:16] is the sub-list for extension type_name
+	16, // [16:16] is the sub-list for extension extendee
+	0,  // [0:16] is the sub-list for field type_name
 }
 
 func init() { file_limitv1_limit_proto_init() }
@@ -906,7 +1049,7 @@ func file_limitv1_limit_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_limitv1_limit_proto_rawDesc), len(file_limitv1_limit_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   12,
+			NumMessages:   14,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/base64"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/redis/wire"
@@ -351,6 +352,15 @@ func (k Keys) Details(digest string) string { return k.Prefix + ":#config:" + di
 
 // Records returns the key of the records of a shard. Programs that disagree about their content do not meet.
 func (k Keys) Records() string { return k.Prefix + ":#records" + LayoutVersion }
+
+// Record returns the form in which a record is kept, which shows whose share of the room it takes.
+func (k Keys) Record(id string) string {
+	share, own, is := strings.Cut(id, "\n")
+	if !is {
+		return k.Client(id)
+	}
+	return share + "\n" + k.Client(own)
+}
 
 // RecordsDue returns the key of the instants at which records are due, which is in their slot.
 func (k Keys) RecordsDue() string { return k.Prefix + ":#due{" + k.Records() + "}" }

@@ -20,7 +20,7 @@ var scriptRecord = wire.NewScript(luascripts.Record, "")
 
 // Record returns what a shard has under an ID.
 func (p *Operator) Record(ctx context.Context, shard *Shard, id string) (store.Record, error) {
-	name := p.asker.Keys.Client(id)
+	name := p.asker.Keys.Record(id)
 	_, found, err := p.runRecord(ctx, shard, true, "get", name)
 	return recordOf(found, id), err
 }
@@ -32,10 +32,10 @@ func (p *Operator) PutRecord(ctx context.Context, shard *Shard, r store.Record) 
 	}
 	name := r.ID
 	if r.Shard == "" {
-		name = p.asker.Keys.Client(r.ID)
+		name = p.asker.Keys.Record(r.ID)
 	}
 	// A second run would find the first one's value.
-	word, found, err := p.runRecord(ctx, shard, false, "put", name, r.Version, p.asker.Keys.Seal(r.Value), r.Left.Milliseconds(), store.MaxRecords)
+	word, found, err := p.runRecord(ctx, shard, false, "put", name, r.Version, p.asker.Keys.Seal(r.Value), r.Left.Milliseconds(), store.MaxRecords, store.MaxShare)
 	switch {
 	case err != nil:
 		return store.Record{}, err
