@@ -36,9 +36,9 @@ func (c *call) answer() *response {
 			st.Code = ratelimitv3.RateLimitResponse_OVER_LIMIT
 		case n.Unlimited:
 			st.LimitRemaining = math.MaxUint32
-		case n.zone != nil:
-			st = c.statusOf(item)
-			item++
+		case len(n.zones) > 0:
+			st = c.statusOf(c.telling(item, len(n.zones)))
+			item += len(n.zones)
 		}
 		a.Statuses = append(a.Statuses, st)
 	}
@@ -55,6 +55,33 @@ var codes = [telemetry.Outcomes]ratelimitv3.RateLimitResponse_Code{
 	telemetry.Refused:      ratelimitv3.RateLimitResponse_OVER_LIMIT,
 	telemetry.ErrorRefused: ratelimitv3.RateLimitResponse_OVER_LIMIT,
 	telemetry.Blocked:      ratelimitv3.RateLimitResponse_OVER_LIMIT,
+}
+
+// telling returns which of the n items from first on, all of one descriptor, its status is about: one that
+// refuses, or else the one with the least left.
+func (c *call) telling(first, n int) int {
+	best := first
+	for i := first + 1; i < first+n && !c.isDenied; i++ {
+		if c.places[i] >= 0 && (c.places[best] < 0 || tellsMore(&c.decisions[c.places[i]], &c.decisions[c.places[best]])) {
+			best = i
+		}
+	}
+	return best
+}
+
+// tellsMore reports whether a says more than b: it refuses, and for longer, or leaves less.
+func tellsMore(a, b *limiter.Decision) bool {
+	refuses := codes[a.Outcome] == ratelimitv3.RateLimitResponse_OVER_LIMIT
+	switch {
+	case refuses != (codes[b.Outcome] == ratelimitv3.RateLimitResponse_OVER_LIMIT):
+		return refuses
+	case refuses:
+		return a.State.RetryAfter > b.State.RetryAfter
+	case a.State.Now == 0 || b.State.Now == 0:
+		return b.State.Now == 0
+	default:
+		return a.State.Remaining < b.State.Remaining
+	}
 }
 
 // statusOf returns the status of the descriptor that asks the item.

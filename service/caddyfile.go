@@ -15,8 +15,8 @@ import (
 //
 //	rate_limit_service {
 //		domain <name> {
-//			descriptor <key> [<value>] zone <name> [always]|unlimited|denied
-//			descriptor <key> [<value>] [zone <name> [always]|unlimited|denied] {
+//			descriptor <key> [<value>] zone <name>… [always|postpaid]|unlimited|denied
+//			descriptor <key> [<value>] [zone <name>… [always|postpaid]|unlimited|denied] {
 //				descriptor …
 //			}
 //		}
@@ -52,7 +52,7 @@ func (s *Service) rows(lines places) []option.Row {
 	return []option.Row{{
 		Name: "domain", JSON: []string{"domains"}, Args: "<name>", Repeats: true, Doc: "The name that calls give.",
 		Block: []option.Row{
-			{Name: "descriptor", JSON: []string{"descriptors"}, Args: "<key> [<value>] [zone <name> [always]|unlimited|denied]", Repeats: true, Doc: "The first entries of descriptors, and where they lead."},
+			{Name: "descriptor", JSON: []string{"descriptors"}, Args: "<key> [<value>] [zone <name>… [always|postpaid]|unlimited|denied]", Repeats: true, Doc: "The first entries of descriptors, and where they lead."},
 		},
 		Field: option.Field{Set: func(p *option.Parser) error {
 			d := new(Domain)
@@ -73,7 +73,7 @@ func (l places) parse(d *caddyfile.Dispenser) (all []*Descriptor, err error) {
 	for nesting := d.Nesting(); d.NextBlock(nesting); {
 		at := d.Token()
 		if d.Val() != "descriptor" {
-			return nil, d.Errf("unknown option %s: there is only descriptor <key> [<value>] zone <name> [always]|unlimited|denied", d.Val())
+			return nil, d.Errf("unknown option %s: there is only descriptor <key> [<value>] zone <name>… [always|postpaid]|unlimited|denied", d.Val())
 		}
 		one, err := parseDescriptor(d)
 		if err != nil {
@@ -98,9 +98,19 @@ func parseDescriptor(d *caddyfile.Dispenser) (*Descriptor, error) {
 		case len(texts) == 0, d.Token().Quoted():
 			texts = append(texts, word)
 		case word == "zone" && d.NextArg():
-			one.Zone, isDone = d.Val(), true
-			if one.Always = d.NextArg(); one.Always && d.Val() != "always" {
-				return nil, d.Errf("descriptor %s: zone %s is followed by always or nothing, not %s", texts[0], one.Zone, d.Val())
+			isDone = true
+			for names := []string{d.Val()}; ; {
+				switch isMore := d.NextArg(); {
+				case isMore && d.Val() != "always" && d.Val() != "postpaid":
+					names = append(names, d.Val())
+					continue
+				case isMore:
+					one.Always, one.Postpaid = d.Val() == "always", d.Val() == "postpaid"
+				}
+				if one.Zone = names[0]; len(names) > 1 {
+					one.Zone, one.Zones = "", names
+				}
+				break
 			}
 		case word == "unlimited":
 			one.Unlimited, isDone = true, true
@@ -111,7 +121,7 @@ func parseDescriptor(d *caddyfile.Dispenser) (*Descriptor, error) {
 		}
 	}
 	if len(texts) < 1 || len(texts) > 2 || texts[0] == "" || texts[len(texts)-1] == "" || d.NextArg() {
-		return nil, d.Err("descriptor takes a key, a value or none, and where it leads: write descriptor <key> [<value>] zone <name> [always]|unlimited|denied")
+		return nil, d.Err("descriptor takes a key, a value or none, and where it leads: write descriptor <key> [<value>] zone <name>… [always|postpaid]|unlimited|denied")
 	}
 	if one.Key = texts[0]; len(texts) > 1 {
 		one.Value = texts[1]
@@ -119,4 +129,4 @@ func parseDescriptor(d *caddyfile.Dispenser) (*Descriptor, error) {
 	return one, nil
 }
 
-func keys(m map[string]bool) []string { return slices.Sorted(maps.Keys(m)) }
+func keys[V any](m map[string]V) []string { return slices.Sorted(maps.Keys(m)) }

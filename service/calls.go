@@ -8,7 +8,9 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"strings"
+	"time"
 
 	"connectrpc.com/connect"
 	"github.com/caddyserver/caddy/v2"
@@ -100,13 +102,14 @@ func (c *call) readDescriptor(tree level, d *commonv3.RateLimitDescriptor) error
 	switch {
 	case len(d.GetEntries()) == 0:
 		return errors.New(" has no entries: send at least one")
-	case d.GetLimit() != nil:
-		return errors.New(".limit is not supported, because limits are the service's: send the number as an entry, and write events {rate_limit_service.<key>} <n> into the zone")
 	}
 	for j, e := range d.GetEntries() {
 		if e.GetKey() == "" {
 			return fmt.Errorf(".entries[%d] has an empty key: send one", j)
 		}
+	}
+	if d.GetLimit() != nil {
+		c.service.warnOfLimit(c.asked.GetDomain(), d)
 	}
 	hits, err := hitsOf(d, c.asked.GetHitsAddend())
 	if err != nil {
@@ -114,16 +117,31 @@ func (c *call) readDescriptor(tree level, d *commonv3.RateLimitDescriptor) error
 	}
 	n := tree.find(d.GetEntries())
 	c.nodes = append(c.nodes, n)
-	switch {
-	case n == nil:
-	case n.Denied:
-		c.isDenied = true
-	case n.zone != nil && hits < 0 && !n.zone.CanGiveBack():
-		return fmt.Errorf(".is_negative_hits: zone %s keeps events one by one, and does not know which to give back: count it by another algorithm", n.zone.Name)
-	case n.zone != nil:
-		c.items = append(c.items, limiter.Item{Zone: n.zone, Request: c.request(d), Hits: hits, Always: n.Always})
+	if n == nil {
+		return nil
+	}
+	c.isDenied = c.isDenied || n.Denied
+	for _, z := range n.zones {
+		if hits < 0 && !z.CanGiveBack() {
+			return fmt.Errorf(".is_negative_hits: zone %s keeps events one by one, and does not know which to give back: count it by another algorithm", z.Name)
+		}
+		c.items = append(c.items, limiter.Item{Zone: z, Request: c.request(d), Hits: hits, Always: n.Always, Postpaid: n.Postpaid})
 	}
 	return nil
+}
+
+// limitPause is how long there is one warning at most about the limits of descriptors.
+const limitPause = time.Minute
+
+// warnOfLimit warns that a descriptor's own limit has no effect: whoever may call names clients, and not their
+// limits.
+func (s *Service) warnOfLimit(domain string, d *commonv3.RateLimitDescriptor) {
+	now, last := s.limiter.Now().UnixMicro(), s.limitIgnored.Load()
+	if last != 0 && now-last < limitPause.Microseconds() || !s.limitIgnored.CompareAndSwap(last, now) {
+		return
+	}
+	s.logger.Warn("the limit of a descriptor is ignored, because limits are the service's: send the number as an entry, and write events {rate_limit_service.<key>} <n> into the zone",
+		zap.String("domain", domain), zap.String("key", clipped(d.GetEntries()[0].GetKey())))
 }
 
 // hitsOf returns the hits of a descriptor: its own, which may be 0, or those of the call, of which none are
@@ -208,15 +226,39 @@ func valueOf(entries []*commonv3.RateLimitDescriptor_Entry, key string) string {
 	return strings.Join(values, ",")
 }
 
+// hasReports reports whether an item reports what was used, which is charged even if the call is refused.
+func (c *call) hasReports() bool { return slices.ContainsFunc(c.items, isReport) }
+
+func isReport(i limiter.Item) bool { return i.Postpaid && i.Hits > 0 }
+
 // decide asks all zones in one step, and settles.
 func (c *call) decide() error {
-	if c.isRefused = c.isDenied; c.isDenied || len(c.items) == 0 {
+	if !c.isDenied {
+		return c.ask(c.items)
+	}
+	var reports []limiter.Item
+	for _, i := range c.items {
+		if isReport(i) {
+			i.Always, i.Postpaid = true, false
+			reports = append(reports, i)
+		}
+	}
+	// The answer shows nothing of it.
+	of := call{service: c.service, ctx: c.ctx}
+	err := of.ask(reports)
+	c.isRefused = true
+	return err
+}
+
+// ask asks the zones of the items in one step, and settles.
+func (c *call) ask(items []limiter.Item) error {
+	if len(items) == 0 {
 		return nil
 	}
 	p := limiter.NewPassage(&c.header)
 	c.passage = p
 	var err error
-	if c.places, err = p.MeetEach(c.service.limiter, c.items); err != nil {
+	if c.places, err = p.MeetEach(c.service.limiter, items); err != nil {
 		if why := new(caddyhttp.HandlerError); errors.As(err, why) {
 			err = why.Err
 		}

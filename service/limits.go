@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"strings"
 	"time"
 	"unicode"
 	"unicode/utf8"
@@ -107,8 +108,8 @@ func (s *Service) reserve(ctx context.Context, asked *limitv1.ReserveRequest) (*
 		return nil, err
 	}
 	for i := range c.items {
-		if c.items[i].Always {
-			return nil, invalid("zone %s is charged always, by what was used, so nothing is reserved there: call Take", c.items[i].Zone.Name)
+		if c.items[i].Always || c.items[i].Postpaid {
+			return nil, invalid("zone %s is charged in any case, by what was used, so nothing is reserved there: call Take", c.items[i].Zone.Name)
 		}
 	}
 	for i := range c.items {
@@ -286,8 +287,8 @@ func (c *call) digest(kind string, asked proto.Message) (string, error) {
 	of := fmt.Appendf(nil, "%s %q", kind, c.service.limiter.Store.Name)
 	for _, n := range c.nodes {
 		zone := ""
-		if n != nil && n.zone != nil {
-			zone = n.zone.Name
+		if n != nil {
+			zone = strings.Join(n.names(), " ")
 		}
 		of = fmt.Appendf(of, " %q", zone)
 	}
@@ -348,7 +349,7 @@ func (c *call) hold(ttl time.Duration, answer proto.Message, fill func()) (*reco
 	if err := c.decideOrFail(); err != nil {
 		return nil, err
 	}
-	if fill(); c.isRefused || !c.isLimited() {
+	if fill(); c.isRefused && !c.hasReports() || !c.isRefused && !c.isLimited() {
 		return nil, nil
 	}
 	text, err := proto.Marshal(answer)
@@ -356,18 +357,27 @@ func (c *call) hold(ttl time.Duration, answer proto.Message, fill func()) (*reco
 		return nil, connect.NewError(connect.CodeInternal, err)
 	}
 	r := &record{Phase: done, Outcome: taken, TTL: ttl, Answer: text}
+	if c.isRefused {
+		// A call that is repeated must not report twice.
+		return r, nil
+	}
 	holds := map[int]int{}
 	item := 0
 	for _, n := range c.nodes {
-		u := part{Hold: -1}
-		if n != nil && n.zone != nil {
+		if n == nil || len(n.zones) == 0 {
+			r.Parts = append(r.Parts, part{Hold: -1})
+			continue
+		}
+		for i := range n.zones {
+			u := part{Hold: -1}
 			if place := c.places[item]; place >= 0 {
 				u = r.partOf(c.passage, place, holds)
 				u.Hits, u.Cost = c.items[item].Hits, c.items[item].Cost
 			}
+			u.IsMore = i > 0
 			item++
+			r.Parts = append(r.Parts, u)
 		}
-		r.Parts = append(r.Parts, u)
 	}
 	return r, nil
 }
@@ -404,9 +414,10 @@ func (c *call) statuses() (all []*limitv1.Status) {
 		case n == nil || n.Unlimited:
 		case n.Denied:
 			st.Code = limitv1.Code_OVER_LIMIT
-		case n.zone != nil:
-			st = c.limitStatus(n.zone.Name, item)
-			item++
+		case len(n.zones) > 0:
+			i := c.telling(item, len(n.zones))
+			st = c.limitStatus(n.zones[i-item].Name, i)
+			item += len(n.zones)
 		}
 		all = append(all, st)
 	}

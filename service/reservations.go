@@ -54,6 +54,8 @@ type part struct {
 	// Hits are those that were asked for, each of which costs Cost.
 	Hits int64 `json:"hits"`
 	Cost int64 `json:"cost"`
+	// IsMore is set if it is of the same descriptor as the part before, in another zone.
+	IsMore bool `json:"more,omitempty"`
 }
 
 // phase is how far a call is.
@@ -135,11 +137,21 @@ func (r *record) stored() *record {
 
 // costs returns what each hold costs if the descriptors were that many hits.
 func (r *record) costs(hits []uint64) ([]int64, error) {
-	if len(hits) > 1 && len(hits) != len(r.Parts) {
-		return nil, invalid("hits has %d numbers, and the reservation %d descriptors: send one for each, or one for all", len(hits), len(r.Parts))
+	descriptors := 0
+	for _, u := range r.Parts {
+		if !u.IsMore {
+			descriptors++
+		}
+	}
+	if len(hits) > 1 && len(hits) != descriptors {
+		return nil, invalid("hits has %d numbers, and the reservation %d descriptors: send one for each, or one for all", len(hits), descriptors)
 	}
 	costs := make([]int64, len(r.Holds))
-	for i, u := range r.Parts {
+	i := -1
+	for _, u := range r.Parts {
+		if !u.IsMore {
+			i++
+		}
 		n := u.Hits
 		switch {
 		case len(hits) == 1:

@@ -2,8 +2,11 @@ package service
 
 import (
 	"fmt"
+	"slices"
 
+	shardlimit "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // validate returns what is wrong with the domains, and the descriptor in which it is, or nil. The zones are
@@ -13,10 +16,10 @@ func (s *Service) validate() (in *Descriptor, err error) {
 		return nil, option.Errorf(directive, "has no domain: add one, such as domain edge { descriptor remote_address zone per_ip } with a line for each descriptor, and that zone").
 			Field("domains").JSONf(`is empty: add one, such as {"name": "edge", "descriptors": [{"key": "remote_address", "zone": "per_ip"}]}, and that zone`)
 	}
-	c := checking{zones: map[string]bool{}, domains: map[string]bool{}}
+	c := checking{zones: map[string]*checkedZone{}, domains: map[string]bool{}}
 	for _, z := range s.Zones {
 		if z != nil {
-			c.zones[z.Name] = false
+			c.zones[z.Name] = &checkedZone{Zone: z}
 		}
 	}
 	for i, d := range s.Domains {
@@ -36,7 +39,7 @@ func (s *Service) validate() (in *Descriptor, err error) {
 		}
 	}
 	for _, z := range s.Zones {
-		if z != nil && !c.zones[z.Name] {
+		if z != nil && !c.zones[z.Name].isUsed {
 			return nil, option.In("zone "+z.Name, "zones", option.Errorf("descriptor", "leads to this zone nowhere: write descriptor <key> zone %s in a domain, or remove the zone", z.Name).
 				Field(z.Name).JSONf("is the zone of no descriptor: add one to a domain, or remove the zone"))
 		}
@@ -46,9 +49,14 @@ func (s *Service) validate() (in *Descriptor, err error) {
 
 // checking is what the check of domains has found so far.
 type checking struct {
-	// zones are those of the service, and whether a descriptor leads to them.
-	zones   map[string]bool
+	zones   map[string]*checkedZone
 	domains map[string]bool
+}
+
+// checkedZone is a zone of the service. isUsed is set if a descriptor leads to it.
+type checkedZone struct {
+	*shardlimit.Zone
+	isUsed bool
 }
 
 // descriptors checks the descriptors at one place, which JSON has at the path.
@@ -73,12 +81,12 @@ func (c *checking) descriptors(all []*Descriptor, path string) (in *Descriptor, 
 
 func (c *checking) descriptor(d *Descriptor, isTaken bool) error {
 	leads := 0
-	for _, leadsSo := range []bool{d.Zone != "", d.Unlimited, d.Denied} {
+	for _, leadsSo := range []bool{d.Zone != "", len(d.Zones) > 0, d.Unlimited, d.Denied} {
 		if leadsSo {
 			leads++
 		}
 	}
-	_, isZone := c.zones[d.Zone]
+	names := d.names()
 	switch {
 	case d.Key == "":
 		return option.Errorf("key", "is missing: write descriptor <key>").JSONf("is missing: add the key of the entry")
@@ -91,13 +99,52 @@ func (c *checking) descriptor(d *Descriptor, isTaken bool) error {
 	case leads == 0 && len(d.Descriptors) == 0:
 		return option.Errorf("zone", "is missing: write zone <name>, unlimited or denied, or descriptors in a block").
 			JSONf("is missing: add it, or unlimited, denied or descriptors")
-	case d.Always && d.Zone == "":
+	case d.Always && len(names) == 0:
 		return option.Errorf("always", "goes with a zone: write zone <name> always, or remove it").JSONf("goes with zone only: add that, or remove it")
-	case d.Zone != "" && !isZone:
-		return option.Errorf("zone", "%s is not defined: add zone %[1]s { … } to the block of %s%s", d.Zone, directive, option.DidYouMean(d.Zone, keys(c.zones))).
-			JSONf("%s is not defined: add it to zones%s", d.Zone, option.DidYouMean(d.Zone, keys(c.zones)))
-	case d.Zone != "":
-		c.zones[d.Zone] = true
+	case d.Postpaid && len(names) == 0:
+		return option.Errorf("postpaid", "goes with a zone: write zone <name> postpaid, or remove it").JSONf("goes with zone only: add that, or remove it")
+	case d.Always && d.Postpaid:
+		return option.Errorf("postpaid", "and always exclude each other: write postpaid where the same descriptor looks and reports, and always for one that only reports")
+	}
+	for i, name := range names {
+		z, isZone := c.zones[name]
+		switch {
+		case !isZone:
+			return option.Errorf("zone", "%s is not defined: add zone %[1]s { … } to the block of %s%s", name, directive, option.DidYouMean(name, keys(c.zones))).
+				JSONf("%s is not defined: add it to zones%s", name, option.DidYouMean(name, keys(c.zones)))
+		case slices.Contains(names[:i], name):
+			return option.Errorf("zone", "%s is there twice: remove one", name)
+		case d.Postpaid:
+			if err := z.checkPostpaid(); err != nil {
+				return err
+			}
+		}
+		z.isUsed = true
 	}
 	return nil
+}
+
+// names returns the names of the zones to which the descriptor leads.
+func (d *Descriptor) names() []string {
+	if d.Zone != "" {
+		return []string{d.Zone}
+	}
+	return d.Zones
+}
+
+// checkPostpaid returns an error if what was used cannot be charged beyond the limit in the zone.
+func (z *checkedZone) checkPostpaid() error {
+	const remedy = "remove that, or write another zone"
+	with := ""
+	switch {
+	case z.Algorithm == store.SlidingLog.String():
+		with = "algorithm " + z.Algorithm + ", which keeps events one by one"
+	case z.Batch != "":
+		with = "batch, which takes ahead"
+	case z.Penalty != 0:
+		with = "penalty, which would punish for what was used already"
+	default:
+		return nil
+	}
+	return option.Errorf("postpaid", "does not go with the %s of zone %s: %s", with, z.Name, remedy)
 }

@@ -24,12 +24,14 @@ func schema() option.Schema {
 	domain["allOf"] = []option.Schema{given("name")}
 	of["$defs"] = option.Schema{"descriptor": option.Schema{
 		"type": "object", "required": []string{"key"}, "additionalProperties": false,
-		"allOf": []option.Schema{given("key"), option.Any(given("zone"), given("unlimited"), given("denied"), given("descriptors"))},
+		"allOf": []option.Schema{given("key"), option.Any(given("zone"), given("zones"), given("unlimited"), given("denied"), given("descriptors"))},
 		"properties": option.Schema{
 			"key":         text("The key of the entry."),
 			"value":       text("The value of the entry, or what it begins with, before *. Default: any other."),
 			"zone":        text("The zone that limits descriptors that end with this entry."),
+			"zones":       option.Schema{"type": []string{"array", "null"}, "items": option.Schema{"type": "string"}, "description": "Several zones in place of zone, into all of which they have to fit."},
 			"always":      flag("Whether the zone charges what does not fit, and refuses nothing: reports of what was used."),
+			"postpaid":    flag("Whether the zone refuses them if nothing was left before, and charges their hits whole."),
 			"unlimited":   flag("Whether descriptors that end with this entry have no limit."),
 			"denied":      flag("Whether descriptors that end with this entry are always refused."),
 			"descriptors": option.Schema{"type": "array", "items": Descriptor{}.JSONSchema(), "description": "The entries that may follow this one."},

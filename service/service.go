@@ -8,9 +8,15 @@ package service
 import (
 	"context"
 	"encoding/json"
+	"maps"
 	"net/http"
+	"slices"
+	"strings"
+	"sync/atomic"
 
 	"connectrpc.com/connect"
+	"connectrpc.com/grpchealth"
+	"connectrpc.com/grpcreflect"
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/caddyconfig/httpcaddyfile"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
@@ -57,6 +63,8 @@ type Service struct {
 	// calls are the procedures, by their paths.
 	calls  map[string]http.Handler
 	logger *zap.Logger
+	// limitIgnored is when the last warning about a descriptor's own limit was.
+	limitIgnored atomic.Int64
 	sweeper
 }
 
@@ -70,7 +78,7 @@ type Domain struct {
 	Descriptors []*Descriptor `json:"descriptors,omitempty"`
 }
 
-// Descriptor is an entry of descriptors, and where it leads. It needs `zone`, `unlimited`, `denied`
+// Descriptor is an entry of descriptors, and where it leads. It needs `zone`, `zones`, `unlimited`, `denied`
 // or `descriptors`.
 type Descriptor struct {
 	// The key of the entry. Required.
@@ -83,10 +91,20 @@ type Descriptor struct {
 	// The zone that limits descriptors that end with this entry. Default: none.
 	Zone string `json:"zone,omitempty"`
 
+	// Several zones, in place of `zone`, into all of which such a descriptor has to fit: 10 in a second and
+	// 1000 in a day, say. Default: none.
+	Zones []string `json:"zones,omitempty"`
+
 	// Whether `zone` charges descriptors that end with this entry although they do not fit, and refuses
 	// none: reports of what was used already, such as those of Envoy's `apply_on_stream_done`.
 	// Default: false.
 	Always bool `json:"always,omitempty"`
+
+	// Whether `zone` refuses descriptors that end with this entry if nothing was left before, and charges
+	// their hits whole, even in a call that is refused: one descriptor that is asked with 0 hits first, and
+	// reports what was used later, as Envoy Gateway and Envoy AI Gateway do. What is charged beyond the limit
+	// ends with the window, or drains with algorithm gcra. Default: false.
+	Postpaid bool `json:"postpaid,omitempty"`
 
 	// Whether descriptors that end with this entry have no limit. Default: false.
 	Unlimited bool `json:"unlimited,omitempty"`
@@ -129,6 +147,7 @@ func (s *Service) Provision(ctx caddy.Context) error {
 	handle(s, "Commit", s.commit)
 	handle(s, "Release", s.release)
 	handle(s, "Renew", s.renew)
+	s.handleStandard()
 	s.prepareSweeps()
 	return nil
 }
@@ -153,6 +172,31 @@ func handle[Asked, Answer any](s *Service, name string, call func(context.Contex
 	})
 }
 
+// handleStandard adds the procedures of grpc.health.v1 and grpc.reflection. A service whose config runs serves:
+// a store that cannot answer is no reason to ask another service, as on_error says what follows.
+func (s *Service) handleStandard() {
+	var names []string
+	for _, path := range slices.Sorted(maps.Keys(s.calls)) {
+		name := strings.Trim(path[:strings.LastIndexByte(path, '/')], "/")
+		if !slices.Contains(names, name) {
+			names = append(names, name)
+		}
+	}
+	add := func(path string, h http.Handler, methods ...string) {
+		for _, method := range methods {
+			s.calls[path+method] = h
+		}
+	}
+	limits := connect.WithHandlerOptions(s.limits()...)
+	path, health := grpchealth.NewHandler(grpchealth.NewStaticChecker(names...), limits)
+	add(path, health, "Check", "Watch")
+	reflector := grpcreflect.NewStaticReflector(append(names, grpchealth.HealthV1ServiceName)...)
+	path, reflection := grpcreflect.NewHandlerV1(reflector, limits)
+	add(path, reflection, "ServerReflectionInfo")
+	path, reflection = grpcreflect.NewHandlerV1Alpha(reflector, limits)
+	add(path, reflection, "ServerReflectionInfo")
+}
+
 // Cleanup implements [caddy.CleanerUpper].
 func (s *Service) Cleanup() error {
 	s.stop()
@@ -165,9 +209,18 @@ func (s *Service) ServeHTTP(w http.ResponseWriter, r *http.Request, next caddyht
 	if !is {
 		return next.ServeHTTP(w, r)
 	}
-	call.ServeHTTP(w, r)
+	call.ServeHTTP(flusher{w}, r)
 	return nil
 }
+
+// flusher is a response writer that flushes by the writer behind it, which Caddy wraps: streams need that.
+type flusher struct{ http.ResponseWriter }
+
+// Flush implements [http.Flusher]. A writer that cannot flush keeps what it has until the call ends.
+func (f flusher) Flush() { _ = http.NewResponseController(f.ResponseWriter).Flush() }
+
+// Unwrap returns the writer behind it.
+func (f flusher) Unwrap() http.ResponseWriter { return f.ResponseWriter }
 
 // Interface guards.
 var (

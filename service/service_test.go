@@ -266,7 +266,7 @@ func TestErrorsOfTheProtocol(t *testing.T) {
 		"a long domain":       {asking(big[:50_000], many(1)...), codes.InvalidArgument, `aaa..." is unknown`},
 		"no entries":          {asking("edge", new(commonv3.RateLimitDescriptor)), codes.InvalidArgument, "descriptors[0] has no entries"},
 		"an empty key":        {asking("edge", descriptor("a=b"), descriptor("=b")), codes.InvalidArgument, "descriptors[1].entries[0] has an empty key"},
-		"a limit":             {asking("edge", limited), codes.InvalidArgument, "descriptors[0].limit is not supported"},
+		"a limit":             {asking("edge", limited), codes.OK, ""},
 		"too many hits":       {asking("edge", costing(1<<60, descriptor("a=b"))), codes.InvalidArgument, "descriptors[0].hits_addend"},
 		"refund of a log":     {asking("logs", costing(-1, descriptor("user=a"))), codes.InvalidArgument, "descriptors[0].is_negative_hits: zone log"},
 		"two names":           {asking("keyed", descriptor("x-id=a", "x-id=b")), codes.InvalidArgument, "several values of {http.request.header.X-Id}"},

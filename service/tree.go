@@ -30,8 +30,8 @@ type prefix struct {
 // node is where a descriptor is after an entry.
 type node struct {
 	*Descriptor
-	// zone is that of the name, or nil.
-	zone  *limiter.Zone
+	// zones are those of the names.
+	zones []*limiter.Zone
 	below level
 }
 
@@ -55,7 +55,10 @@ func compile(descriptors []*Descriptor, zones map[string]*limiter.Zone) level {
 			v = &values{exact: map[string]*node{}}
 			l[d.Key] = v
 		}
-		n := &node{d, zones[d.Zone], compile(d.Descriptors, zones)}
+		n := &node{Descriptor: d, below: compile(d.Descriptors, zones)}
+		for _, name := range d.names() {
+			n.zones = append(n.zones, zones[name])
+		}
 		switch text, isPrefix := strings.CutSuffix(d.Value, "*"); {
 		case d.Value == "":
 			v.others = n

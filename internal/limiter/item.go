@@ -33,6 +33,9 @@ type Item struct {
 	Hits int64
 	// Always is set if what Hits cost is charged although it does not fit, because it was used already.
 	Always bool
+	// Postpaid is set if the same item looks whether anything is left, and reports what was used: the call is
+	// refused if nothing was left before, and what Hits cost is charged whole, even if the call is refused.
+	Postpaid bool
 	// Exactly is set if what is taken is written down: the zone takes no batch for it, because another process
 	// may give it back, and what is taken once counts although the caller has left.
 	Exactly bool
@@ -107,8 +110,11 @@ func (e *evaluation) addItem(in *resolved, item *Item) int {
 		rare.item = item
 	}
 	rare.amount = min(max(rare.amount+amount, -store.MaxEvents), store.MaxEvents)
-	if item.Always {
+	if item.Always || item.Postpaid {
 		rare.always = min(rare.always+max(amount, 0), store.MaxEvents)
+	}
+	if item.Postpaid {
+		rare.isPostpaid, rare.used = true, min(rare.used+max(amount, 0), store.MaxEvents)
 	}
 	req.Cost = max(rare.amount-rare.always, 0)
 	return place
@@ -191,10 +197,39 @@ func (s *settlements) refund(z *inZone, back int64) {
 	z.show(back, 0)
 }
 
-// findsNothing reports whether the call only looks whether anything is left in the zone, and nothing is.
+// findsNothing reports whether the call looks whether anything is left in the zone, takes nothing of it, and
+// nothing is.
 func (z *inZone) findsNothing() bool {
 	item := z.itemOf()
-	return item != nil && item.Hits == 0 && !item.Always && z.ask.Remaining == 0
+	switch {
+	case item == nil || z.ask.Remaining > 0:
+		return false
+	case z.rare.isPostpaid:
+		return z.ask.Cost == 0 && z.rare.amount >= 0
+	default:
+		return item.Hits == 0 && !item.Always
+	}
+}
+
+// used returns what postpaid items report, which is charged whatever becomes of the call.
+func (z *inZone) used() int64 {
+	if z.rare == nil || z.ask.Events == 0 {
+		return 0
+	}
+	return z.rare.used
+}
+
+// chargeUsed charges what postpaid items report, because it was used although the call is refused.
+func (e *evaluation) chargeUsed() {
+	var all settlements
+	for _, z := range e.zones {
+		if used := z.used(); used > 0 {
+			all.store.add(z.ask.Request, phaseNone, costsMore, 0, used)
+			z.show(0, used)
+			z.Counts.Charged.Add(used)
+		}
+	}
+	all.send(e.open)
 }
 
 // refuseLook makes the zone refuse a call that finds nothing left.

@@ -82,6 +82,9 @@ type rareZone struct {
 	// amount is what the call costs, or less than 0 if it gives back; always is the part of it that need
 	// not fit.
 	amount, always int64
+	// isPostpaid is set if an item of the call is, and used is what such items report.
+	isPostpaid bool
+	used       int64
 	// end is how a take without an ID ends that may have spent the cost.
 	end *store.Late
 	// probe is what the request has taken to find out whether the upstream is open, or nil; awaitsProbe is

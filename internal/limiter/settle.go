@@ -38,6 +38,7 @@ func (t *tracker) settle(status int) {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
 			e.endProbes(false)
+			e.chargeUsed()
 			wakeLines(held)
 		}
 		if e.lease() == nil && (t.isEnded() || t.response == nil) {
@@ -297,9 +298,9 @@ func (z *inZone) settles(hasEnded bool) settling {
 	switch {
 	case z.answer == hasNoRoom && z.isUncertain() && !hasEnded:
 		return givesBack
-	case z.answer == hasNoRoom, z.isLease:
+	case z.answer == hasNoRoom && z.used() == 0, z.isLease:
 		return settlesNothing
-	case z.answer != storeFailed && z.spend == (spend{}):
+	case z.answer != storeFailed && z.spend == (spend{}) && z.used() == 0:
 		// The store panicked.
 		return settlesNothing
 	case z.SettleAtEnd == hasEnded:
