@@ -27,7 +27,9 @@ type Zone struct {
 	Name string `json:"name,omitempty"`
 
 	// The requests that the zone counts. May be repeated; a request counts if any
-	// of the matchers matches. Default: all.
+	// of the matchers matches. Backends read paths otherwise than `path`:
+	// `vars_regexp {path} (?i)login` finds any spelling, and `not vars {uri}
+	// /health` leaves out one. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
 	// Identifies a client: one or more texts with placeholders. Texts are tried in
