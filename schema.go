@@ -67,6 +67,7 @@ func (*Limits) ServiceSchema(t reflect.Type, more ...option.Row) option.Schema {
 	zone["required"] = slices.DeleteFunc(zone["required"].([]string), func(name string) bool { return name == "key" })
 	delete(fields, "problem")
 	delete(fields, "grpc")
+	delete(fields, "ignore")
 	return schema
 }
 
