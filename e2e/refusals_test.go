@@ -53,7 +53,7 @@ func TestRefusalsAreNotStored(t *testing.T) {
 		"an error route":         {limits(one) + "respond ok\n}\nhandle_errors {\nrespond refused\n", 429, noStore},
 		"one with its own":       {limits(one) + "respond ok\n}\nhandle_errors {\nheader Cache-Control private\nrespond refused\n", 429, "Cache-Control: private"},
 		"one with another error": {limits(one) + "respond ok\n}\nhandle_errors 404 {\nheader Cache-Control private\nrespond refused\n", 429, noStore},
-		"in a queue":             {limits(zoneWith("api", "events 1", "window 1h", "max_wait 1s")) + "respond ok\n", 429, noStore},
+		"a wait too long":        {limits(zoneWith("api", "events 1", "window 1h", "max_wait 1s")) + "respond ok\n", 429, noStore},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
