@@ -17,8 +17,8 @@ import (
 )
 
 // Handler limits how many requests each client may make. Requests that fit
-// pass; it refuses the others with status 429, for which error routes
-// (`handle_errors`) work as usual. Response headers show clients where they
+// pass; it refuses the others with status 429, or the zone's `status`, for which
+// error routes (`handle_errors`) work as usual. Response headers show clients where they
 // stand: `X-RateLimit-Limit`, `X-RateLimit-Remaining`, `X-RateLimit-Used`,
 // `X-RateLimit-Reset` (seconds since the epoch) and `X-RateLimit-Resource` (the
 // zone), and on refusals `Retry-After` (seconds). With several zones they are

@@ -265,11 +265,12 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Parts:   map[string]string{"ipv6_prefix": "Counts IPv6 addresses by their network of that many bits. One client commonly owns a /64."},
 		},
 		{
-			// The text is missing because handlers may answer differently about a zone, and services have no status.
+			// Without a text, it is no part of the definition: handlers may answer differently about a zone, and
+			// services have no status. A block is the zone's in all of them, so block_status has a text.
 			Name: "status", Args: "<code>", Field: option.Field{Set: option.Positive(&z.Status).Set}, Check: func() error { return validateStatus("status", z.Status, 402) },
 			Values:  map[string]option.Schema{"status": statusSchema()},
 			Section: aboutRefusals, Default: "429",
-			Doc: "The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426. `402` is for budgets: clients come again after 429.",
+			Doc: "The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426. `402` is for budgets; `handle_errors 429` does not match it.",
 		},
 		{
 			Name: "block_status", Args: "<code>", Field: option.Positive(&z.BlockStatus), Check: func() error { return validateStatus("block_status", z.BlockStatus, 403) },
@@ -315,7 +316,7 @@ func (z *Zone) windowText() (text string, given bool) {
 	return z.Calendar + text, true
 }
 
-// statusSchema is that of a status of refusals.
+// statusSchema returns the schema of the options status and block_status.
 func statusSchema() option.Schema {
 	return option.Schema{"anyOf": []option.Schema{{"maximum": 0}, {"minimum": 400}}, "maximum": 499, "not": option.Schema{"enum": repeatedStatuses}}
 }

@@ -526,8 +526,7 @@ func (z *Zone) validateReserves() error {
 	return nil
 }
 
-// repeatedStatuses are no statuses of refusals: clients, or proxies, repeat the request at once, or
-// authenticate first.
+// repeatedStatuses do not end a request: clients or proxies repeat it at once, or authenticate first.
 var repeatedStatuses = []int{
 	http.StatusUnauthorized, http.StatusProxyAuthRequired, http.StatusRequestTimeout,
 	http.StatusMisdirectedRequest, http.StatusTooEarly, http.StatusUpgradeRequired,

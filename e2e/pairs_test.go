@@ -415,8 +415,14 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 	for _, zone := range []string{zoneAPI, zoneGroup, zoneInner} {
 		a.outcome[zone] = resp.Header.Get("X-Outcome-" + zone)
 	}
-	if a.status == http.StatusPaymentRequired && p.has("status") {
+	zone := resp.Header.Get("X-Ratelimit-Resource")
+	hasStatus := p.has("status") && (zone == zoneAPI || p.alike && a.outcome[zone] != "")
+	switch {
+	case hasStatus && a.status == http.StatusPaymentRequired:
 		a.status = http.StatusTooManyRequests
+	case hasStatus && a.status == http.StatusTooManyRequests && a.outcome[zone] == "refused":
+		a.err = errors.New("zone " + zone + " refuses with 429 in place of its status")
+		return a
 	}
 	switch {
 	case a.status == http.StatusTooManyRequests:

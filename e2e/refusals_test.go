@@ -1,12 +1,16 @@
 package e2e
 
 import (
+	"context"
 	"errors"
 	"net/http"
+	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
+	"github.com/shardlimit/caddy-shardlimit/limit"
 )
 
 // cached are headers that let caches keep a response, as sites write them.
@@ -53,7 +57,7 @@ func TestRefusalsAreNotStored(t *testing.T) {
 		"an error route":         {limits(one) + "respond ok\n}\nhandle_errors {\nrespond refused\n", 429, noStore},
 		"one with its own":       {limits(one) + "respond ok\n}\nhandle_errors {\nheader Cache-Control private\nrespond refused\n", 429, "Cache-Control: private"},
 		"one with another error": {limits(one) + "respond ok\n}\nhandle_errors 404 {\nheader Cache-Control private\nrespond refused\n", 429, noStore},
-		"in a queue":             {limits(zoneWith("api", "events 1", "window 1h", "max_wait 1s")) + "respond ok\n", 429, noStore},
+		"a wait too long":        {limits(zoneWith("api", "events 1", "window 1h", "max_wait 1s")) + "respond ok\n", 429, noStore},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -103,4 +107,30 @@ func TestStatusIsThatOfTheZone(t *testing.T) {
 		must(t, x.key, errors.Join(want("status", resp.StatusCode, x.status), want("having Retry-After", resp.Header.Get("Retry-After") != "", x.status != 200)))
 	}
 	must(t, "metric", want("refused", c.Metric(`caddy_rate_limit_decisions_total{outcome="refused",zone="budget"}`), "2"))
+}
+
+// TestStatusIsObeyed by limits of ours that stand before a limiter with it.
+func TestStatusIsObeyed(t *testing.T) {
+	t.Parallel()
+	budget := startWith(t, "", zoneWith("budget", "key static", "events 2", "window 1h", "status 402"), "respond ok")
+	front := startWith(t, "", zoneWith("front", "events 100", "window 1h", "obey_upstream"), proxyTo(budget.Addr))
+	for i, status := range []int{200, 200, 402, 429} {
+		resp := front.Get("/", "X-Key: a")
+		must(t, "request "+strconv.Itoa(i), want("status", resp.StatusCode, status))
+	}
+	provider, err := limit.OpenMemory(limit.Memory{}).Limit(limit.Config{Name: "provider", Events: 100, Window: time.Hour})
+	must(t, "limit", err)
+	client := http.Client{Transport: &limit.Transport{Limit: provider}}
+	resp, err := client.Get(budget.URL)
+	must(t, "the first", err)
+	must(t, "close", resp.Body.Close())
+	must(t, "the first", want("status", resp.StatusCode, 402))
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodGet, budget.URL, nil)
+	must(t, "request", err)
+	if resp, err = client.Do(req); err == nil {
+		resp.Body.Close()
+		t.Errorf("the next got %d from the provider, want it to be held back", resp.StatusCode)
+	}
 }

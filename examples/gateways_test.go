@@ -3,6 +3,7 @@ package examples
 import (
 	"errors"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/caddytest"
@@ -77,8 +78,11 @@ func TestExternalAuthorizationOfEnvoy(t *testing.T) {
 
 func TestExampleForwardAuth(t *testing.T) {
 	limiter := startExample(t, "limiter_service")
-	c := startExample(t, "forward_auth", "localhost:8080", limiter.Addr)
+	c := startExample(t, "forward_auth", "localhost:8080", limiter.Addr, "respond \"Hello.\"",
+		"header {\nCache-Control max-age=600\nExpires 600\nCDN-Cache-Control max-age=600\n}\nrespond \"Hello.\"")
 	drivesLimiterService(t, c.URL)
+	refused := c.Get("/").Header
+	must(t, "headers for caches behind it", want("caches", strings.Join(refused["Cache-Control"], "|")+refused.Get("Expires")+refused.Get("CDN-Cache-Control"), "no-store"))
 	limiter.Stop()
 	must(t, "without the limiter", want("status", c.Get("/").StatusCode, http.StatusBadGateway))
 }

@@ -114,6 +114,27 @@ func TestExampleAuthRequest(t *testing.T) {
 	}
 }
 
+// TestProxiesShowStatuses of zones: the proxies pass on what is not 429 too, and forbid caches to store it.
+func TestProxiesShowStatuses(t *testing.T) {
+	t.Parallel()
+	for status, byHAProxy := range map[int]int{http.StatusPaymentRequired: http.StatusPaymentRequired, http.StatusForbidden: http.StatusBadRequest} {
+		limiter := startExample(t, "limiter_service", "\tcharge before", "\tcharge before\n\t\t\tstatus "+strconv.Itoa(status), "events 5", "events 2")
+		site, backend := caddytest.FreeAddr(t), caddytest.FreeAddr(t)
+		nginx := startNginx(t, "examples/auth_request.nginx.conf", site, "localhost:8080", limiter.Addr, "listen 8081", "listen "+site,
+			"localhost:8082", backend, "listen 8082", "listen "+backend)
+		haproxy := startHAProxy(t, limiter.Addr)
+		for _, url := range []string{nginx, haproxy} {
+			passed := send(t, caddytest.Client, http.MethodGet, url)
+			must(t, "what passes", errors.Join(want("status", passed.StatusCode, http.StatusOK), want("caches", passed.Header.Get("Cache-Control"), "")))
+		}
+		for url, shown := range map[string]int{nginx: status, haproxy: byHAProxy} {
+			refused := send(t, caddytest.Client, http.MethodGet, url)
+			must(t, "refusal", errors.Join(want("status", refused.StatusCode, shown), want("caches", strings.Join(refused.Header["Cache-Control"], "|"), "no-store"),
+				want("having Retry-After", refused.Header.Get("Retry-After") != "", true)))
+		}
+	}
+}
+
 func TestExampleHAProxy(t *testing.T) {
 	t.Parallel()
 	limiter := startExample(t, "limiter_service")

@@ -54,30 +54,33 @@ func (t *tracker) refuse(v verdict, w http.ResponseWriter, r *http.Request) erro
 	return caddyhttp.Error(z.Status, z.refusal)
 }
 
-// prepareRefusal removes from a response's header what earlier handlers wrote for the response that the
-// limiter refuses, and forbids caches to store the refusal: it concerns one client. Every request that
-// the limiter ends passes here before error routes, which may set these fields again.
+// prepareRefusal removes what earlier handlers wrote about the response that is refused, and forbids
+// storage. Every request that the limiter ends passes here before error routes, which may write it again.
 func prepareRefusal(h http.Header) {
 	deleteLimitHeaders(h)
 	for name := range h {
-		if isForCaches(name) {
+		if isForProxies(name) {
 			delete(h, name)
 		}
 	}
 	h["Cache-Control"] = []string{"no-store"}
 }
 
-// cacheFields say how caches keep a response, or validate it. Some caches heed them before Cache-Control.
-var cacheFields = []string{"Expires", "Etag", "Last-Modified", "X-Accel-Expires", "Surrogate-Control", "Edge-Control"}
+// proxyFields say how caches keep or validate a response, some before Cache-Control, or make a proxy
+// send something else in its place, whatever its status.
+var proxyFields = []string{
+	"Expires", "Etag", "Last-Modified", "X-Accel-Expires", "Surrogate-Control", "Edge-Control",
+	"X-Accel-Redirect", "X-Sendfile", "X-Sendfile2", "X-Lighttpd-Send-File", "X-Lighttpd-Send-Tempfile", "X-Reproxy-Url",
+}
 
-// isForCaches reports whether a field is one of cacheFields, Cache-Control, or that of one kind of
+// isForProxies reports whether a field is one of proxyFields, Cache-Control, or that of one kind of
 // caches, such as CDN-Cache-Control. A handler may have written it in any case.
-func isForCaches(name string) bool {
+func isForProxies(name string) bool {
 	const suffix = "Cache-Control"
 	if prefix := len(name) - len(suffix); prefix >= 0 && strings.EqualFold(name[prefix:], suffix) {
 		return prefix == 0 || name[prefix-1] == '-'
 	}
-	return slices.ContainsFunc(cacheFields, func(field string) bool { return strings.EqualFold(field, name) })
+	return slices.ContainsFunc(proxyFields, func(field string) bool { return strings.EqualFold(field, name) })
 }
 
 // warnNever logs that a request costs more than its zone ever admits.

@@ -210,8 +210,8 @@ func TestLeavingBeforeAnyHandler(t *testing.T) {
 				t.Error("a handler runs")
 				return nil
 			})
-			if used := m.used(); used != 0 || w.Code != 499 {
-				t.Errorf("status %d, %d used", w.Code, used)
+			if used, cache := m.used(), w.Header().Get("Cache-Control"); used != 0 || w.Code != 499 || cache != "no-store" {
+				t.Errorf("status %d, %d used, Cache-Control %q", w.Code, used, cache)
 			}
 		})
 	}

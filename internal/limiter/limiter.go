@@ -207,6 +207,7 @@ func (l *Limiter) admit(t *tracker, e *evaluation, w http.ResponseWriter, r *htt
 			z.answer = notAsked
 		}
 		t.endBy(verdict{by: e})
+		prepareRefusal(w.Header())
 		return err
 	}
 	for _, z := range e.zones {

@@ -30,16 +30,19 @@ func refusedWith(t *testing.T, configure func(l *Limiter), r *http.Request, befo
 	}))
 }
 
-// TestRefusalForgetsWhatCachesRead: handlers before may have written it in any case, for any cache.
+// TestRefusalForgetsWhatCachesRead, and what makes proxies send another response: handlers before may have
+// written it in any case.
 func TestRefusalForgetsWhatCachesRead(t *testing.T) {
 	before := http.Header{"Cache-Control": {"public", "max-age=600"}}
 	for _, name := range []string{
 		"cache-control", "CACHE-CONTROL", "Cdn-Cache-Control", "CDN-Cache-Control", "Cloudflare-Cdn-Cache-Control", "x-litespeed-cache-control",
 		"Expires", "expires", "ETag", "Etag", "Last-Modified", "last-modified", "X-Accel-Expires", "Surrogate-Control", "Edge-Control",
+		"X-Accel-Redirect", "x-accel-redirect", "X-Sendfile", "X-SENDFILE", "X-Sendfile2", "X-Lighttpd-Send-File", "X-LIGHTTPD-send-file",
+		"X-Lighttpd-Send-Tempfile", "X-Reproxy-Url", "X-REPROXY-URL",
 	} {
 		before[name] = []string{"max-age=600"}
 	}
-	kept := []string{"Set-Cookie", "Vary", "X-Cache-Controls", "Xcache-Control", "Expires-In"}
+	kept := []string{"Set-Cookie", "Vary", "X-Cache-Controls", "X-Accel-Buffering", "Xcache-Control", "Expires-In"}
 	for _, name := range kept {
 		before[name] = []string{"kept"}
 	}

@@ -68,7 +68,7 @@ type Zone struct {
 	ObeyUpstream bool
 	// Reserves begin with the most important one.
 	Reserves []Reserve
-	// Status is that of refused requests, and BlockStatus that of blocked clients' requests; 0 means 429.
+	// Status answers refused requests, and BlockStatus blocked clients; 0 means 429.
 	Status, BlockStatus int
 	// OnError is empty for the default of the store.
 	OnError string
