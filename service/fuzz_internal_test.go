@@ -179,7 +179,8 @@ descriptors:
 			return
 		}
 		got := adapted(t, converted.Caddyfile)
-		if len(converted.Differences) > 0 {
+		// There is always one of Envoy's own config.
+		if len(converted.Differences) > 1 {
 			return
 		}
 		here := func(value string) string {

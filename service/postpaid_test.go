@@ -3,6 +3,7 @@ package service_test
 import (
 	"strings"
 	"testing"
+	"time"
 
 	ratelimitv3 "github.com/envoyproxy/go-control-plane/envoy/service/ratelimit/v3"
 	"google.golang.org/grpc/health/grpc_health_v1"
@@ -121,6 +122,114 @@ func TestPostpaid(t *testing.T) {
 			counts("watched=x", "OK [OK 0/1000 HOUR]", "1800")
 		})
 	}
+}
+
+// TestReportsOfARepeatedTake are charged once, although the call is refused.
+func TestReportsOfARepeatedTake(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			l := dialLimits(t, caddytest.Start(t, site(store, strings.ReplaceAll(gateway, "domain eg", "domain llm"))))
+			expect(t, "spends the other", saysOf(l.take("", "paid", "x", 2)), "OK [OK paid 0/2]")
+			ask := func(id string, descriptors ...*limitv1.Descriptor) limitv1.Code {
+				a := new(limitv1.TakeResponse)
+				caddytest.Must(t, "take", l.conn.Invoke(t.Context(), limitService+"Take", &limitv1.TakeRequest{Domain: "llm", RequestId: id, Descriptors: descriptors}, a))
+				return a.GetCode()
+			}
+			for range 3 {
+				for id, other := range map[string][]*limitv1.Descriptor{"full": tokensOf("paid", "x", 1), "denied": tokensOf("never", "x", 1)} {
+					report := tokensOf("user", "u", 300)
+					caddytest.Must(t, id, caddytest.Want("code", ask(id, report[0], other[0]), limitv1.Code_OVER_LIMIT))
+				}
+			}
+			expect(t, "an accepted one", saysOf(l.take("fits", "user", "u", 100)), "OK [OK tokens 300/1000]")
+			expect(t, "again", saysOf(l.take("fits", "user", "u", 100)), "OK [OK tokens 300/1000]")
+			l.awaitLeft("user", "u", "OK [OK tokens 300/1000]")
+			expect(t, "reserve", saysOf(l.reserve("r", "user", "u", 1, time.Hour)), "InvalidArgument")
+		})
+	}
+}
+
+// TestReportsWithoutTheirStore are answered as on_error says, and count once the store is back.
+func TestReportsWithoutTheirStore(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartLastingShards(t, 1, 0)
+	block, zones := "domain eg {\n", ""
+	modes := []string{"deny", "allow", "local"}
+	for _, mode := range modes {
+		block += "descriptor " + mode + " zone " + mode + " postpaid\n"
+		zones += "zone " + mode + " {\nevents 1000\nwindow 10000h\non_error " + mode + "\n}\n"
+	}
+	caddy := caddytest.Start(t, site(servers.Store("check_timeout 200ms", "charge_timeout 200ms"), block+"}\n"+zones))
+	c := dial(t, caddy)
+	servers.Kill(t)
+	for _, mode := range modes {
+		c.call(asking("eg", costing(1200, descriptor(mode+"=x"))))
+	}
+	servers.Restart(t)
+	caddy.AwaitServers()
+	for _, mode := range modes {
+		caddytest.Eventually(t, mode, func() error {
+			a := c.call(asking("eg", costing(0, descriptor(mode+"=x"))))
+			return caddytest.Want("a look", says(a)+" used "+used(a), "OVER_LIMIT [OVER_LIMIT 0/1000 UNKNOWN] used 1200")
+		})
+	}
+}
+
+// TestReportsOfACallThatWaits for another zone are charged once, whether it passes in the end or is refused.
+func TestReportsOfACallThatWaits(t *testing.T) {
+	t.Parallel()
+	servers := caddytest.StartShards(t, 1, 0)
+	for name, store := range map[string]string{"memory": "", "redis": servers.Store()} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			c := dial(t, caddytest.Start(t, site(store, strings.ReplaceAll(gateway, "descriptor never", "descriptor slow zone slow\ndescriptor slower zone slower\ndescriptor never")+`
+				zone slow {
+					algorithm gcra
+					events 2
+					window 1s
+					burst 1
+					max_wait 1m
+				}
+				zone slower {
+					algorithm gcra
+					events 1
+					window 1h
+					burst 1
+					max_wait 1m
+				}
+			`)))
+			for i, other := range []string{"slow=x", "slower=x"} {
+				c.call(asking("eg", descriptor(other)))
+				want, user := []string{"OK", "OVER_LIMIT"}[i], "user="+other
+				got := c.call(asking("eg", costing(300, descriptor(user)), descriptor(other)))
+				caddytest.Must(t, other, caddytest.Want("code", got.GetOverallCode().String(), want))
+				caddytest.Eventually(t, user, func() error {
+					return caddytest.Want("a look", says(c.call(asking("eg", costing(0, descriptor(user))))), "OK [OK 700/1000 HOUR]")
+				})
+			}
+		})
+	}
+}
+
+// TestLimitOfADescriptor has no effect, and there is one warning about many of them.
+func TestLimitOfADescriptor(t *testing.T) {
+	t.Parallel()
+	caddy := caddytest.Start(t, site("", gateway))
+	c := dial(t, caddy)
+	for i := range 5 {
+		d := descriptor("paid=x")
+		d.Limit = &commonv3.RateLimitDescriptor_RateLimitOverride{RequestsPerUnit: 1000}
+		want := ratelimitv3.RateLimitResponse_OK
+		if i >= 2 {
+			want = ratelimitv3.RateLimitResponse_OVER_LIMIT
+		}
+		caddytest.Must(t, "call", caddytest.Want("code", c.call(asking("eg", d)).GetOverallCode(), want))
+	}
+	caddy.Unload()
+	caddy.AwaitLines(t, 1, "the limit of a descriptor is ignored", `"domain":"eg"`, `"key":"paid"`)
 }
 
 // TestSeveralZonesOfADescriptor: all have to fit, and the status is about the one that says most.

@@ -18,9 +18,11 @@ func convertCommand(host Host) *cobra.Command {
 		Long: `
 Converts configs of envoyproxy/ratelimit, in YAML, to a Caddyfile with the
 handler rate_limit_service, and prints it. What has no counterpart is named in
-comments at its top, with its path. It needs no running Caddy.
+comments at its top, with its path. Further files may be configs of Envoy, in
+YAML or from /config_dump: descriptors by which it reports costs at the end of
+a stream get postpaid, or always. It needs no running Caddy.
 `,
-		Example: "  $ caddy rate-limit convert envoy config.yaml > Caddyfile",
+		Example: "  $ caddy rate-limit convert envoy config.yaml envoy.yaml > Caddyfile",
 		Args:    between(2, -1),
 	}
 	cmd.RunE = host.runWith(nil, func(s *session, args []string) (int, error) {

@@ -97,6 +97,10 @@ func TestConvert(t *testing.T) {
 			[]string{"descriptor a`b {", "key {rate_limit_service.a`b}"}, []string{"descriptors[1].descriptors[0]: is not shared by values: "},
 		},
 		"the longest window": {"domain: a\ndescriptors: [{key: k, rate_limit: {unit: year, unit_multiplier: 100, requests_per_unit: 1}}]", []string{"window 36500d aligned"}, nil},
+		"names that replace nothing": {
+			"domain: a\ndescriptors: [{key: k, rate_limit: {name: '', replaces: [], unit: day, requests_per_unit: 1}}, {key: l, rate_limit: {name: , replaces: , unlimited: yes}}]",
+			[]string{"descriptor k zone a.k"}, nil,
+		},
 		"odd texts": {
 			"domain: a b\ndescriptors: [{key: 'x \"y\"', value: unlimited}, {key: n, value: 5, rate_limit: {unit: day, requests_per_unit: 1}}]",
 			[]string{"domain `a b` {", "descriptor `x \"y\"` \"unlimited\" unlimited", "zone a_b.n_5 {"}, nil,
@@ -118,8 +122,79 @@ func TestConvert(t *testing.T) {
 				t.Errorf("%s: nothing says %q in %q", name, text, converted.Differences)
 			}
 		}
-		if len(converted.Differences) != len(x.says) {
+		got = slices.DeleteFunc(converted.Differences, func(d string) bool { return strings.HasPrefix(d, "no config of Envoy was given: ") })
+		if isTold := len(got) < len(converted.Differences); len(got) != len(x.says) || isTold != strings.Contains(converted.Caddyfile, "\tzone ") {
 			t.Errorf("%s: differences %q, want %d", name, converted.Differences, len(x.says))
+		}
+	}
+}
+
+// TestConvertWithEnvoy: what Envoy reports at the end of a stream is charged whole.
+func TestConvertWithEnvoy(t *testing.T) {
+	limits := envoy.File{Name: "limits.yaml", Text: []byte(`
+domain: a
+descriptors:
+- key: route
+  value: chat
+  rate_limit: {unit: day, requests_per_unit: 9}
+  descriptors:
+  - {key: user, rate_limit: {unit: day, requests_per_unit: 1}}
+  - {key: user, value: gold*, rate_limit: {unit: day, requests_per_unit: 2}}
+- key: route
+  rate_limit: {unit: day, requests_per_unit: 3}
+- {key: generic_key, value: cost, rate_limit: {unit: day, requests_per_unit: 4}}
+- {key: generic_key, rate_limit: {unit: day, requests_per_unit: 5}}
+- {key: remote_address, rate_limit: {unit: day, requests_per_unit: 6}}
+- {key: header_match, value: paid, rate_limit: {unlimited: true}}
+`)}
+	const yaml = `
+static_resources:
+  virtual_hosts:
+  - routes:
+    - route:
+        rate_limits:
+        - actions: &chat [{generic_key: {descriptor_key: route, descriptor_value: chat}}, {request_headers: {header_name: x-user, descriptor_key: user}}]
+        - {actions: *chat, apply_on_stream_done: true, hits_addend: {format: "%DYNAMIC_METADATA(x)%"}}
+        - {actions: [{remote_address: {}}]}
+        - {actions: [{generic_key: {descriptor_value: cost}}], apply_on_stream_done: true}
+        - {actions: [{header_value_match: {descriptor_value: paid}}], apply_on_stream_done: true}
+        - {actions: [{remote_address: {}}, {extension: {}}], apply_on_stream_done: true}
+`
+	const dump = `{"configs": [{"rateLimits": [
+		{"actions": [{"genericKey": {"descriptorKey": "route", "descriptorValue": "chat"}}, {"metadata": {"descriptorKey": "user"}}]},
+		{"actions": [{"genericKey": {"descriptorKey": "route", "descriptorValue": "chat"}}, {"metadata": {"descriptorKey": "user"}}], "applyOnStreamDone": true},
+		{"actions": [{"generic_key": {"descriptor_value": "cost"}}], "apply_on_stream_done": true},
+		{"actions": [{"dynamicMetadata": {"descriptorKey": "x"}}]}]}]}`
+	for name, text := range map[string]string{"envoy.yaml": yaml, "dump.json": dump} {
+		converted, err := envoy.Convert(limits, envoy.File{Name: name, Text: []byte(text)})
+		if err != nil {
+			t.Errorf("%s: %v", name, err)
+			continue
+		}
+		got := lines(t, converted.Caddyfile)
+		for _, line := range []string{
+			"descriptor route chat zone a.route_chat {", "descriptor user zone a.route_chat.user postpaid", "descriptor user gold* zone a.route_chat.user_gold postpaid",
+			"descriptor route zone a.route", "descriptor generic_key cost zone a.generic_key_cost always", "descriptor generic_key zone a.generic_key",
+			"descriptor remote_address zone a.remote_address", "descriptor header_match paid unlimited",
+		} {
+			if !slices.Contains(got, line) {
+				t.Errorf("%s: no line %q in\n%s", name, line, converted.Caddyfile)
+			}
+		}
+		var paths []string
+		for _, d := range converted.Differences {
+			path, _, _ := strings.Cut(d, ": is ")
+			paths = append(paths, path)
+		}
+		passedOver := map[string]string{
+			"envoy.yaml": "envoy.yaml: static_resources.virtual_hosts[0].routes[0].route.rate_limits[5].actions[1]",
+			"dump.json":  "dump.json: configs[0].rateLimits[3].actions[0]",
+		}
+		want := []string{
+			passedOver[name], "limits.yaml: descriptors[0].descriptors[0]", "limits.yaml: descriptors[0].descriptors[1]", "limits.yaml: descriptors[2]",
+		}
+		if !slices.Equal(paths, want) {
+			t.Errorf("%s: differences %q, want of %q", name, converted.Differences, want)
 		}
 	}
 }
@@ -131,23 +206,25 @@ func TestConvertErrors(t *testing.T) {
 		"default: {}\ndomains: {}":    "f.yaml: has no domain, so it is no config of limits; it has [default domains]",
 		"descriptors: 5\ndomain: a":   "f.yaml: line 1: cannot unmarshal !!int `5` into []",
 		"domain: a\ndescriptors: [5]": "line 2: cannot unmarshal !!int `5` into ",
-		"domain: a\ndescriptors:\n- {key: k, descriptors: {key: l}}":         "line 3: cannot unmarshal !!map into []",
-		"domain: a\ndescriptors:\n- {key: k, shadow_mode: maybe}":            "line 3: cannot unmarshal !!str `maybe` into bool",
-		"domain: a\ndescriptors:\n- {key: k, shadow_mode: 'yes'}":            "line 3: cannot unmarshal !!str `yes` into bool",
-		"domain: a\ndescriptors: [{key: k, value: [v]}]":                     "line 2: cannot unmarshal !!seq into string",
-		"domain: a\ndescriptors: [{key: k, value: v, share_threshold: yes}]": "descriptors[0].share_threshold needs a value",
-		"descriptors: [{key: a}]":                                            "f.yaml: has no domain, so it is no config of limits; it has [descriptors]",
-		"":                                                                   "f.yaml: has no domain, so it is no config of limits; it has []",
-		"domain: a\ndescriptors: [{}]":                                       "descriptors[0].key is missing",
-		"domain: '{x}'":                                                      "domain: \"{x}\" has braces",
-		limited + "5}]":                                                      "line 2: cannot unmarshal !!int `5` into ",
-		limited + "{unit: fortnight}}]":                                      `descriptors[0].rate_limit.unit is "fortnight"`,
-		limited + "{unit: day, requests_per_unit: -1}}]":                     "requests_per_unit is no whole number",
-		limited + "{unit: day, requests_per_unit: x}}]":                      "requests_per_unit is no whole number",
-		limited + "{unit: day, unit_multiplier: 0}}]":                        "unit_multiplier is no whole number",
-		limited + "{unit: day, requests_per_unit: 1.5}}]":                    "requests_per_unit is no whole number",
-		limited + "{unit: day, requests_per_unit: 4294967296}}]":             "requests_per_unit is no whole number",
-		limited + "{unit: year, unit_multiplier: 101}}]":                     "descriptors[0].rate_limit.unit_multiplier is more than 100: ",
+		"domain: a\ndescriptors:\n- {key: k, descriptors: {key: l}}":          "line 3: cannot unmarshal !!map into []",
+		"domain: a\ndescriptors:\n- {key: k, shadow_mode: maybe}":             "line 3: cannot unmarshal !!str `maybe` into bool",
+		"domain: a\ndescriptors:\n- {key: k, shadow_mode: 'yes'}":             "line 3: cannot unmarshal !!str `yes` into bool",
+		"domain: a\ndescriptors: [{key: k, value: [v]}]":                      "line 2: cannot unmarshal !!seq into string",
+		"domain: a\ndescriptors: [{key: k, value: v, share_threshold: yes}]":  "descriptors[0].share_threshold needs a value",
+		"descriptors: [{key: a}]":                                             "f.yaml: has no domain, so it is no config of limits; it has [descriptors]",
+		"":                                                                    "f.yaml: has no domain, so it is no config of limits; it has []",
+		"domain: a\ndescriptors: [{}]":                                        "descriptors[0].key is missing",
+		"domain: '{x}'":                                                       "domain: \"{x}\" has braces",
+		"virtual_hosts: [{rate_limits: [{actions: [{remote_address: {}}]}]}]": "there is no config of envoyproxy/ratelimit",
+		"virtual_hosts: [{rate_limits: [{stage: 1}]}]":                        "f.yaml: has no domain",
+		limited + "5}]":                                                       "line 2: cannot unmarshal !!int `5` into ",
+		limited + "{unit: fortnight}}]":                                       `descriptors[0].rate_limit.unit is "fortnight"`,
+		limited + "{unit: day, requests_per_unit: -1}}]":                      "requests_per_unit is no whole number",
+		limited + "{unit: day, requests_per_unit: x}}]":                       "requests_per_unit is no whole number",
+		limited + "{unit: day, unit_multiplier: 0}}]":                         "unit_multiplier is no whole number",
+		limited + "{unit: day, requests_per_unit: 1.5}}]":                     "requests_per_unit is no whole number",
+		limited + "{unit: day, requests_per_unit: 4294967296}}]":              "requests_per_unit is no whole number",
+		limited + "{unit: year, unit_multiplier: 101}}]":                      "descriptors[0].rate_limit.unit_multiplier is more than 100: ",
 	} {
 		if _, err := envoy.Convert(envoy.File{Name: "f.yaml", Text: []byte(text)}); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %s", text, err, want)

@@ -3,6 +3,7 @@
 package envoy
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
@@ -11,7 +12,7 @@ import (
 	"github.com/caddyserver/caddy/v2/caddyconfig/caddyfile"
 )
 
-// File is a config of envoyproxy/ratelimit, in YAML, with one domain.
+// File is a config of envoyproxy/ratelimit, in YAML, with one domain, or one of Envoy, which says what Envoy asks.
 type File struct {
 	Name string
 	Text []byte
@@ -27,10 +28,17 @@ type Converted struct {
 // Convert converts files to one Caddyfile. An error says which file is no such config.
 func Convert(files ...File) (Converted, error) {
 	c := converter{names: map[string]bool{}, domains: map[string]bool{}, differences: []string{}}
-	for _, f := range files {
+	limits := slices.DeleteFunc(slices.Clone(files), c.envoyConfig)
+	for _, f := range limits {
 		if err := c.file(f); err != nil {
 			return Converted{}, fmt.Errorf("%s: %w", f.Name, err)
 		}
+	}
+	if len(limits) == 0 {
+		return Converted{}, errors.New("there is no config of envoyproxy/ratelimit: name one beside those of Envoy")
+	}
+	if len(limits) == len(files) && len(c.zones) > 0 {
+		c.differences = append(c.differences, "no config of Envoy was given: where it reports costs with apply_on_stream_done, write postpaid behind the zone, or always if it only reports by that descriptor; with Envoy's config as a further file, convert does so")
 	}
 	var names []string
 	for _, f := range files {
@@ -45,6 +53,8 @@ type converter struct {
 	tree, zones    []string
 	names, domains map[string]bool
 	differences    []string
+	// asked is what Envoy asks, by the configs of it.
+	asked []asked
 }
 
 // differs notes a difference at a path.
@@ -73,7 +83,7 @@ func (c *converter) file(f File) error {
 	if err != nil {
 		return fmt.Errorf("domain: %w", err)
 	}
-	lines, err := c.descriptors("", root.Descriptors, []entry{{key: root.Domain}})
+	lines, err := c.descriptors("", root.Descriptors, []entry{{key: root.Domain}}, c.asked)
 	c.tree = append(c.tree, block("domain "+word, lines)...)
 	return err
 }
@@ -94,8 +104,9 @@ type entry struct {
 	isShared   bool
 }
 
-// descriptors converts the list of descriptors at a path, which follow some entries.
-func (c *converter) descriptors(path string, all []descriptor, before []entry) (lines []string, err error) {
+// descriptors converts the list of descriptors at a path, which follow some entries. of is what is left of the
+// descriptors of Envoy that get there.
+func (c *converter) descriptors(path string, all []descriptor, before []entry, of []asked) (lines []string, err error) {
 	for i := range all {
 		d := &all[i]
 		path, list := fmt.Sprintf("%sdescriptors[%d]", path, i), path
@@ -113,7 +124,7 @@ func (c *converter) descriptors(path string, all []descriptor, before []entry) (
 		if e.value == "*" {
 			e.value = ""
 		}
-		more, err := c.descriptor(path, d, append(before[:len(before):len(before)], e))
+		more, err := c.descriptor(path, d, append(before[:len(before):len(before)], e), reach(all, i, of))
 		if err != nil {
 			return nil, err
 		}
@@ -123,7 +134,7 @@ func (c *converter) descriptors(path string, all []descriptor, before []entry) (
 }
 
 // descriptor converts the descriptor at a path, which is the last of some entries.
-func (c *converter) descriptor(path string, d *descriptor, entries []entry) (lines []string, err error) {
+func (c *converter) descriptor(path string, d *descriptor, entries []entry, reached []asked) (lines []string, err error) {
 	c.unknown(path+".", d.Unknown)
 	const noMetric = "has no counterpart: metrics are by zone; caddy rate-limit top and near show clients"
 	if d.DetailedMetric {
@@ -153,7 +164,10 @@ func (c *converter) descriptor(path string, d *descriptor, entries []entry) (lin
 	if err != nil {
 		return nil, err
 	}
-	nested, err := c.descriptors(path+".", d.Descriptors, entries)
+	if strings.HasPrefix(leads, " zone ") {
+		leads += c.streamDone(path, reached)
+	}
+	nested, err := c.descriptors(path+".", d.Descriptors, entries, reached)
 	switch {
 	case err != nil:
 		return nil, err

@@ -36,10 +36,10 @@ func (c *converter) limit(path string, d *descriptor, entries []entry) (leads st
 	}
 	limitPath := path + ".rate_limit"
 	c.unknown(limitPath+".", of.Unknown)
-	if of.Replaces != nil {
+	if !isEmpty(of.Replaces) {
 		c.differs(limitPath+".replaces", "has no counterpart: a call has to fit into both limits")
 	}
-	if of.Name != nil {
+	if !isEmpty(of.Name) {
 		c.differs(limitPath+".name", "has no counterpart, because it serves replaces: the zone has its own name")
 	}
 	if of.Algorithm != nil {
@@ -73,6 +73,12 @@ func (c *converter) limit(path string, d *descriptor, entries []entry) (leads st
 	name := c.nameOf(entries)
 	c.zones = append(c.zones, block("zone "+name, options)...)
 	return " zone " + name, nil
+}
+
+// isEmpty reports whether a field has no effect there: replaces without limits, or an empty name.
+func isEmpty(of any) bool {
+	all, isList := of.([]any)
+	return of == nil || of == "" || isList && len(all) == 0
 }
 
 // numbers returns the events and the window of a limit at a path.
