@@ -15,6 +15,7 @@ import (
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/lint"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/retryafter"
 	"github.com/shardlimit/caddy-shardlimit/store"
 	"github.com/shardlimit/caddy-shardlimit/store/algorithm"
 )
@@ -498,8 +499,8 @@ func (z *Zone) validateObeyUpstream() error {
 		return option.Errorf("obey_upstream", "does not go with %s, whose clients cannot be kept refused: remove it, or use another algorithm", z.algorithm())
 	}
 	resets, _ := z.ResetStatus.compile() // its own check reports errors
-	for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable} {
-		if resets.Contains(status) {
+	for status := range http.StatusNetworkAuthenticationRequired + 100 {
+		if retryafter.Asks(status) && resets.Contains(status) {
 			return option.Errorf("obey_upstream", "does not go with reset_status %d, which would end what it begins: remove one", status)
 		}
 	}

@@ -18,8 +18,9 @@ import (
 // 529 and says for how long it wants no more requests, in Retry-After, RateLimit or fields like
 // X-RateLimit-Reset, the bucket is closed for so long, at most an hour, for all processes and Caddys
 // that share it; so it is by a 402 or 403 whose Retry-After or used-up limit says so. If many answers
-// say so, the first counts. Whoever can provoke an answer closes the bucket of its Key for all. This process obeys even if the store does not
-// answer. The answer itself is returned as it is. A Transport sends no request again.
+// say so, the first counts. Whoever can provoke an answer closes the bucket of its Key for all. This process
+// obeys even if the store does not answer. The answer itself is returned as it is. A Transport sends no
+// request again.
 type Transport struct {
 	// Base sends the requests. Nil means [http.DefaultTransport].
 	Base http.RoundTripper

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"slices"
 	"strings"
@@ -12,6 +13,8 @@ import (
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
+	"github.com/shardlimit/caddy-shardlimit/internal/identity"
+	"github.com/shardlimit/caddy-shardlimit/internal/retryafter"
 	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
@@ -27,10 +30,11 @@ type pause struct {
 	doubted atomic.Int64
 
 	mu sync.Mutex
-	// told are the two networks that were told to stay away for longest.
-	told [2]toldNetwork
-	// closed is when the last known penalty of the bucket ends; until then the store refuses.
-	closed time.Time
+	// told are the two networks of each family that were told to stay away for longest: one client may
+	// have an address of each.
+	told [2][2]toldNetwork
+	// closed is when the last known penalty of the bucket ends, noted at since; until then the store refuses.
+	since, closed time.Time
 	// due is when the next probe is free, and asks when this process looks again: a probe that has found
 	// the upstream open is given back.
 	due, asks time.Time
@@ -48,34 +52,42 @@ const probeInterval = time.Second
 func (p *pause) believe(network string, wait time.Duration, now time.Time) (believed time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	own, other := &p.told[0], &p.told[1]
+	pair := &p.told[0]
+	if strings.Contains(network, ":") {
+		pair = &p.told[1]
+	}
+	own, other := &pair[0], &pair[1]
 	if other.network == network || own.network != network && own.until.After(other.until) {
 		own, other = other, own
 	}
 	believed = min(wait, max(provisional, other.until.Sub(now)))
-	*own = toldNetwork{network, now.Add(wait)}
+	until := now.Add(wait)
+	if until.After(own.until) {
+		*own = toldNetwork{network, until}
+	}
 	closed := now.Add(believed)
 	if now.Before(p.closed) {
 		closed = p.closed // The store keeps the penalty that it has.
+		until = time.UnixMicro(max(p.doubted.Load(), until.UnixMicro()))
 	}
-	p.doubt(closed, now.Add(wait))
+	p.doubt(now, closed, until)
 	return believed
 }
 
 // doubt makes requests be probes from when the bucket is open again.
-func (p *pause) doubt(closed, until time.Time) {
-	p.closed, p.due, p.asks = closed, closed, closed
+func (p *pause) doubt(now, closed, until time.Time) {
+	p.since, p.closed, p.due, p.asks = now, closed, closed, closed
 	if p.doubted.Store(until.UnixMicro()); !closed.Before(until) {
 		p.doubted.Store(0)
 	}
 }
 
 // saw notes a penalty that another process may have written, and so doubt.
-func (p *pause) saw(until time.Time) {
+func (p *pause) saw(now, until time.Time) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if until.After(p.closed) {
-		p.doubt(until, time.UnixMicro(max(p.doubted.Load(), until.Add(provisional).UnixMicro())))
+		p.doubt(now, until, time.UnixMicro(max(p.doubted.Load(), until.Add(provisional).UnixMicro())))
 	}
 }
 
@@ -104,18 +116,36 @@ func (p *pause) isTaken(until time.Time) {
 	p.due = until
 }
 
-// gaveBack notes that a probe is free. One that was answered ends the doubt.
-func (p *pause) gaveBack(isAnswered bool) {
+// gaveBack notes that a probe is free, or that none could be asked for.
+func (p *pause) gaveBack() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.asks = p.closed; isAnswered {
-		p.doubted.Store(0)
+	p.asks = p.closed
+}
+
+// end ends the pause: the upstream is open, or an operator has reset the bucket.
+func (p *pause) end() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.told, p.closed, p.asks = [2][2]toldNetwork{}, time.Time{}, time.Time{}
+	p.doubted.Store(0)
+}
+
+// answered notes that the upstream served a request that was admitted at a time. If that was while
+// the bucket was closed, somebody has reset it; those just before the penalty arrived say nothing.
+func (p *pause) answered(admitted time.Time) {
+	p.mu.Lock()
+	isReset := p.doubted.Load() != 0 && admitted.After(p.since.Add(probeInterval)) && admitted.Before(p.closed)
+	p.mu.Unlock()
+	if isReset {
+		p.end()
 	}
 }
 
 // isForAll reports whether the bucket of the request is that of all clients: its key names none.
-func (z *inZone) isForAll() bool {
-	key := z.resolvedKey()
+func (z *inZone) isForAll() bool { return z.isKeyForAll(z.resolvedKey()) }
+
+func (z *Zone) isKeyForAll(key string) bool {
 	return slices.ContainsFunc(z.templates, func(t keyTemplate) bool {
 		return t.isConstant && strings.HasPrefix(key, t.tag) && strings.HasPrefix(key[len(t.tag):], ":")
 	})
@@ -129,9 +159,13 @@ func isConstant(name string) bool {
 // awaitsProbe reports whether a zone refuses the request because its upstream may be closed and another
 // request finds out.
 func (e *evaluation) awaitsProbe(r *http.Request) bool {
-	return slices.ContainsFunc(e.zones, func(z *inZone) bool {
-		return z.ObeyUpstream && z.pause.doubted.Load() != 0 && !z.passesPause(r)
-	})
+	isDoubted := func(z *inZone) bool { return z.ObeyUpstream && z.pause.doubted.Load() != 0 }
+	if !slices.ContainsFunc(e.zones, isDoubted) {
+		return false
+	}
+	// A request that others refuse needs no probe.
+	return e.refuseKnown(e.where(func(z *inZone) bool { return z.isAskedAsEnforced() && !z.isUncertain() && !isDoubted(z) })) ||
+		slices.ContainsFunc(e.zones, func(z *inZone) bool { return isDoubted(z) && !z.passesPause(r) })
 }
 
 // passesPause reports whether the request needs no probe in the zone, or is it.
@@ -141,6 +175,9 @@ func (z *inZone) passesPause(r *http.Request) bool {
 		z.rare != nil && z.rare.probe != nil {
 		return true
 	}
+	if z.rare != nil {
+		z.rare.awaitsProbe = false
+	}
 	now := e.limiter.Now()
 	wait, asks := z.pause.turn(now)
 	if asks {
@@ -149,7 +186,11 @@ func (z *inZone) passesPause(r *http.Request) bool {
 		e.open.Base.Take(context.WithoutCancel(r.Context()), []*store.Ask{&ask})
 		switch {
 		case ask.Err != nil:
-			return true // The zone's own question fails as well, and on_error decides.
+			// The zone's own question and on_error decide. A take that may run late is given back.
+			if z.pause.gaveBack(); errors.Is(ask.Err, store.ErrUncertain) {
+				z.ensureRare().probe = &ask.Request
+			}
+			return true
 		case ask.Allowed:
 			ask.Request.Receipt = ask.State.Receipt
 			z.ensureRare().probe = &ask.Request
@@ -167,16 +208,18 @@ func (z *inZone) passesPause(r *http.Request) bool {
 	return false
 }
 
-// probeRequest asks to be the one probe of a minute.
-func (z *Zone) probeRequest() store.Request {
-	return store.Request{Limit: &z.probes, ClientKey: "probe", Cost: 1, Events: 1}
+// probeRequest asks to be the one probe of a minute, where the bucket is.
+func (z *inZone) probeRequest() store.Request {
+	return store.Request{Limit: &z.probes, ClientKey: z.ask.ClientKey, ID: identity.NewRequestID(), Cost: 1, Events: 1}
 }
 
-// notePause notes the penalty of a bucket that all clients share, which only upstreams cause.
+// notePause notes the penalty of a bucket that all clients share: those of the zone itself are no longer than its own.
 func (z *inZone) notePause() {
 	st := &z.ask.State
-	if z.ObeyUpstream && z.Penalty == 0 && st.Penalty != 0 && z.of.limiter.simulation == nil && (z.rare == nil || !z.rare.awaitsProbe) && z.isForAll() {
-		z.pause.saw(z.of.limiter.Now().Add(time.Duration(st.Penalty-st.Now) * time.Microsecond))
+	left := time.Duration(st.Penalty-st.Now) * time.Microsecond
+	if z.ObeyUpstream && st.Penalty != 0 && left > z.Penalty && z.of.limiter.simulation == nil && (z.rare == nil || !z.rare.awaitsProbe) && z.isForAll() {
+		now := z.of.limiter.Now()
+		z.pause.saw(now, now.Add(left))
 	}
 }
 
@@ -187,14 +230,26 @@ func (z *inZone) keepProbe() {
 	}
 }
 
-// endProbes gives back probes that were not refused.
-func (e *evaluation) endProbes(isAnswered bool) {
+// endProbes gives back probes whose answers show that the upstream is open, or that got none. Those of
+// others, such as a 429 or a 502, stay taken.
+func (e *evaluation) endProbes(t *tracker, status int) {
+	isOpen := status != statusLeft && status < http.StatusInternalServerError && !retryafter.Refuses(status)
 	for _, z := range e.zones {
-		if z.rare == nil || z.rare.probe == nil {
+		if !z.ObeyUpstream || z.pause.doubted.Load() == 0 && (z.rare == nil || z.rare.probe == nil) {
 			continue
 		}
-		z.pause.gaveBack(isAnswered)
-		if e.open != nil {
+		if z.rare == nil || z.rare.probe == nil {
+			if isOpen && z.role == enforces && z.answer == hasRoom && z.isForAll() {
+				z.pause.answered(e.limiter.Now().Add(-t.took(e.limiter)))
+			}
+			continue
+		}
+		if isOpen {
+			z.pause.end()
+		} else if status == statusLeft {
+			z.pause.gaveBack()
+		}
+		if e.open != nil && (isOpen || status == statusLeft) {
 			e.open.Refund([]*store.Request{z.rare.probe})
 		}
 		z.rare.probe = nil
@@ -219,7 +274,7 @@ func networkOf(r *http.Request) string {
 	return network.String()
 }
 
-// probesOf is the limit of a zone's probes.
+// probesOf is the limit of a zone's probes, whose takes have IDs: to give back what was never taken does no harm.
 func probesOf(zone string) store.Limit {
-	return store.Limit{Zone: zone, Algorithm: store.FixedWindow, Window: provisional}
+	return store.Limit{Zone: zone, Algorithm: store.SlidingLog, Window: provisional}
 }

@@ -2,6 +2,7 @@ package limiter
 
 import (
 	"context"
+	"errors"
 	"net/http"
 	"net/http/httptest"
 	"strconv"
@@ -14,6 +15,7 @@ import (
 
 	"github.com/shardlimit/caddy-shardlimit/internal/memory"
 	"github.com/shardlimit/caddy-shardlimit/internal/stores"
+	"github.com/shardlimit/caddy-shardlimit/store"
 )
 
 // provider is what several Caddys that share a store have behind them.
@@ -24,6 +26,25 @@ type provider struct {
 	asked   int
 	key     string
 	buckets *memory.Buckets
+	stores  []*halfStore
+}
+
+// halfStore fails takes with err, unless it is nil, and carries them out anyway if it is late.
+type halfStore struct {
+	store.Store
+	err    error
+	isLate bool
+}
+
+func (s *halfStore) Take(ctx context.Context, asks []*store.Ask) {
+	if s.err == nil || s.isLate {
+		s.Store.Take(ctx, asks)
+	}
+	for _, a := range asks {
+		if s.err != nil {
+			a.State = store.State{Err: s.err}
+		}
+	}
 }
 
 func newProvider(t *testing.T, caddys int, key string, options ...func(*Zone)) *provider {
@@ -31,7 +52,9 @@ func newProvider(t *testing.T, caddys int, key string, options ...func(*Zone)) *
 	p := &provider{t: t, now: time.Now().Truncate(time.Second), key: key, buckets: memory.NewBuckets()}
 	clock := func() time.Time { return p.now }
 	for n := range caddys {
-		handle := &stores.Handle{Name: t.Name() + strconv.Itoa(n), Module: deafModule{memory.New(p.buckets, memory.Options{Now: clock})}, Logger: zap.NewNop()}
+		s := &halfStore{Store: memory.New(p.buckets, memory.Options{Now: clock})}
+		p.stores = append(p.stores, s)
+		handle := &stores.Handle{Name: t.Name() + strconv.Itoa(n), Module: deafModule{s}, Logger: zap.NewNop()}
 		if _, err := handle.Enter(); err != nil {
 			t.Fatal(err)
 		}
@@ -49,7 +72,7 @@ func newProvider(t *testing.T, caddys int, key string, options ...func(*Zone)) *
 }
 
 // get sends a request of an address to a Caddy, and returns the status. The upstream tells it the seconds to
-// stay away, or answers 200; meanwhile, if not nil, runs before that.
+// stay away, answers 200 or, below -1, that status; or the client leaves, at -1. meanwhile, if not nil, runs before that.
 func (p *provider) get(caddyNumber int, address string, seconds int, meanwhile func()) int {
 	w := httptest.NewRecorder()
 	r := httptest.NewRequest(http.MethodGet, "/", nil)
@@ -63,6 +86,8 @@ func (p *provider) get(caddyNumber int, address string, seconds int, meanwhile f
 			meanwhile()
 		}
 		switch {
+		case seconds < -1:
+			w.WriteHeader(-seconds)
 		case seconds < 0:
 			cancel()
 			return context.Canceled
@@ -132,6 +157,7 @@ func TestTwoNetworksCloseInFull(t *testing.T) {
 		{"2001:db8:1:1::1", "2001:db8:1:2::1", false},
 		{"2001:db8:1::1", "2001:db8:2::1", true},
 		{"::ffff:192.0.2.1", "192.0.2.2", false},
+		{mallory, "2001:db8::1", false},
 	} {
 		t.Run(test.first+" "+test.second, func(t *testing.T) {
 			p := newProvider(t, 1, "static")
@@ -201,4 +227,78 @@ func TestClosuresOfOneClient(t *testing.T) {
 	p.reaches("within the hour", 1, alice, true)
 	p.now = p.now.Add(2 * time.Minute)
 	p.reaches("after it", 1, mallory, true)
+}
+
+// TestProbesThatCannotBeAsked: while the store is away, the zone's own on_error decides. A take that came
+// late is given back.
+func TestProbesThatCannotBeAsked(t *testing.T) {
+	for _, err := range []error{store.ErrNotExecuted, store.ErrUncertain} {
+		p := newProvider(t, 2, "static")
+		p.get(0, mallory, 3600, nil)
+		p.now = p.now.Add(61 * time.Second)
+		p.stores[0].err, p.stores[0].isLate = err, errors.Is(err, store.ErrUncertain)
+		p.get(0, alice, -1, func() { p.get(0, bob, -1, nil) })
+		if p.asked != 3 {
+			t.Errorf("%v: %d requests reach the upstream, want 3", err, p.asked)
+		}
+		p.stores[0].err = nil
+		p.reaches("after it", 0, bob, true)
+	}
+}
+
+// TestWhatOpensAnUpstream: an answer that the upstream gives where it serves requests.
+func TestWhatOpensAnUpstream(t *testing.T) {
+	for status, opens := range map[int]bool{200: true, 404: true, 429: false, 420: false, 500: false, 502: false, 503: false, 529: false} {
+		p := newProvider(t, 1, "static")
+		p.get(0, mallory, 3600, nil)
+		p.now = p.now.Add(61 * time.Second)
+		p.get(0, alice, -status, nil)
+		p.now = p.now.Add(2 * time.Second)
+		p.reaches(strconv.Itoa(status), 0, bob, opens)
+		p.now = p.now.Add(time.Minute)
+		p.reaches("a minute later", 0, bob, true)
+	}
+}
+
+// TestResetsEndPauses, by this Caddy or another one.
+func TestResetsEndPauses(t *testing.T) {
+	p := newProvider(t, 1, "static")
+	p.get(0, mallory, 3600, nil)
+	p.now = p.now.Add(61 * time.Second)
+	p.get(0, alice, -429, nil)
+	p.reaches("after a probe that was refused", 0, bob, false)
+	z := p.caddys[0].Zones[0]
+	z.ForgetReports(z.bound[ownStore].handle.Name, z.templates[0].tag+":")
+	p.reaches("after a reset", 0, bob, true)
+
+	var other pause
+	other.believe("192.0.2.0/24", time.Hour, p.now)
+	other.answered(p.now)
+	if other.doubted.Load() == 0 {
+		t.Error("a request from before the penalty ends it")
+	}
+	if other.answered(p.now.Add(30 * time.Second)); other.doubted.Load() != 0 {
+		t.Error("a request that the closed bucket admitted does not end the pause")
+	}
+}
+
+// TestPausesBesidePenalties: the other Caddy tells those of the upstream by their length.
+func TestPausesBesidePenalties(t *testing.T) {
+	p := newProvider(t, 2, "static", func(z *Zone) { z.Penalty = 5 * time.Second })
+	p.get(0, mallory, 3600, nil)
+	p.reaches("at once", 1, alice, false)
+	p.now = p.now.Add(61 * time.Second)
+	p.get(1, alice, -429, func() { p.reaches("during the probe", 1, bob, false) })
+}
+
+// TestShortAnswersTakeNothingBack from what two networks were told.
+func TestShortAnswersTakeNothingBack(t *testing.T) {
+	var p pause
+	now := time.Now()
+	p.believe("192.0.2.0/24", time.Hour, now)
+	p.believe("198.51.100.0/24", time.Hour, now)
+	p.believe("203.0.113.0/24", time.Second, now)
+	if got := p.believe("203.0.113.0/24", 2*time.Hour, now.Add(time.Minute)); got != 59*time.Minute {
+		t.Errorf("the third network's answer closes for %v, want 59m", got)
+	}
 }

@@ -263,11 +263,14 @@ func (c *refusedClients) lastOf(clientKey string) int64 {
 }
 
 // ForgetReports has the next refusal of a client logged as the first of its window, and
-// its nearness reported again. It is called when an operator has emptied its bucket.
+// its nearness reported again, and ends what its upstream has asked. It is called when an operator has emptied its bucket.
 func (z *Zone) ForgetReports(storeName, clientKey string) {
 	if state := findState(ZoneID{storeName, z.Name}); state != nil {
 		for _, about := range []uint32{aboutRefusal, aboutNearness, aboutFree} {
 			state.recent.forget(state.recent.idOf(about, &z.limit, clientKey))
+		}
+		if z.isKeyForAll(clientKey) {
+			state.pause.end()
 		}
 	}
 }

@@ -32,12 +32,12 @@ func (t *tracker) settle(status int) {
 			if retryafter.Asks(status) {
 				t.obey(e, status)
 			}
-			e.endProbes(status != statusLeft)
+			e.endProbes(t, status)
 			e.notePace(t, status == statusLeft, func(z *Zone) bool { return !z.SettleAtEnd && !z.isLease })
 		} else {
 			held := e.where(func(z *inZone) bool { return z.spend != spend{} })
 			e.undo()
-			e.endProbes(false)
+			e.endProbes(t, statusLeft)
 			e.chargeUsed()
 			wakeLines(held)
 		}

@@ -4,6 +4,7 @@
 package retryafter
 
 import (
+	"cmp"
 	"math"
 	"net/http"
 	"strconv"
@@ -40,6 +41,9 @@ const (
 var statuses = map[int]proof{
 	http.StatusTooManyRequests:    proofOfTime,
 	http.StatusServiceUnavailable: proofOfTime,
+	420:                           proofOfTime, // as Twitter once had it
+	430:                           proofOfTime, // Shopify
+	509:                           proofOfTime, // bandwidth
 	529:                           proofOfTime, // overloaded, by Anthropic and others
 	http.StatusForbidden:          proofOfLimit,
 	http.StatusPaymentRequired:    proofOfLimit,
@@ -47,6 +51,9 @@ var statuses = map[int]proof{
 
 // Asks reports whether responses with a status may ask to send no more for a while.
 func Asks(status int) bool { return statuses[status] != noProof }
+
+// Refuses reports whether responses with a status are refusals, even those that name no time.
+func Refuses(status int) bool { return statuses[status] == proofOfTime }
 
 // unit is what a number counts.
 type unit uint8
@@ -58,7 +65,7 @@ const (
 	guessed
 )
 
-// waits are the fields that name a time whatever the limit is. The first that makes sense counts, the
+// waits are the fields that name a time whatever the limit is. The first above zero counts, the
 // more precise one before the other.
 var waits = [...]struct {
 	name string
@@ -68,6 +75,10 @@ var waits = [...]struct {
 	{"X-Ms-Retry-After-Ms", milliseconds},
 	{"Retry-After", seconds},
 	{"X-Retry-After", seconds},
+	{"X-RateLimit-Retry-After", seconds},
+	{"X-RateLimit-Retry-After-Seconds", seconds},
+	{"X-Rate-Limit-Retry-After", seconds},
+	{"X-Rate-Limit-Retry-After-Seconds", seconds},
 }
 
 // Read returns for how long a response asks to send no more: 0 if it does not, and at most [Max]. Only
@@ -95,11 +106,13 @@ func Read(status int, h http.Header, now time.Time) time.Duration {
 // retryAfter reads the fields of waits.
 func retryAfter(h http.Header, now time.Time) (wait time.Duration, ok bool) {
 	for _, field := range waits {
-		if wait, ok := first(h.Values(field.name), until(field.unit, now)); ok {
-			return wait, true
+		if w, isTime := first(h.Values(field.name), until(field.unit, now)); isTime {
+			if wait, ok = w, true; wait > 0 {
+				break
+			}
 		}
 	}
-	return 0, false
+	return wait, ok
 }
 
 // first returns what parse makes of the first text that makes sense.
@@ -113,7 +126,8 @@ func first[T any](texts []string, parse func(string) (T, bool)) (v T, ok bool) {
 }
 
 // dates are the layouts of instants that http.ParseTime does not know.
-var dates = [...]string{time.RFC3339, "2006-01-02T15:04Z07:00", "2006-01-02T15:04:05Z0700", "2006-01-02T15:04:05", time.RFC1123Z}
+var dates = [...]string{time.RFC3339, "2006-01-02T15:04Z07:00", "2006-01-02T15:04:05Z0700", "2006-01-02T15:04:05", time.RFC1123Z,
+	time.DateTime, "2006-01-02 15:04:05 UTC", "2006-01-02 15:04:05Z07:00"}
 
 func date(text string) (time.Time, bool) {
 	if at, err := http.ParseTime(text); err == nil {
@@ -129,7 +143,7 @@ func date(text string) (time.Time, bool) {
 
 // firstEpoch is the least number of seconds that is an instant, since the epoch, and no time span: it
 // is in 2001. From firstMillisecond on, it is in milliseconds: as seconds, that is in the year 5138.
-const firstEpoch, firstMillisecond = 1e9, 1e11
+const firstEpoch, firstMillisecond, firstMicrosecond, firstNanosecond = 1e9, 1e11, 1e14, 1e17
 
 // farthest is the most seconds ahead that make sense where the unit is a guess: no window is longer than a year.
 const farthest = 366 * 24 * 60 * 60
@@ -143,21 +157,59 @@ func until(u unit, now time.Time) func(text string) (time.Duration, bool) {
 		}
 		if n, ok := number(text); ok {
 			switch {
-			case u == milliseconds:
-				n /= 1000
+			case n >= firstMicrosecond && n < firstNanosecond:
+				n = (n - float64(now.UnixMicro())) / 1e6
 			case n >= firstMillisecond:
 				n = (n - float64(now.UnixMilli())) / 1000
+			case u == milliseconds:
+				n /= 1000
 			case n >= firstEpoch:
 				n -= float64(now.UnixMilli()) / 1000
 			}
 			return duration(n), u != guessed || n <= farthest
 		}
-		if strings.Trim(text, "0123456789.hmsuµn") == "" {
-			span, err := time.ParseDuration(text)
-			return span, err == nil
+		if wait, ok := span(text); ok {
+			return wait, true
 		}
 		at, ok := date(text)
 		return at.Sub(now), ok
+	}
+}
+
+// span parses a time span with units, such as 6m0s, 1d2h or 30 S.
+func span(text string) (time.Duration, bool) {
+	text = strings.ToLower(strings.ReplaceAll(text, " ", ""))
+	if strings.Trim(text, "0123456789.dhmsuµn") != "" {
+		return 0, false
+	}
+	days, rest, hasDays := strings.Cut(text, "d")
+	if !hasDays {
+		wait, err := time.ParseDuration(text)
+		return wait, err == nil
+	}
+	n, ok := number(days)
+	if !ok || rest == "" {
+		return duration(n * 24 * 60 * 60), ok
+	}
+	wait, err := time.ParseDuration(rest)
+	return duration(n*24*60*60 + wait.Seconds()), err == nil
+}
+
+// longest returns a function that parses a reset, which may have parameters or be a list: then the longest counts,
+// because nobody says which limit is used up.
+func longest(u unit, now time.Time) func(text string) (time.Duration, bool) {
+	parse := until(u, now)
+	return func(text string) (wait time.Duration, ok bool) {
+		if wait, ok = parse(text); ok || len(text) > maxField {
+			return wait, ok
+		}
+		for part := range strings.SplitSeq(text, ",") {
+			part, _, _ = strings.Cut(part, ";")
+			if w, isTime := parse(strings.TrimSpace(part)); isTime {
+				wait, ok = max(wait, w), true
+			}
+		}
+		return wait, ok
 	}
 }
 
@@ -223,11 +275,13 @@ func resets(h http.Header, now time.Time, needs proof) (wait time.Duration) {
 			if !isNumber {
 				left = math.NaN()
 			}
-			if isNumber || strings.Join(texts, "") != "" {
+			// Fields that disagree are in no order: the least counts.
+			isLeast := !l.hasLeft || left < l.left || math.IsNaN(l.left)
+			if isLeast && (isNumber || strings.Join(texts, "") != "") {
 				l.left, l.hasLeft = left, true
 			}
 		case resetField:
-			if wait, ok := first(texts, until(u, now)); ok {
+			if wait, ok := first(texts, longest(u, now)); ok {
 				l.wait, l.hasReset = max(l.wait, wait), true
 			}
 		case otherField:
@@ -236,7 +290,8 @@ func resets(h http.Header, now time.Time, needs proof) (wait time.Duration) {
 		limits[of] = l
 	}
 	isUsedUp := false
-	for _, l := range limits {
+	var tokens time.Duration
+	for of, l := range limits {
 		switch {
 		case !l.hasReset:
 		case l.hasLeft && l.left <= 0:
@@ -246,9 +301,12 @@ func resets(h http.Header, now time.Time, needs proof) (wait time.Duration) {
 			wait = max(wait, l.wait)
 		case !l.hasLeft && !isUsedUp && needs == proofOfTime:
 			wait = max(wait, l.wait)
+		case needs == proofOfTime && strings.Contains(of, "token"):
+			// A request costs many tokens: some may remain that are too few.
+			tokens = max(tokens, l.wait)
 		}
 	}
-	return wait
+	return cmp.Or(wait, tokens)
 }
 
 // kind is what a field says of a limit.
@@ -274,20 +332,30 @@ func limitOf(name string) (limit string, k kind, u unit) {
 		return "", otherField, guessed
 	}
 	switch after {
-	case "ms", "afterms":
+	case "ms", "afterms", "inms":
 		return before, resetField, milliseconds
-	case "after", "at", "in", "time":
+	case "after", "at", "in", "time", "seconds", "afterseconds", "inseconds":
 		return before, resetField, guessed
 	}
 	return before + after, resetField, guessed
 }
 
-// signed parses a number that may be below 0, as where more was used than there was, and have parameters.
+// signed parses a number that may be below 0, as where more was used than there was, and have parameters. Of a list
+// the least counts.
 func signed(text string) (n float64, ok bool) {
-	text, _, _ = strings.Cut(text, ";")
-	digits, isNegative := strings.CutPrefix(text, "-")
-	if n, ok = number(digits); isNegative {
-		n = -n
+	if len(text) > maxField {
+		return 0, false
+	}
+	for part := range strings.SplitSeq(text, ",") {
+		part, _, _ = strings.Cut(part, ";")
+		digits, isNegative := strings.CutPrefix(strings.TrimSpace(part), "-")
+		v, isNumber := number(digits)
+		if isNegative {
+			v = -v
+		}
+		if isNumber && (!ok || v < n) {
+			n, ok = v, true
+		}
 	}
 	return n, ok
 }

@@ -77,7 +77,22 @@ func TestRead(t *testing.T) {
 		{"an instant in two years", []string{"Date: " + date, "X-RateLimit-Reset: 1858852800"}, 0},
 		{"the last instant in seconds", []string{"Date: " + date, "X-RateLimit-Reset: 99999999999"}, 0},
 		{"the first in milliseconds, in 1973", []string{"Date: " + date, "X-RateLimit-Reset: 100000000000"}, 0},
-		{"an instant in microseconds", []string{"Date: " + date, "X-RateLimit-Reset: 1795780830000000"}, 0},
+		{"an instant in microseconds", []string{"Date: " + date, "X-RateLimit-Reset: 1795780830000000"}, 30 * s},
+		{"an instant in milliseconds of a field of them", []string{"Date: " + date, "X-RateLimit-Reset-Ms: 1795780830000"}, 30 * s},
+		{"another name", []string{"X-RateLimit-Retry-After-Seconds: 30"}, 30 * s},
+		{"a third name", []string{"X-RateLimit-Retry-After: 30"}, 30 * s},
+		{"parameters of a reset", []string{"RateLimit-Reset: 20;w=60"}, 20 * s},
+		{"a list of resets", []string{"X-RateLimit-Remaining: 0, 5", "X-RateLimit-Reset: 2, 30"}, 30 * s},
+		{"days", []string{"X-RateLimit-Reset: 1d2h"}, time.Hour},
+		{"no days", []string{"X-RateLimit-Reset: 0d2m"}, 2 * time.Minute},
+		{"a unit after a space", []string{"Retry-After: 30 s"}, 30 * s},
+		{"a unit in capitals", []string{"Retry-After: 30S"}, 30 * s},
+		{"a date after SQL", []string{"Date: " + date, "X-RateLimit-Reset: 2026-11-27 12:00:30"}, 30 * s},
+		{"the same with a zone", []string{"Date: " + date, "X-RateLimit-Reset: 2026-11-27 12:00:30 UTC"}, 30 * s},
+		{"zero milliseconds beside seconds", []string{"Retry-After-Ms: 0", "Retry-After: 30"}, 30 * s},
+		{"too few tokens", []string{"X-RateLimit-Remaining-Requests: 5", "X-RateLimit-Reset-Requests: 50s", "X-RateLimit-Remaining-Tokens: 500", "X-RateLimit-Reset-Tokens: 2s"}, 2 * s},
+		{"counts that disagree", []string{"X-RateLimit-Remaining: 5", "X-Rate-Limit-Remaining: 0", "X-RateLimit-Reset: 7"}, 7 * s},
+		{"a reset in seconds by name", []string{"X-RateLimit-Remaining: 0", "X-RateLimit-Reset-Seconds: 8"}, 8 * s},
 		{"an instant in nanoseconds", []string{"Date: " + date, "X-RateLimit-Reset: 1795780830123456789"}, 0},
 		{"nanoseconds, then seconds", []string{"Date: " + date, "RateLimit-Reset: 1795780830123456789", "X-RateLimit-Reset: 1795780830"}, 30 * s},
 		{"a time span of thirty years", []string{"X-RateLimit-Reset: 946080000"}, 0},
@@ -123,7 +138,7 @@ func TestRead(t *testing.T) {
 		{"parameters of what is left", []string{"RateLimit-Remaining: 0;w=60", "RateLimit-Reset: 20"}, 20 * s},
 		{"another field's reset", []string{"X-Password-Reset: 20", "X-RateLimit-Resource: core"}, 0},
 	} {
-		for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, 529} {
+		for _, status := range []int{http.StatusTooManyRequests, http.StatusServiceUnavailable, 420, 430, 509, 529} {
 			if got := retryafter.Read(status, header(test.lines...), now); got != test.want {
 				t.Errorf("%s: %d %q: %v, want %v", test.name, status, test.lines, got, test.want)
 			}
@@ -150,6 +165,8 @@ func TestStatusesThatNeedProof(t *testing.T) {
 		{[]string{"Date: " + date, "X-RateLimit-Remaining: 57", "X-RateLimit-Reset: 1795780830"}, 0},
 		{[]string{"X-RateLimit-Remaining: few", "X-RateLimit-Reset: 30"}, 0},
 		{[]string{"X-RateLimit-Reset: 30"}, 0},
+		{[]string{"X-RateLimit-Remaining-Tokens: 500", "X-RateLimit-Reset-Tokens: 2s"}, 0},
+		{[]string{"X-RateLimit-Remaining: 0", "X-RateLimit-Reset-Seconds: 8"}, 8 * time.Second},
 		{[]string{"X-RateLimit-Remaining: 0"}, 0},
 		{[]string{`RateLimit: "a";r=0;t=9`}, 9 * time.Second},
 		{[]string{`RateLimit: "a";r=1;t=9`}, 0},
@@ -170,6 +187,7 @@ func FuzzRead(f *testing.F) {
 	f.Add("18446744073709551616", "", `"a";r=0;t=1.5, ("b" "c");r=0`, "-1", "....", "a-ratelimit-resetms", uint16(529))
 	f.Add("", "", "", "0", "6m0.5s", "X-RateLimit-Reset-Tokens", uint16(429))
 	f.Add("", date, "", "NaN", "9999-12-31T23:59:59+23:59", "ratelimitremainingreset", uint16(402))
+	f.Add("", "", "", "0", "7", "X-Rate-Limit-Remaining", uint16(429))
 	f.Fuzz(func(t *testing.T, after, date, limit, remaining, reset, name string, status uint16) {
 		h := http.Header{
 			"Retry-After": {after}, "Date": {date}, "Ratelimit": {limit},
