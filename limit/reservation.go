@@ -2,6 +2,7 @@ package limit
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -37,6 +38,10 @@ type Reservation struct {
 	mu       sync.Mutex
 	deadline time.Time
 	phase    phase
+	// refunded is closed once the refund at the deadline has ended. Then isHeld says whether it certainly did
+	// not run.
+	refunded chan struct{}
+	isHeld   bool
 }
 
 // phase is how far a reservation is.
@@ -94,7 +99,7 @@ func (l *Limit) reserve(ctx context.Context, key string, n int64, take func(cont
 	request.Receipt = st.Receipt
 	request.NoteHold(&st)
 	now := time.Now()
-	r := &Reservation{limit: l, request: request, result: resultOf(&st), began: now, deadline: now.Add(l.config.ReserveFor)}
+	r := &Reservation{limit: l, request: request, result: resultOf(&st), began: now, deadline: now.Add(l.config.ReserveFor), refunded: make(chan struct{})}
 	r.timer = time.AfterFunc(l.config.ReserveFor, r.expire)
 	return r, nil
 }
@@ -141,41 +146,48 @@ func (r *Reservation) Commit(ctx context.Context, actual int64) error {
 		return err
 	}
 	if algorithm.Of(r.limit.config.Algorithm).Lease {
-		return r.end(ctx, 0)
+		return r.end(ctx, 0, false)
 	}
-	if r.begin(expired) {
-		// All was given back.
-		request := r.request
-		request.Cost, request.Receipt, request.Hold = 0, store.Receipt{}, 0
-		return r.settle(context.WithoutCancel(ctx), request, actual)
-	}
-	return r.end(ctx, actual)
+	return r.end(ctx, actual, true)
 }
 
 // Release ends the reservation, and refunds the whole estimate: nothing was spent. Its errors are
 // those of Commit.
-func (r *Reservation) Release(ctx context.Context) error { return r.end(ctx, 0) }
+func (r *Reservation) Release(ctx context.Context) error { return r.end(ctx, 0, false) }
 
-func (r *Reservation) end(ctx context.Context, actual int64) error {
-	if !r.begin(open) {
+// end ends the reservation with its actual cost; late says whether also if it has expired.
+func (r *Reservation) end(ctx context.Context, actual int64, late bool) error {
+	// What is not given back now is lost. Redis.ChargeTimeout bounds it.
+	ctx = context.WithoutCancel(ctx)
+	switch r.begin(late) {
+	case open:
+		r.timer.Stop()
+		return r.settle(ctx, r.request, actual)
+	case expired:
+		<-r.refunded
+		request := r.request
+		if !r.isHeld {
+			request.Cost, request.Receipt, request.Hold = 0, store.Receipt{}, 0
+		}
+		return r.settle(ctx, request, actual)
+	default:
 		return ErrEnded
 	}
-	r.timer.Stop()
-	// What is not given back now is lost. Redis.ChargeTimeout bounds it.
-	return r.settle(context.WithoutCancel(ctx), r.request, actual)
 }
 
-// begin ends the reservation, and reports whether it was in a phase.
-func (r *Reservation) begin(in phase) bool {
+// begin ends the reservation if it is open or, with late, has expired, and returns the phase from which it does.
+func (r *Reservation) begin(late bool) phase {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if r.phase != in {
-		return false
-	}
-	if r.phase = ended; in == open {
+	before := r.phase
+	switch {
+	case before == open:
 		r.limit.store.open.Add(-1)
+	case before == expired && !late:
+		return ended
 	}
-	return true
+	r.phase = ended
+	return before
 }
 
 // expires ends the reservation at its deadline, and reports whether it was open.
@@ -224,6 +236,8 @@ func (r *Reservation) expire() {
 	var err error
 	if r.expires() {
 		err = r.settle(context.Background(), r.request, 0)
+		r.isHeld = errors.Is(err, store.ErrNotExecuted)
+		close(r.refunded)
 	}
 	// Who hears of the error may close the store.
 	s.expiring.Done()

@@ -95,6 +95,30 @@ func TestReservationEnds(t *testing.T) {
 	})
 }
 
+// TestCommitAtTheDeadline charges what was spent, whether or not the reservation has just been released.
+func TestCommitAtTheDeadline(t *testing.T) {
+	t.Parallel()
+	synctest.Test(t, func(t *testing.T) {
+		s := limit.OpenMemory(limit.Memory{})
+		t.Cleanup(s.Close)
+		l := limitOf(t, s, limit.Config{Name: "api", Events: 10000, Window: 100 * time.Hour, ReserveFor: time.Hour})
+		const reservations = 1000
+		for range reservations {
+			r, err := l.Reserve(t.Context(), "a", 4)
+			must(t, "reserve", err)
+			go func() {
+				time.Sleep(time.Until(r.Deadline()))
+				if err := r.Commit(t.Context(), 3); err != nil {
+					t.Errorf("commit: %v", err)
+				}
+			}()
+		}
+		time.Sleep(2 * time.Hour)
+		synctest.Wait()
+		must(t, "in the end", want("used", usedOf(t, l, "a"), 3*reservations))
+	})
+}
+
 // TestRenewedReservation stays open, up to a day, and ends once.
 func TestRenewedReservation(t *testing.T) {
 	t.Parallel()

@@ -537,55 +537,6 @@ func TestLateCommitAfterAReload(t *testing.T) {
 	}
 }
 
-// TestCommitIsAtTheStore once it is answered, whatever becomes of the Caddy.
-func TestCommitIsAtTheStore(t *testing.T) {
-	t.Parallel()
-	servers := caddytest.StartShards(t, 1, 0)
-	one, other := caddytest.Start(t, site(servers.Store(), llm)), dialLimits(t, caddytest.Start(t, site(servers.Store(), llm)))
-	l := dialLimits(t, one)
-	for _, kind := range []string{"fixed", "log", "gcra"} {
-		expect(t, "reserve", saysOf(l.reserve(kind, kind, "u", 1, time.Hour)), "OK [OK "+kind+" 99/100]")
-		expect(t, "commit", settledOf(l.commit(kind, 61)), kind+" 61/1")
-	}
-	one.Kill()
-	for _, kind := range []string{"fixed", "log", "gcra"} {
-		expect(t, "what the other finds", other.left(kind, "u"), "OK [OK "+kind+" 39/100]")
-		expect(t, "the commit repeated", settledOf(other.commit(kind, 61)), kind+" 61/1")
-	}
-	other.awaitLeft("fixed", "u", "OK [OK fixed 39/100]")
-}
-
-// TestCommitOfACaddyThatDies while the client's shard is away is charged by another Caddy, once.
-func TestCommitOfACaddyThatDies(t *testing.T) {
-	t.Parallel()
-	servers := caddytest.StartLastingShards(t, 2, 0)
-	config := site(servers.Store("charge_timeout 200ms"), llm)
-	one, other := caddytest.Start(t, config), dialLimits(t, caddytest.Start(t, config))
-	l := dialLimits(t, one)
-	const reservations = 20
-	for i := range reservations {
-		expect(t, "reserve", saysOf(l.reserve(fmt.Sprint(i), "fixed", "u", 1, time.Hour)), fmt.Sprintf("OK [OK fixed %d/100]", 99-i))
-	}
-	at := 0
-	for len(servers[at:at+1].Buckets(t, "fixed")) == 0 {
-		at++
-	}
-	servers[at : at+1].Kill(t)
-	// Some records are kept by the other shard.
-	answered := 0
-	for i := range reservations {
-		if settledOf(l.commit(fmt.Sprint(i), 5)) == "fixed 5/1" {
-			answered++
-		}
-	}
-	if answered == 0 {
-		t.Error("all records are at the shard that is away")
-	}
-	one.Kill()
-	servers[at : at+1].Restart(t)
-	other.awaitLeft("fixed", "u", fmt.Sprintf("OK [OK fixed %d/100]", 100-reservations-4*answered))
-}
-
 // TestErrorsOfLimits: hostile and wrong calls are errors, and the service goes on.
 func TestErrorsOfLimits(t *testing.T) {
 	t.Parallel()

@@ -119,7 +119,9 @@ const (
 func (r *record) kept() time.Duration { return max(r.TTL, keptFor) }
 
 // isLate reports whether r has expired, and what it costs can still be committed. Version 0.1.0 kept too little.
-func (r *record) isLate() bool { return r.Outcome == expired && len(r.Owed) == len(r.Holds) }
+func (r *record) isLate() bool {
+	return r.Outcome == expired && len(r.Owed) == len(r.Holds) && len(r.Charged) == len(r.Holds)
+}
 
 // stored returns r as it is kept: once it is done, as much as calls that are repeated need.
 func (r *record) stored() *record {
@@ -563,7 +565,7 @@ func unlessChanged(err error) error {
 }
 
 // carryOut charges or gives back what is owed, and returns what of it has to be tried again: what certainly was
-// not carried out, and a charge whose outcome is unknown, once.
+// not carried out, and any charge that failed.
 func (s *Service) carryOut(r *record) (left []int64, err error) {
 	owed, holds := r.Owed, r.Holds
 	left, errs := make([]int64, len(owed)), make([]error, len(owed))
@@ -579,8 +581,7 @@ func (s *Service) carryOut(r *record) (left []int64, err error) {
 				}
 				return s.limiter.GiveBack(&holds[i], -amount)
 			})
-			isCharge := errs[i] != nil && amount > 0 && (r.Tries == 0 || !errors.Is(errs[i], store.ErrUncertain))
-			if isCharge || errors.Is(errs[i], store.ErrNotExecuted) {
+			if errors.Is(errs[i], store.ErrNotExecuted) || errs[i] != nil && amount > 0 {
 				left[i] = amount
 			}
 		})

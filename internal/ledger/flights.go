@@ -296,11 +296,6 @@ func (l *Local) settle(req []*store.Request, hold int64) {
 // ChargeDetached is [Ledger.ChargeDetached]; it charges at once.
 func (l *Local) ChargeDetached(reqs []*store.Request) { discard(l.Charge, reqs) }
 
-// ChargeNow is [Owners.ChargeNow].
-func (l *Local) ChargeNow(ctx context.Context, r store.Request, _ []string) ([]string, error) {
-	return nil, store.Answers(ctx, l.Charge, []store.Request{r})[0].Err
-}
-
 // ChargeByID is [Ledger.ChargeByID].
 func (l *Local) ChargeByID(reqs []*store.Request) { l.ChargeDetached(reqs) }
 

@@ -452,28 +452,6 @@ func (o *Owners) Settle(reqs []*store.Request, held []int64) {
 	o.Ledger.Settle(all.reqs, all.held)
 }
 
-// ChargeNow charges a request at the owners that the latest config knows, but for those that are done, and waits
-// for that. It returns all that are done: the others have to be charged again. As after a refund, the primaries are
-// asked next.
-func (o *Owners) ChargeNow(ctx context.Context, r store.Request, done []string) ([]string, error) {
-	w := o.writer()
-	var all settled
-	o.settle(&all, w, &r, 0, done)
-	asks := asksOf(all.reqs)
-	sent := o.beginRefund(len(asks), func(i int) *store.Request { return &asks[i].Request })
-	w.Charge(ctx, asks)
-	var failed error
-	for i, a := range asks {
-		o.endRefund(sent[i], &a.Request, &a.State)
-		if a.Err == nil {
-			done = append(done, a.At.Shard)
-		} else if failed == nil || errors.Is(a.Err, store.ErrUncertain) {
-			failed = a.Err
-		}
-	}
-	return done, failed
-}
-
 // settle adds the parts of a request, but for those at some shards.
 func (o *Owners) settle(all *settled, w *Ledger, r *store.Request, hold int64, but []string) {
 	own, now := o.Owners(r.ClientKey), w.Owners(r.ClientKey)

@@ -1,7 +1,6 @@
 package limiter
 
 import (
-	"context"
 	"errors"
 	"fmt"
 
@@ -31,8 +30,6 @@ type Hold struct {
 	At      *store.Place  `json:"at,omitempty"`
 	// Hold is the number under which the store holds it, or 0.
 	Hold uint32 `json:"hold,omitempty"`
-	// Charged are the shards that have a charge which others still lack.
-	Charged []string `json:"charged,omitempty"`
 }
 
 // Hold returns what the call holds in the zone at that place of its decisions, once it has ended, and
@@ -116,8 +113,8 @@ func (l *Limiter) EndHold(h *Hold) {
 	open.Refund([]*store.Request{&r})
 }
 
-// ChargeMore charges an amount to the bucket of a hold, whether or not it fits, and waits for that. After an error it
-// has to be tried again: shards that are charged are in h.
+// ChargeMore charges an amount to the bucket of a hold, whether or not it fits, as charges of requests are:
+// without waiting, and while the shard is away once it is back. The error wraps [store.ErrNotExecuted].
 func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 	handle, open, err := l.enterFor(h)
 	if err != nil {
@@ -129,10 +126,7 @@ func (l *Limiter) ChargeMore(h *Hold, amount int64) error {
 		// What is under the old ID stays.
 		req.ID = identity.NewRequestID()
 	}
-	if h.Charged, err = open.Accounts.ChargeNow(context.Background(), req, h.Charged); err != nil {
-		return err
-	}
-	h.Charged = nil
+	open.Charge([]*store.Request{&req})
 	if z := l.zoneOf(h); z != nil {
 		z.Counts.Charged.Add(amount)
 	}

@@ -55,8 +55,3 @@ func (foresight) ChargeByID([]*store.Request)                            {}
 func (foresight) RefundDetached([]*store.Request)                        {}
 func (foresight) PenalizeDetached([]*store.Request)                      {}
 func (foresight) PenalizeAlone(*store.Request)                           {}
-
-// ChargeNow implements [Accounts].
-func (foresight) ChargeNow(context.Context, store.Request, []string) ([]string, error) {
-	return nil, nil
-}

@@ -67,7 +67,6 @@ type Accounts interface {
 	SettleUnknown(reqs []*store.Request, held []int64, ends []*store.Late)
 	ChargeDetached(reqs []*store.Request)
 	ChargeByID(reqs []*store.Request)
-	ChargeNow(ctx context.Context, r store.Request, done []string) ([]string, error)
 	RefundDetached(reqs []*store.Request)
 	RefundReported(r store.Request, report func(st store.State))
 	PenalizeDetached(reqs []*store.Request)
