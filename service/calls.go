@@ -99,8 +99,7 @@ func (c *call) read() error {
 }
 
 func (c *call) readDescriptor(tree level, d *commonv3.RateLimitDescriptor) error {
-	switch {
-	case len(d.GetEntries()) == 0:
+	if len(d.GetEntries()) == 0 {
 		return errors.New(" has no entries: send at least one")
 	}
 	for j, e := range d.GetEntries() {
