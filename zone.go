@@ -203,7 +203,7 @@ type Zone struct {
 	OnError string `json:"on_error,omitempty"`
 
 	// The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426.
-	// `402` is for budgets: clients come again after 429. Default: 429.
+	// `402` is for budgets; `handle_errors 429` does not match it. Default: 429.
 	Status int `json:"status,omitempty"`
 
 	// The status for clients that an operator has

@@ -416,11 +416,11 @@ func (p *pairRun) askOnce(r pairRequest) pairAnswer {
 		a.outcome[zone] = resp.Header.Get("X-Outcome-" + zone)
 	}
 	zone := resp.Header.Get("X-Ratelimit-Resource")
-	hasStatus := p.has("status") && (zone == zoneAPI || p.alike && a.outcome[zone] != "")
+	hasStatus := p.has("status") && (zone == zoneAPI || p.alike && zone != "") && r.key != blockedClient.key
 	switch {
 	case hasStatus && a.status == http.StatusPaymentRequired:
 		a.status = http.StatusTooManyRequests
-	case hasStatus && a.status == http.StatusTooManyRequests && a.outcome[zone] == "refused":
+	case hasStatus && a.status == http.StatusTooManyRequests:
 		a.err = errors.New("zone " + zone + " refuses with 429 in place of its status")
 		return a
 	}
