@@ -200,7 +200,7 @@ func TestCodesOfFindingsAreDocumented(t *testing.T) {
 
 // The most words of the operators' documents together, of README.md, and of the evidence.
 const (
-	mostWords         = 18_500
+	mostWords         = 18_600
 	mostReadmeWords   = 600
 	mostEvidenceWords = 2_500
 )
