@@ -198,14 +198,29 @@ func (n Networks) append(b []byte, addr netip.Addr) []byte {
 	return addr.AppendTo(b)
 }
 
-// signing are the schemes whose credentials are new with each request.
-var signing = [...]string{"aws4-hmac-sha256", "digest", "hawk", "hmac", "negotiate", "ntlm", "oauth", "sharedkey", "signature"}
+// constant are the schemes whose credentials are the same with each request whatever is in them, signing those
+// of which one word is new with each.
+var (
+	constant = [...]string{"apikey", "api-key", "bearer", "dpop", "key", "token"}
+	signing  = [...]string{"hmac", "negotiate", "ntlm", "signature"}
+)
 
-// SignsEachRequest reports whether the trimmed value of an Authorization field is new with each request, so that
-// it names no client.
+// SignsEachRequest reports whether the trimmed value of an Authorization field may be new with each request, so that
+// it names no client: of a scheme only one word without parameters, or a name and a signature, is constant.
 func SignsEachRequest(value string) bool {
 	end := strings.IndexAny(value, " \t")
-	return end >= 0 && slices.ContainsFunc(signing[:], func(scheme string) bool { return strings.EqualFold(scheme, value[:end]) })
+	if end < 0 {
+		return false
+	}
+	is := func(scheme string) bool { return strings.EqualFold(scheme, value[:end]) }
+	word := strings.TrimLeft(value[end:], " \t")
+	switch {
+	case is("basic"):
+		return false
+	case strings.ContainsAny(word, " \t,;"), slices.ContainsFunc(signing[:], is):
+		return true
+	}
+	return !slices.ContainsFunc(constant[:], is) && strings.ContainsAny(strings.TrimRight(word, "="), "=:")
 }
 
 // appendCredentials appends the trimmed value of an Authorization field. Its scheme has no case, RFC 9110

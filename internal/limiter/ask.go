@@ -71,6 +71,23 @@ func (e *evaluation) countOverflow(r *http.Request) {
 	for _, o := range e.open.Overflow(r.Context(), e.asks, e.limiter.Now) {
 		e.zones[o.Index].share(r, o.Err)
 	}
+	e.shareOnce()
+}
+
+// shareOnce drops all but one of the clients of a zone that share a bucket, where a request names several: it counts
+// there once.
+func (e *evaluation) shareOnce() {
+	repeats := func(n int) bool {
+		z := e.zones[n]
+		return z.bucket != ownBucket && z.itemOf() == nil && slices.ContainsFunc(e.zones[:n], func(before *inZone) bool {
+			return before.boundZone == z.boundZone && before.role == z.role && before.ask.ClientKey == z.ask.ClientKey
+		})
+	}
+	for n := len(e.zones) - 1; n > 0; n-- {
+		if repeats(n) {
+			e.zones, e.asks = slices.Delete(e.zones, n, n+1), slices.Delete(e.asks, n, n+1)
+		}
+	}
 }
 
 // share makes the zone count the request in a bucket that clients share: the overflow bucket or,

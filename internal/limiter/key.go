@@ -246,7 +246,7 @@ func (t *keyTemplate) severalKeys(r *http.Request, repl *caddy.Replacer, z *Zone
 	all, areCookies := [][]string{nil}, true
 	for i := range t.sources {
 		source := &t.sources[i]
-		values := source.distinct(r, repl, z)
+		values := source.clients(r, repl, z)
 		areCookies = areCookies && (source.cookie != "" || len(values) == 1)
 		var longer [][]string
 		for _, chosen := range all {
@@ -285,25 +285,6 @@ func canonicalKey(clientKey string) string {
 		return clientKey
 	}
 	return string(store.Shortened([]byte(clientKey)))
-}
-
-// showsAddress reports whether the client key of the request shows the address ip,
-// or a network of it. The bucket that counts the request does not say: it may be
-// shared by many clients.
-func (z *Zone) showsAddress(repl *caddy.Replacer, ip string) bool {
-	for i := range z.templates {
-		t := &z.templates[i]
-		applies, isIn := len(t.placeholders) == 0, t.hasAddress
-		for _, name := range t.placeholders {
-			value, _ := repl.GetString(name)
-			applies = applies || value != ""
-			isIn = isIn || strings.Contains(value, ip)
-		}
-		if applies || i == len(z.templates)-1 {
-			return isIn
-		}
-	}
-	return false
 }
 
 // About returns a request about a bucket that costs nothing, and says nothing of the client's limit.

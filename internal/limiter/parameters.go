@@ -1,23 +1,33 @@
 package limiter
 
 import (
+	"slices"
 	"strconv"
 	"strings"
 	"unicode/utf8"
+
+	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 )
 
 // queryValues returns the values of a query parameter for which any server may take them: Go drops pairs
 // with a semicolon or a bad escape, and everything where there are thousands. Some drop what follows a #,
-// others do not.
+// others do not. One element of a list is a value if nothing else is.
 func queryValues(query, name string) (values []string) {
 	if before, _, isCut := strings.Cut(query, "#"); isCut {
 		query += "&" + before
 	}
+	var elements []string
 	for pair := range strings.FieldsFuncSeq(query, func(r rune) bool { return r == '&' || r == ';' }) {
 		key, value, _ := strings.Cut(pair, "=")
-		if isNamed(unescaped(key), name) {
+		switch isName, isElement := isNamed(unescaped(key), name); {
+		case isName:
 			values = append(values, unescaped(value))
+		case isElement:
+			elements = append(elements, unescaped(value))
 		}
+	}
+	if values == nil && len(elements) == 1 {
+		return elements
 	}
 	return values
 }
@@ -53,20 +63,20 @@ func unescaped(s string) string {
 	return string(b)
 }
 
-// isNamed reports whether any server may take a key for the name of a parameter or cookie. PHP makes
-// underscores of some characters, drops space before the key, and ends it at a NUL. PHP, Rails and Express
-// take a key with brackets for a list, ASP.NET one in any case.
-func isNamed(key, name string) bool {
+// isNamed reports whether any server may take a key for the name of a parameter or cookie, or for that of an
+// element of it. PHP makes underscores of some characters, drops space before the key, and ends it at a NUL. PHP,
+// Rails and Express take a key with brackets for an element of a list, ASP.NET a name in any case.
+func isNamed(key, name string) (isName, isElement bool) {
 	key, _, _ = strings.Cut(strings.TrimLeft(key, " \t\n\v\f\r"), "\x00")
-	if len(key) < len(name) || len(key) > len(name) && key[len(name)] != '[' {
-		return false
+	if len(key) < len(name) {
+		return false, false
 	}
 	for i := range len(name) {
 		if key[i] != name[i] && folded(key[i]) != folded(name[i]) {
-			return false
+			return false, false
 		}
 	}
-	return true
+	return len(key) == len(name), len(key) > len(name) && key[len(name)] == '['
 }
 
 func folded(c byte) byte {
@@ -79,52 +89,87 @@ func folded(c byte) byte {
 	return c
 }
 
-// cookieValues returns the values of a cookie for which any server may take them. Go drops cookies with
-// characters that RFC 6265 does not allow; others do not. Python's SimpleCookie begins and ends one at a
-// space as well. Old PHP unescapes names.
+// mostReadings is how many values of a cookie are read: more are more clients than a request may be of.
+const mostReadings = 16
+
+// cookieValues returns the values of a cookie for which any server may take them, each once, and at most one more than
+// mostReadings. Go drops cookies with characters that RFC 6265 does not allow; others do not. Old PHP unescapes names.
 func cookieValues(fields []string, name string) (values []string) {
 	for _, field := range fields {
 		for part := range strings.SplitSeq(field, ";") {
-			for at, isFirst := strings.IndexByte(part, '='), true; at >= 0; isFirst = false {
-				if key := part[:at]; isFirst && isNamed(unescaped(strings.Trim(key, " \t")), name) || endsInWord(key, name) {
-					values = appendReadings(values, strings.Trim(part[at+1:], " \t"))
+			part = clientkey.Trimmed(part)
+			if key, value, is := strings.Cut(part, "="); is {
+				if isName, _ := isNamed(unescaped(clientkey.Trimmed(key)), name); isName {
+					values = appendReading(values, clientkey.Trimmed(value))
 				}
-				next := strings.IndexByte(part[at+1:], '=')
-				if next < 0 {
-					break
-				}
-				at += 1 + next
+			}
+			if strings.ContainsAny(part, " \t") {
+				values = appendWords(values, part, name)
 			}
 		}
 	}
 	return values
 }
 
-// endsInWord reports whether the last word of a text, not its only one, is the name.
-func endsInWord(text, name string) bool {
-	text = strings.TrimRight(text, " \t")
-	at := len(text) - len(name)
-	return at > 0 && (text[at-1] == ' ' || text[at-1] == '\t') && isNamed(text[at:], name)
+// appendReading appends a cookie's value without its quotes. Express drops the first and the last character
+// if the first is a quote.
+func appendReading(values []string, text string) []string {
+	if text != "" && text[0] == '"' {
+		text = unquoted(text[1:max(len(text)-1, 1)])
+	}
+	if len(values) > mostReadings || slices.Contains(values, text) {
+		return values
+	}
+	return append(values, text)
 }
 
-// appendReadings appends a cookie's value without its quotes, and the part before a space, if there is more.
-func appendReadings(values []string, text string) []string {
+// appendWords appends the values of a cookie in a part of the header in which Python's SimpleCookie ends cookies at
+// space as well. It reads nothing if one of them is none.
+func appendWords(values []string, part, name string) []string {
+	read := values
+	for part != "" {
+		key := part
+		if end := strings.IndexAny(part, " \t="); end >= 0 {
+			key = part[:end]
+		}
+		rest := strings.TrimLeft(part[len(key):], " \t")
+		if rest == "" || rest[0] != '=' {
+			if !strings.EqualFold(key, "httponly") && !strings.EqualFold(key, "secure") {
+				return values
+			}
+			part = rest
+			continue
+		}
+		rest = strings.TrimLeft(rest[1:], " \t")
+		end := endOfWord(rest)
+		if end < len(rest) && rest[end] != ' ' && rest[end] != '\t' {
+			return values
+		}
+		if key == name {
+			read = appendReading(read, rest[:end])
+		}
+		part = strings.TrimLeft(rest[end:], " \t")
+	}
+	return read
+}
+
+// endOfWord returns where the value ends that a text begins with: after its quotes, or before space.
+func endOfWord(text string) int {
 	if text == "" || text[0] != '"' {
-		if at := strings.IndexAny(text, " \t"); at >= 0 {
-			values = append(values, text[:at])
+		if end := strings.IndexAny(text, " \t"); end >= 0 {
+			return end
 		}
-		return append(values, text)
+		return len(text)
 	}
-	for i := 1; i < len(text)-1; i++ {
-		if text[i] == '\\' {
+	for i := 1; i < len(text); i++ {
+		switch text[i] {
+		case '\\':
 			i++
-		} else if text[i] == '"' {
-			values = append(values, unquoted(text[1:i]))
-			break
+		case '"':
+			return i + 1
 		}
 	}
-	// Express drops the first and the last character if the first is a quote.
-	return append(values, unquoted(text[1:max(len(text)-1, 1)]))
+	return 0
 }
 
 // unquoted returns a text with the characters that its escapes stand for: a backslash before three octal

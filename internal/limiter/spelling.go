@@ -98,12 +98,15 @@ func (s *source) given(r *http.Request) (values []string, is bool) {
 	return nil, false
 }
 
-// distinct returns the values that are not empty, each in one spelling, or nil if they are more than mostClients.
-func (s *source) distinct(r *http.Request, repl *caddy.Replacer, z *Zone) (values []string) {
+// clients returns the values that are not empty, each in one spelling, or nil if they are more than mostClients.
+func (s *source) clients(r *http.Request, repl *caddy.Replacer, z *Zone) (values []string) {
 	all, is := s.given(r)
 	if _, isSingle := single(all); !is || isSingle {
 		value, _ := s.value(r, repl)
 		return []string{value}
+	}
+	if len(all) > mostReadings {
+		return nil
 	}
 	var forms []string
 	for _, value := range all {
