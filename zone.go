@@ -28,7 +28,7 @@ type Zone struct {
 
 	// The requests that the zone counts. May be repeated; a request counts if any
 	// of the matchers matches. Backends read paths otherwise than `path`:
-	// `vars_regexp {path} (?i)login` finds any spelling, and `not vars {uri}
+	// `vars_regexp {path} (?i)login` finds its spellings, and `not vars {uri}
 	// /health` leaves out one. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 
@@ -203,7 +203,7 @@ type Zone struct {
 	OnError string `json:"on_error,omitempty"`
 
 	// The status of refusals: 400 to 499, without 401, 407, 408, 421, 425 and 426.
-	// `402` is for budgets: clients come again after 429. Default: 429.
+	// `402` is for budgets; `handle_errors 429` does not match it. Default: 429.
 	Status int `json:"status,omitempty"`
 
 	// The status for clients that an operator has
