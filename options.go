@@ -103,7 +103,7 @@ func (z *Zone) options(h httpcaddyfile.Helper) []option.Row {
 			Name: "match", Args: "@<matcher> | { <matchers> }", Repeats: true,
 			Field:   option.Field{Set: func(*option.Parser) error { return parseMatch(h, "match", &z.MatcherSetsRaw) }},
 			Section: aboutClients, Default: "all",
-			Doc: "The requests that the zone counts. May be repeated; a request counts if any of the matchers matches. Backends read paths otherwise than `path`: `vars_regexp {path} (?i)login` finds any spelling, and `not vars {uri} /health` leaves out one.",
+			Doc: "The requests that the zone counts. May be repeated; a request counts if any of the matchers matches. Backends read paths otherwise than `path`: `vars_regexp {path} (?i)login` finds its spellings, and `not vars {uri} /health` leaves out one.",
 		},
 		{
 			Name: "key", Args: "<text>...", Field: option.List(&z.Key), Check: z.validateKey,

@@ -28,7 +28,7 @@ type Zone struct {
 
 	// The requests that the zone counts. May be repeated; a request counts if any
 	// of the matchers matches. Backends read paths otherwise than `path`:
-	// `vars_regexp {path} (?i)login` finds any spelling, and `not vars {uri}
+	// `vars_regexp {path} (?i)login` finds its spellings, and `not vars {uri}
 	// /health` leaves out one. Default: all.
 	MatcherSetsRaw caddyhttp.RawMatcherSets `json:"match,omitempty" caddy:"namespace=http.matchers"`
 

@@ -279,10 +279,13 @@ func otherSpellings(a shippedAsk, free string) (all []rawRequest) {
 		targets = spelledTargets(target)
 	}
 	for _, before := range []string{
-		"/%2e", "/x/%2e%2e", "/x/%2E.", "/;x=1", "/x;y=1/..", "/x/..;", "/%2f", "//x/..", "/health/..", "/health/%2e%2e", "/health;", "/health%2f..", "/health/..;", "/%5c", "/x\\..",
+		"/%2e", "/x/%2e%2e", "/x/%2E.", "/;x=1", "/x;y=1/..", "/x/..;", "/%2f", "//x/..", "/health/..", "/health/%2e%2e", "/health;", "/health%2f..", "/health/..;", "/%5c", "/x\\..", "a:http://h", "http:http://h", "a:", "/x\\..\\", "/x%5c..%5c", "/%5c..%5c",
 		"http://other.example", "HTTP://localhost:80", "/health?", "/health#", "/health%00", "/health%3f", "/health%23", "//localhost", "/%252e%252e",
 	} {
 		targets = append(targets, before+target)
+		if strings.HasSuffix(before, "\\") || strings.HasSuffix(before, "%5c") {
+			targets = append(targets, before+strings.TrimPrefix(target, "/"))
+		}
 	}
 	for _, after := range []string{
 		"?", "%20", "%3f", "%23", "#x", "\\", "%5c", "%5c..%5chealth", "/../health", "/../../health", "/../../../health", "%2f..%2f../health", "%2f..%2f..%2fhealth", "/%2e%2e/%2e%2e/health", "/..;/..;/health",

@@ -134,6 +134,11 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 		// This is an error route of a request that was refused.
 		return next.ServeHTTP(w, r)
 	}
+	if r.URL.Opaque != "" {
+		// The path of "a:http://host/path" is empty here, and /path for the backend that Caddy sends it to.
+		prepareRefusal(w.Header())
+		return caddyhttp.Error(http.StatusBadRequest, errRootless)
+	}
 	// An outer handler wraps the writer already, and settles for this one too.
 	nested := t != nil && !t.settled
 	t, e, err := l.collect(t, w, r)
@@ -154,6 +159,9 @@ func (l *Limiter) handle(w http.ResponseWriter, r *http.Request, next caddyhttp.
 	}
 	return l.respond(t, e, w, r, err)
 }
+
+// errRootless is the error of a request whose target has a scheme and no path.
+var errRootless = errors.New("the request target has a scheme and no path")
 
 // trackerVar is the request variable that holds the request's tracker.
 const trackerVar = "rate_limit.tracker"

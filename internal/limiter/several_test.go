@@ -1,6 +1,7 @@
 package limiter
 
 import (
+	"bufio"
 	"context"
 	"fmt"
 	"net"
@@ -252,6 +253,30 @@ func TestIncludesPassZonesOfAddresses(t *testing.T) {
 			if got := send(test.remote, test.cookies, test.isServed); got != want {
 				t.Errorf("request %d from %s, cookies %q, served %t: status %d, want %d", n, test.remote, test.cookies, test.isServed, got, want)
 			}
+		}
+	}
+}
+
+// TestRootlessTargetsAreRefused, because Caddy sends them to backends with a path that no matcher sees.
+func TestRootlessTargetsAreRefused(t *testing.T) {
+	s := newQueueSite(t, []*Zone{cookieZone(100, nil)})
+	for line, want := range map[string]int{
+		"GET a:http://h/burst":            http.StatusBadRequest,
+		"GET http:http://h/burst":         http.StatusBadRequest,
+		"GET a:b":                         http.StatusBadRequest,
+		"GET http://h/burst":              http.StatusOK,
+		"GET /a:http://h/burst":           http.StatusOK,
+		"GET //h/burst":                   http.StatusOK,
+		"OPTIONS *":                       http.StatusOK,
+		"CONNECT h:443":                   http.StatusOK,
+		"CONNECT /package.Service/Method": http.StatusOK,
+	} {
+		r, err := http.ReadRequest(bufio.NewReader(strings.NewReader(line + " HTTP/1.1\r\nHost: h\r\n\r\n")))
+		if err != nil {
+			t.Fatal(line, err)
+		}
+		if status, _ := s.serve(s.limiters, r.WithContext(t.Context())); status != want {
+			t.Errorf("%s: status %d, want %d", line, status, want)
 		}
 	}
 }
