@@ -211,6 +211,12 @@ func (a *App) lookAtRoutes() {
 	if len(a.servers) == 0 {
 		return
 	}
+	defer func() {
+		// Other modules' handlers are written into JSON for it.
+		if reason := recover(); reason != nil {
+			a.logger.Error("looking at the routes panicked; no rule was applied", zap.Any("reason", reason), zap.Stack("stack"))
+		}
+	}()
 	slices.SortFunc(a.servers, func(one, other *caddyhttp.Server) int { return strings.Compare(one.Name(), other.Name()) })
 	a.warnings = lint.Servers(a.servers)
 	for _, h := range a.handlers {

@@ -225,6 +225,10 @@ func (l *Limits) provision(ctx caddy.Context) error {
 	}
 	l.limiter = limiter.New(config)
 	app.limiters = append(app.limiters, l.limiter)
+	// A reload is refused here, because its server may take requests before the app's Start refuses it.
+	if isRunning := caddy.ActiveContext().Context != nil; isRunning {
+		return app.Missing()
+	}
 	return nil
 }
 
