@@ -128,6 +128,16 @@ func (z *Zone) countsAddress(r *http.Request, repl *caddy.Replacer) bool {
 	return z.templates[i].hasAddress
 }
 
+// showsAddress reports whether the client key of a request shows the address ip, or a network of it.
+func (z *Zone) showsAddress(r *http.Request, repl *caddy.Replacer, ip string) bool {
+	_, i, _, _ := z.keyOf(r, repl)
+	t := &z.templates[i]
+	return t.hasAddress || slices.ContainsFunc(t.placeholders, func(name string) bool {
+		value, _ := repl.GetString(name)
+		return strings.Contains(value, ip)
+	})
+}
+
 // hasClientsOf reports whether a request is of the same client in both zones.
 func (z *Zone) hasClientsOf(other *Zone) bool {
 	return z.networks() == other.networks() &&

@@ -90,7 +90,7 @@ func (z *inZone) logRefusal(r *http.Request) {
 		zap.String("zone", z.Name), zap.String("key", z.shownKey()),
 		zap.Stringer("reason", z.reason()), zap.Int64("limit", st.Limit), zap.Int64("used", st.Used),
 	}
-	if ip := clientIP(r); l.LogKey || !z.countsAddress(r, z.replOf()) {
+	if ip := clientIP(r); l.LogKey || !z.showsAddress(r, z.replOf(), ip) {
 		fields = append(fields, zap.String("remote_ip", ip))
 	}
 	if st.RetryAfter != store.Never {
