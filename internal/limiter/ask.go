@@ -74,16 +74,17 @@ func (e *evaluation) countOverflow(r *http.Request) {
 	e.shareOnce()
 }
 
-// shareOnce drops all but one of the clients of a zone that share a bucket, where a request names several: it counts
-// there once.
+// shareOnce drops all but one of the clients of a zone that share the overflow bucket, where a request names several:
+// it counts there once, as one that may be refused if there is any.
 func (e *evaluation) shareOnce() {
 	repeats := func(n int) bool {
 		z := e.zones[n]
-		return z.bucket != ownBucket && z.itemOf() == nil && slices.ContainsFunc(e.zones[:n], func(before *inZone) bool {
-			return before.boundZone == z.boundZone && before.role == z.role && before.ask.ClientKey == z.ask.ClientKey
+		return z.bucket == overflowBucket && z.itemOf() == nil && slices.ContainsFunc(e.zones, func(other *inZone) bool {
+			return other.boundZone == z.boundZone && other.bucket == z.bucket &&
+				(other.role < z.role || other.role == z.role && slices.Index(e.zones, other) < n)
 		})
 	}
-	for n := len(e.zones) - 1; n > 0; n-- {
+	for n := len(e.zones) - 1; n >= 0; n-- {
 		if repeats(n) {
 			e.zones, e.asks = slices.Delete(e.zones, n, n+1), slices.Delete(e.asks, n, n+1)
 		}

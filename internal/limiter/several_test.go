@@ -16,6 +16,7 @@ import (
 
 	"github.com/caddyserver/caddy/v2"
 	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
+	"go.uber.org/zap"
 
 	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 	"github.com/shardlimit/caddy-shardlimit/store"
@@ -215,6 +216,47 @@ func TestCookiesWait(t *testing.T) {
 		}
 		s.handles[0].Unload()
 	})
+}
+
+// TestCookiesShareOneBucketOnce: new clients of one request count it once in the bucket that they share, also
+// where the zone enforces only one of them.
+func TestCookiesShareOneBucketOnce(t *testing.T) {
+	for name, enforced := range map[string]uint64{"all": cohorts, "half": cohorts / 2} {
+		t.Run(name, func(t *testing.T) {
+			z := cookieZone(1, func(z *Zone) { z.ChargeBefore = true })
+			w := newBoundedWorld(t, 1, z)
+			z.Key = []string{"{http.request.cookie.sid}"}
+			z.prepare()
+			z.countIn(ownStore, w.handle)
+			l := &Limiter{arrived: new(arrivals), Config: Config{Zones: []*Zone{z}, Logger: zap.NewNop(), Now: w.clock.Now, Store: w.handle, LogRefusals: LogNone}}
+			s := &queueSite{t: t, limiters: []*Limiter{l}}
+			s.mustGet("sid=first", http.StatusOK)
+			z.enforced = enforced
+			clients := map[bool]string{false: "other"}
+			for n := range 100 {
+				client := fmt.Sprint("c", n)
+				clients[z.enforces(w.keyOf(client), nil)] = client
+			}
+			both := "sid=" + clients[false] + "; sid=" + clients[true]
+			s.mustGet(both, http.StatusOK)
+			s.mustGet(both, http.StatusTooManyRequests)
+			w.clock.Advance(2 * time.Hour)
+			s.mustGet("sid=second", http.StatusOK)
+			s.mustGet(both, http.StatusOK)
+		})
+	}
+}
+
+// TestUnknownClientsStayApart: this process may decide for each of them.
+func TestUnknownClientsStayApart(t *testing.T) {
+	e, z := new(evaluation), new(boundZone)
+	for range 2 {
+		e.zones = append(e.zones, &inZone{boundZone: z, of: e, bucket: unknownBucket})
+		e.asks = append(e.asks, &e.zones[0].ask)
+	}
+	if e.shareOnce(); len(e.zones) != 2 {
+		t.Errorf("%d clients are left, want 2", len(e.zones))
+	}
 }
 
 // TestIncludesPassZonesOfAddresses: a request of Caddy to itself counts by headers alone. Clients cannot send one.
