@@ -41,11 +41,11 @@ func Names() (names []string) {
 	return names
 }
 
-// Subject is a limiter among the handlers that it meets: those that the same request can pass.
+// Subject is a limiter among the handlers that it meets: the same request can pass them.
 type Subject struct {
 	Limiter *Handler
 	Zones   []Zone
-	// Before are the handlers that a request passes first, in their order, and After those that it passes then;
+	// Before are the handlers that a request passes first, in their order, and After the handlers behind;
 	// other limiters are left out.
 	Before, After []*Handler
 	// SeesAll is set unless there are more in After, far from the limiter.
@@ -117,7 +117,7 @@ func Config(text []byte) []Warning {
 		} `json:"apps"`
 	}
 	var c collector
-	// What cannot be read is the error of whoever loads it.
+	// Text that is not JSON is an error when it is loaded.
 	if json.Unmarshal(text, &root) == nil {
 		servers := root.Apps.HTTP.Servers
 		for _, name := range sortedKeys(servers) {

@@ -1,6 +1,7 @@
 package lint
 
 import (
+	"iter"
 	"slices"
 	"strings"
 
@@ -178,12 +179,18 @@ func (h *Handler) answers() bool {
 // isApart reports whether no request matches both the limiter's way and a route.
 func (m *meeting) isApart(r *route) bool {
 	m.left--
-	return slices.ContainsFunc(m.way, func(own *route) bool { return own.where().isApart(r.where()) })
+	return r.where().isApartFrom(slices.Values(m.way))
 }
 
 // region is what matchers ask of a request, as far as it is simple: a field is empty where anything may match.
 type region struct {
-	hosts, paths, methods []string
+	hosts, paths, methods patterns
+}
+
+// patterns are texts in lower case, and those of them in which a part may be any text.
+type patterns struct {
+	exact map[string]bool
+	open  []string
 }
 
 func (r *route) where() *region {
@@ -198,39 +205,73 @@ func regionOf(sets []Fields) *region {
 }
 
 // alternatives returns the patterns of a matcher, if all sets have it.
-func alternatives(sets []Fields, matcher string) (all []string) {
+func alternatives(sets []Fields, matcher string) patterns {
+	all := patterns{exact: map[string]bool{}}
 	for _, set := range sets {
-		patterns := texts(set[matcher])
-		if len(patterns) == 0 {
-			return nil
+		asked := texts(set[matcher])
+		if len(asked) == 0 {
+			return patterns{}
 		}
-		all = append(all, patterns...)
+		for _, text := range asked {
+			if text = strings.ToLower(text); strings.ContainsAny(text, "*{") {
+				all.open = append(all.open, text)
+			} else {
+				all.exact[text] = true
+			}
+		}
 	}
 	return all
+}
+
+// isApartFrom reports whether no request that comes by a way is in the region.
+func (a *region) isApartFrom(way iter.Seq[*route]) bool {
+	for r := range way {
+		if a.isApart(r.where()) {
+			return true
+		}
+	}
+	return false
 }
 
 func (a *region) isApart(b *region) bool {
 	return areApart(a.hosts, b.hosts) || areApart(a.methods, b.methods) || areApart(a.paths, b.paths)
 }
 
-// areApart reports whether no text fits patterns of both lists.
-func areApart(some, others []string) bool {
-	if len(some) == 0 || len(others) == 0 {
+func (p patterns) isEmpty() bool { return len(p.exact)+len(p.open) == 0 }
+
+// areApart reports whether no text fits patterns of both.
+func areApart(a, b patterns) bool {
+	if a.isEmpty() || b.isEmpty() {
 		return false
 	}
-	for _, a := range some {
-		for _, b := range others {
-			if mayFit(a, b) {
-				return false
-			}
+	if len(a.exact) > len(b.exact) {
+		a, b = b, a
+	}
+	for text := range a.exact {
+		if b.exact[text] {
+			return false
 		}
 	}
-	return true
+	return !a.mayFit(b.open) && !patterns{exact: b.exact}.mayFit(a.open)
+}
+
+// mayFit reports whether a text may fit one of the patterns and one of some others.
+func (p patterns) mayFit(others []string) bool {
+	for _, other := range others {
+		for text := range p.exact {
+			if mayFit(text, other) {
+				return true
+			}
+		}
+		if slices.ContainsFunc(p.open, func(text string) bool { return mayFit(text, other) }) {
+			return true
+		}
+	}
+	return false
 }
 
 // mayFit reports whether a text may fit two patterns.
 func mayFit(a, b string) bool {
-	a, b = strings.ToLower(a), strings.ToLower(b)
 	prefix, isPrefix := strings.CutSuffix(a, "*")
 	other, isOther := strings.CutSuffix(b, "*")
 	switch {

@@ -42,7 +42,7 @@ func unseenRefusal(s *Subject) {
 	}
 }
 
-// unseenBehind returns what is wrong with a zone behind a handler, and what to do; empty texts if there is nothing.
+// unseenBehind returns the problem of a zone behind a handler and its remedy, or empty texts.
 func (s *Subject) unseenBehind(h *Handler, z *Zone) (problem, remedy string) {
 	name, statuses := h.refuses()
 	if statuses == nil || z.readsIdentity(name) || h.isLimited(s.reach) || !z.isPart()(h) {
@@ -75,7 +75,7 @@ func (h *Handler) refuses() (name string, statuses []string) {
 // logins are the refusers that ask for a password or a token themselves.
 var logins = []string{"authentication", "authenticator"}
 
-// refusals returns the statuses that the zone counts, if all are those of refusers.
+// refusals returns the statuses that the zone counts, if refusers answer with all of them.
 func (z *Zone) refusals() (counted []string) {
 	for _, status := range array(z.Fields["count_status"]) {
 		counted = append(counted, fmt.Sprint(status))

@@ -38,12 +38,12 @@ func (l *list) outer() *list {
 
 // caches returns the handler of error routes that lets the limiter's refusals be cached, or nil.
 func (s *Subject) caches(l *list) *Handler {
-	if l == nil {
+	if l == nil || !l.mayCache() {
 		return nil
 	}
 	for _, r := range l.routes {
 		takes := r.takesRefusals()
-		if takes == no || s.isApart(r) {
+		if takes == no || r.where().isApartFrom(s.Limiter.way()) {
 			continue
 		}
 		for _, h := range r.handlers {
@@ -63,23 +63,34 @@ func (s *Subject) caches(l *list) *Handler {
 	return nil
 }
 
-// isApart reports whether no request of the limiter comes to a route.
-func (s *Subject) isApart(r *route) bool {
-	for own := range s.Limiter.way() {
-		if own.where().isApart(r.where()) {
-			return true
-		}
-	}
-	return false
-}
-
 var (
 	statusIn    = regexp.MustCompile(`\{http\.error\.status_code\} (?:in \[([\d, ]*)\]|== (\d+))`)
 	statusRange = regexp.MustCompile(`\{http\.error\.status_code\} >= (\d+) && \{http\.error\.status_code\} <= (\d+)`)
 )
 
+// mayCache reports whether a handler in the list lets responses be cached.
+func (l *list) mayCache() bool {
+	if l.caching == nil {
+		caches := slices.ContainsFunc(l.routes, func(r *route) bool {
+			return slices.ContainsFunc(r.handlers, func(h *Handler) bool {
+				return h.caching() != "" || slices.ContainsFunc(h.lists, (*list).mayCache)
+			})
+		})
+		l.caching = &caches
+	}
+	return *l.caching
+}
+
 // takesRefusals reports whether an error route is for status 429.
 func (r *route) takesRefusals() answer {
+	if r.refusals == nil {
+		takes := r.forRefusals()
+		r.refusals = &takes
+	}
+	return *r.refusals
+}
+
+func (r *route) forRefusals() answer {
 	if len(r.match()) == 0 {
 		return yes
 	}

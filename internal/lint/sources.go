@@ -156,23 +156,15 @@ func (s *Subject) sourcesOf(name string, isPart func(*Handler) bool) (found []so
 // isPart returns a func that reports whether a handler can meet the requests of a zone.
 func (z *Zone) isPart() func(*Handler) bool {
 	own := regionOf(objects(z.Fields["match"]))
-	return func(h *Handler) bool {
-		for r := range h.way() {
-			if own.isApart(r.where()) {
-				return false
-			}
-		}
-		return true
-	}
+	return func(h *Handler) bool { return !own.isApartFrom(h.way()) }
 }
 
-// credentials are headers that clients send to say who they are, and that handlers behind replace for the backend.
+// credentials are headers that identify a client, and that handlers behind the limiter replace for the backend.
 var credentials = []string{
 	"authorization", "proxy-authorization", "cookie", "api-key", "apikey", "x-api-key", "x-apikey", "x-api-token", "x-auth-token", "x-access-token",
 }
 
-// lateSource finds options that read what is set only when they have been read, so that they are empty, or the
-// client's.
+// lateSource finds options that read a value before a handler sets it, so that the value is empty, or the client's.
 func lateSource(s *Subject) {
 	for _, z := range s.Zones {
 		isPart := z.isPart()

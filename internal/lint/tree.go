@@ -71,6 +71,8 @@ type list struct {
 	routes []*route
 	// errors are the routes that get its errors, or nil.
 	errors *list
+	// caching is what mayCache returns, once it is known.
+	caching *bool
 }
 
 type route struct {
@@ -86,6 +88,8 @@ type route struct {
 	region  *region
 	// isAnswer is what answers returns, once it is known.
 	isKnown, isAnswer bool
+	// refusals is what takesRefusals returns, once it is known.
+	refusals *answer
 }
 
 // match returns the matcher sets.
@@ -125,7 +129,7 @@ type builder struct {
 	limiters []*Handler
 	// named returns the named route that an invoke handler runs, if there is one.
 	named func(b *builder, name string, l *list)
-	// depth is that of named routes, which can invoke themselves, and invoked how many were.
+	// depth is the nesting of named routes, which can invoke themselves, and invoked their number.
 	depth, invoked int
 	// isPartial is set if a route has not been loaded.
 	isPartial bool
@@ -243,15 +247,28 @@ type Documented interface{ Document() []byte }
 
 func fieldsOf(module any) (fields Fields) {
 	text, err := []byte(nil), error(nil)
-	if d, ok := module.(Documented); ok {
+	switch d, is := module.(Documented); {
+	case is:
 		text = d.Document()
-	} else {
+	case isOfCaddy(module):
 		text, err = json.Marshal(module)
+	default:
+		return nil
 	}
 	if err != nil || json.Unmarshal(text, &fields) != nil {
 		return nil
 	}
 	return fields
+}
+
+// isOfCaddy reports whether a module is one of Caddy's own, which do not change once they have been loaded: those of
+// plugins may, while they are written into JSON. No rule reads their fields.
+func isOfCaddy(module any) bool {
+	of := reflect.TypeOf(module)
+	if of.Kind() == reflect.Pointer {
+		of = of.Elem()
+	}
+	return strings.HasPrefix(of.PkgPath(), "github.com/caddyserver/caddy/v2/")
 }
 
 func matcherSets(sets caddyhttp.MatcherSets) []Fields {
@@ -269,8 +286,10 @@ func matcherSets(sets caddyhttp.MatcherSets) []Fields {
 				continue
 			}
 			var value any
-			if text, err := json.Marshal(m); err == nil {
-				_ = json.Unmarshal(text, &value)
+			if isOfCaddy(m) {
+				if text, err := json.Marshal(m); err == nil {
+					_ = json.Unmarshal(text, &value)
+				}
 			}
 			fields[name] = value
 		}

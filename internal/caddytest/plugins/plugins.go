@@ -48,10 +48,11 @@ func authentication(provider string) caddyhttp.MiddlewareHandler {
 	return caddyauth.Authentication{ProvidersRaw: caddy.ModuleMap{provider: caddyconfig.JSON(struct{}{}, nil)}}
 }
 
-// Cache stores each answer by its URL, and lets those who ask for the same URL meanwhile wait for it, as Souin does.
+// Cache stores each answer by its URL, and lets requests for the same URL wait for it meanwhile, as Souin does.
 type Cache struct {
-	mu      sync.Mutex
-	answers map[string]*answer
+	mu       sync.Mutex
+	answers  map[string]*answer
+	isLoaded bool
 }
 
 type answer struct {
@@ -64,6 +65,20 @@ type answer struct {
 // CaddyModule implements [caddy.Module].
 func (*Cache) CaddyModule() caddy.ModuleInfo {
 	return caddy.ModuleInfo{ID: "http.handlers.cache", New: func() caddy.Module { return new(Cache) }}
+}
+
+// Provision implements [caddy.Provisioner].
+func (c *Cache) Provision(caddy.Context) error {
+	c.isLoaded = true
+	return nil
+}
+
+// MarshalJSON implements [json.Marshaler]. It panics once the cache has been loaded: plugins may change meanwhile.
+func (c *Cache) MarshalJSON() ([]byte, error) {
+	if c.isLoaded {
+		panic("a plugin that has been loaded is written into JSON")
+	}
+	return []byte("{}"), nil
 }
 
 // ServeHTTP implements [caddyhttp.MiddlewareHandler].
