@@ -45,7 +45,7 @@ type App struct {
 	// handlers are those in servers whose routes have not been looked at yet.
 	handlers []*Handler
 	servers  []*caddyhttp.Server
-	// warnings are what is wrong with the routes around the handlers.
+	// warnings are the findings of package lint about the routes around the handlers.
 	warnings []lint.Warning
 	logger   *zap.Logger
 	watch    *admin.Watch
@@ -115,7 +115,7 @@ func (a *App) Provision(ctx caddy.Context) error {
 	return nil
 }
 
-// Missing returns what the stores name and this machine lacks, such as a password's file, and nil if there is nothing.
+// Missing returns an error that names the variables and files of the stores that this machine lacks, or nil.
 func (a *App) Missing() error {
 	var all []error
 	for _, handle := range a.allHandles() {
@@ -212,17 +212,16 @@ func (a *App) lookAtRoutes() {
 		return
 	}
 	defer func() {
-		// Other modules' handlers are written into JSON for it.
+		for _, h := range a.handlers {
+			h.document = nil
+		}
+		a.handlers, a.servers = nil, nil
 		if reason := recover(); reason != nil {
 			a.logger.Error("looking at the routes panicked; no rule was applied", zap.Any("reason", reason), zap.Stack("stack"))
 		}
 	}()
 	slices.SortFunc(a.servers, func(one, other *caddyhttp.Server) int { return strings.Compare(one.Name(), other.Name()) })
 	a.warnings = lint.Servers(a.servers)
-	for _, h := range a.handlers {
-		h.document = nil
-	}
-	a.handlers, a.servers = nil, nil
 	for i := range a.warnings {
 		w := &a.warnings[i]
 		a.logger.Warn("a limit may not do what it should", zap.String("rule", w.Rule), zap.String("store", w.Store), zap.String("zone", w.Zone),
@@ -230,7 +229,7 @@ func (a *App) lookAtRoutes() {
 	}
 }
 
-// Warnings returns what is wrong with the routes around the handlers.
+// Warnings returns the findings of package lint about the routes around the handlers.
 func (a *App) Warnings() []lint.Warning { return a.warnings }
 
 // allHandles returns all stores of the config.

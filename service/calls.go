@@ -10,7 +10,6 @@ import (
 	"net/url"
 	"slices"
 	"strings"
-	"time"
 
 	"connectrpc.com/connect"
 	"github.com/caddyserver/caddy/v2"
@@ -129,18 +128,14 @@ func (c *call) readDescriptor(tree level, d *commonv3.RateLimitDescriptor) error
 	return nil
 }
 
-// limitPause is how long there is one warning at most about the limits of descriptors.
-const limitPause = time.Minute
-
-// warnOfLimit warns that a descriptor's own limit has no effect: whoever may call names clients, and not their
-// limits.
+// warnOfLimit warns that a descriptor's own limit has no effect: callers name clients, and not their limits.
 func (s *Service) warnOfLimit(domain string, d *commonv3.RateLimitDescriptor) {
-	now, last := s.limiter.Now().UnixMicro(), s.limitIgnored.Load()
-	if last != 0 && now-last < limitPause.Microseconds() || !s.limitIgnored.CompareAndSwap(last, now) {
+	times, log := s.limitsIgnored.Report(s.limiter.Now())
+	if !log {
 		return
 	}
 	s.logger.Warn("the limit of a descriptor is ignored, because limits are the service's: send the number as an entry, and write events {rate_limit_service.<key>} <n> into the zone",
-		zap.String("domain", domain), zap.String("key", clipped(d.GetEntries()[0].GetKey())))
+		zap.String("domain", domain), zap.String("key", clipped(d.GetEntries()[0].GetKey())), zap.Int64("times", times))
 }
 
 // hitsOf returns the hits of a descriptor: its own, which may be 0, or those of the call, of which none are

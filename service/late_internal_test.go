@@ -33,7 +33,7 @@ func (f fixture) committing(hits uint64) error {
 	return err
 }
 
-// leave puts the record as somebody leaves it who got no further.
+// leave puts a record in the state in which a Caddy leaves it that has died.
 func (f fixture) leave(change func(r *record) *record, left time.Duration) {
 	f.Helper()
 	at, r := f.there()
@@ -101,7 +101,7 @@ func TestLateCommit(t *testing.T) {
 	}
 }
 
-// TestLateCommitWaits for whoever gives back, and its caller may leave.
+// TestLateCommitWaits for the Caddy that gives back, and its caller may leave.
 func TestLateCommitWaits(t *testing.T) {
 	f := newFixture(t)
 	f.reserveOpen(30)
@@ -142,7 +142,7 @@ func TestLateEnds(t *testing.T) {
 	f.refuses("commit what is forgotten", f.committing(5), connect.CodeNotFound)
 }
 
-// TestCommitRacesWithExpiry: whoever is first, what was committed is charged, once.
+// TestCommitRacesWithExpiry: whichever is first, the committed cost is charged once.
 func TestCommitRacesWithExpiry(t *testing.T) {
 	for n := range 20 {
 		f := newFixture(t)

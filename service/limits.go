@@ -244,7 +244,7 @@ func shortDigest(name string) string {
 	return base64.RawURLEncoding.EncodeToString(sum[:9])
 }
 
-// callerKey is that of the name of the caller's certificate in the context of a call.
+// callerKey is the key of the name of the caller's certificate in the context of a call.
 type callerKey struct{}
 
 // withCaller adds the name of the client certificate to a request's context. A certificate that is renewed keeps its

@@ -412,7 +412,7 @@ func (s *Service) finish(ctx context.Context, id, outcome string, costsOf func(r
 	}
 }
 
-// awaitExpiry waits a little for whoever gives back what has expired, or takes over from one that has died.
+// awaitExpiry waits a little for the Caddy that gives back an expired reservation, or takes over from a dead one.
 func (s *Service) awaitExpiry(ctx context.Context, there store.Record, r *record, pause time.Duration) error {
 	if there.Left <= 0 {
 		s.report(s.settle(context.WithoutCancel(ctx), there, r))

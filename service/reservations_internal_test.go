@@ -43,7 +43,7 @@ func (f fixture) reserving(hits uint64) *limitv1.ReserveRequest {
 	return &limitv1.ReserveRequest{Domain: "a", RequestId: f.user, Descriptors: f.descriptors(hits)}
 }
 
-// id is that of the record.
+// id is the ID of the record.
 func (f fixture) id() string {
 	f.Helper()
 	id, err := f.recordID(f.Context(), f.reserving(0))

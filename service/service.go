@@ -12,7 +12,6 @@ import (
 	"net/http"
 	"slices"
 	"strings"
-	"sync/atomic"
 
 	"connectrpc.com/connect"
 	"connectrpc.com/grpchealth"
@@ -25,6 +24,7 @@ import (
 	shardlimit "github.com/shardlimit/caddy-shardlimit"
 	"github.com/shardlimit/caddy-shardlimit/internal/limiter"
 	"github.com/shardlimit/caddy-shardlimit/internal/option"
+	"github.com/shardlimit/caddy-shardlimit/internal/telemetry"
 )
 
 func init() {
@@ -63,8 +63,8 @@ type Service struct {
 	// calls are the procedures, by their paths.
 	calls  map[string]http.Handler
 	logger *zap.Logger
-	// limitIgnored is when the last warning about a descriptor's own limit was.
-	limitIgnored atomic.Int64
+	// limitsIgnored throttles the warning about a descriptor's own limit.
+	limitsIgnored telemetry.LogThrottle
 	sweeper
 }
 

@@ -30,7 +30,7 @@ type prefix struct {
 // node is where a descriptor is after an entry.
 type node struct {
 	*Descriptor
-	// zones are those of the names.
+	// zones are the zones that the descriptor names.
 	zones []*limiter.Zone
 	below level
 }

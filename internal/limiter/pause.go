@@ -10,8 +10,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/caddyserver/caddy/v2/modules/caddyhttp"
-
 	"github.com/shardlimit/caddy-shardlimit/internal/clientkey"
 	"github.com/shardlimit/caddy-shardlimit/internal/identity"
 	"github.com/shardlimit/caddy-shardlimit/internal/retryafter"
@@ -142,7 +140,7 @@ func (p *pause) answered(admitted time.Time) {
 	}
 }
 
-// isForAll reports whether the bucket of the request is that of all clients: its key names none.
+// isForAll reports whether all clients share the bucket of the request, because its key names none.
 func (z *inZone) isForAll() bool { return z.isKeyForAll(z.resolvedKey()) }
 
 func (z *Zone) isKeyForAll(key string) bool {
@@ -261,17 +259,7 @@ func networkOf(r *http.Request) string {
 	if r == nil {
 		return ""
 	}
-	text, _ := caddyhttp.GetVar(r.Context(), caddyhttp.ClientIPVarKey).(string)
-	addr, isAddr := clientkey.ParseAddr(text)
-	if !isAddr {
-		return text
-	}
-	bits := 48
-	if addr = addr.Unmap(); addr.Is4() {
-		bits = 24
-	}
-	network, _ := addr.WithZone("").Prefix(bits)
-	return network.String()
+	return string(clientkey.Append(nil, clientIP(r), clientkey.Exact, clientkey.Networks{IPv4: 24, IPv6: 48}))
 }
 
 // probesOf is the limit of a zone's probes, whose takes have IDs: to give back what was never taken does no harm.
