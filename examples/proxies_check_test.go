@@ -114,7 +114,7 @@ func TestExampleAuthRequest(t *testing.T) {
 	}
 }
 
-// TestProxiesShowStatuses of zones: the proxies pass on what is not 429 too, and forbid caches to store it.
+// TestProxiesShowStatuses of zones: the proxies pass on other statuses than 429 too, and forbid caches to store them.
 func TestProxiesShowStatuses(t *testing.T) {
 	t.Parallel()
 	for status, byHAProxy := range map[int]int{http.StatusPaymentRequired: http.StatusPaymentRequired, http.StatusForbidden: http.StatusBadRequest} {

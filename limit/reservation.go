@@ -155,7 +155,7 @@ func (r *Reservation) Commit(ctx context.Context, actual int64) error {
 // those of Commit.
 func (r *Reservation) Release(ctx context.Context) error { return r.end(ctx, 0, false) }
 
-// end ends the reservation with its actual cost; late says whether also if it has expired.
+// end ends the reservation with its actual cost. With late, one that has expired is ended too.
 func (r *Reservation) end(ctx context.Context, actual int64, late bool) error {
 	// What is not given back now is lost. Redis.ChargeTimeout bounds it.
 	ctx = context.WithoutCancel(ctx)

@@ -23,7 +23,7 @@ func missingFile(err error) error {
 	return err
 }
 
-// loader resolves what a config names, and collects what is missing.
+// loader resolves the variables and files that a config names, and collects missing ones.
 type loader struct {
 	repl *caddy.Replacer
 	// place begins the errors, such as "shard a: ".
@@ -43,7 +43,7 @@ func (l *loader) check(name string, err error) error {
 	return fmt.Errorf("%s%s: %w", l.place, name, err)
 }
 
-// Missing returns what the store's config names and this machine lacks, and nil if there is nothing.
+// Missing returns an error that names the variables and files of the store's config that this machine lacks, or nil.
 func (s *Store) Missing() error {
 	if len(s.missing) == 0 {
 		return nil

@@ -114,7 +114,7 @@ type runningConfig interface {
 	// CountsInMemoryNow reports whether handlers count in memory that counted in a remote store, because no store is
 	// configured any more.
 	CountsInMemoryNow() bool
-	// Warnings returns what is wrong with the routes around the handlers.
+	// Warnings returns the findings of package lint about the routes around the handlers.
 	Warnings() []lint.Warning
 	// Watch returns what finds the problems of the config.
 	Watch() *Watch

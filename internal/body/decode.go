@@ -171,7 +171,7 @@ func decodeError(err error) error {
 // sizes bounds what a body expands to.
 type sizes struct{ in int64 }
 
-// encoded counts what is read of the body. Each read fills its buffer, so that how far a decoder reads
+// encoded counts the bytes that are read of the body. Each read fills its buffer, so that how far a decoder reads
 // ahead, and with it the bound, does not depend on how the body is cut into parts.
 func (s *sizes) encoded(r io.Reader) io.Reader {
 	return readerFunc(func(p []byte) (int, error) {

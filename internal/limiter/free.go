@@ -6,8 +6,8 @@ import (
 	"go.uber.org/zap"
 )
 
-// freeTimes is how many times the limit of a window a client may cost in responses of 304 that are free. Whoever
-// revalidates what it has makes far fewer requests; whoever sends If-None-Match: * makes all of its requests free.
+// freeTimes bounds the responses of 304 that are free: in a window they may cost a client ten times its limit.
+// Clients that revalidate pages stay far below; with If-None-Match: * all requests of a client would be free.
 const freeTimes = 10
 
 // staysFree reports whether a response of a free status is not charged. Clients choose 304 by a header, so

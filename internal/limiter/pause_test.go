@@ -117,7 +117,7 @@ func (p *provider) reaches(what string, caddyNumber int, address string, want bo
 
 const mallory, alice, bob = "192.0.2.1", "198.51.100.1", "203.0.113.1"
 
-// TestOneNetworkClosesForAMinute: whoever provokes an answer that asks for an hour closes the bucket of all for a
+// TestOneNetworkClosesForAMinute: a client that provokes an answer with an hour closes the bucket of all for a
 // minute. Then one request finds the upstream open, and all Caddys go on.
 func TestOneNetworkClosesForAMinute(t *testing.T) {
 	t.Setenv("PROVIDER", "weather")

@@ -105,7 +105,7 @@ func TestOnlyCallsOfGRPCGetItsStatus(t *testing.T) {
 	}
 }
 
-// TestStatusOfRefusals is that of the zone that refuses with the longest wait, and means the same to gRPC.
+// TestStatusOfRefusals: the zone with the longest wait gives the status, which means the same to gRPC.
 func TestStatusOfRefusals(t *testing.T) {
 	for o, codes := range map[telemetry.Outcome]map[int]string{
 		telemetry.Refused: {429: "8", 402: "8"}, telemetry.Blocked: {429: "8", 402: "7", 403: "7"}, telemetry.ErrorRefused: {503: "14"},

@@ -23,7 +23,7 @@ type Sample struct {
 	Requests int
 	// Forwarded are those whose key has the address of a proxy in place of the client's.
 	Forwarded int
-	// OverSocket are those of the forwarded that come over a Unix socket, where the peer has no address.
+	// OverSocket counts forwarded requests that come over a Unix socket, where the peer has no address.
 	OverSocket int
 	// Empty are those that no text of the key names, so that the client's address counts.
 	Empty int

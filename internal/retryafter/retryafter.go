@@ -17,7 +17,7 @@ import (
 // Max is the longest time that is obeyed. A server that means longer says so again to the next request.
 const Max = time.Hour
 
-// Fields are the usual ones of those that are read, in canonical form.
+// Fields are the most usual fields that Read reads, in canonical form.
 var Fields = []string{
 	"Date", "Retry-After", "Ratelimit", "Ratelimit-Remaining", "Ratelimit-Reset", "X-Ratelimit-Remaining", "X-Ratelimit-Reset",
 }
@@ -36,7 +36,7 @@ const (
 	proofOfLimit
 )
 
-// statuses are those of responses that may ask to send no more. GitHub and others answer 403 at a limit,
+// statuses are the statuses with which a response may ask to send no more. GitHub and others answer 403 at a limit,
 // and 402 at a budget; most such answers have nothing to do with limits.
 var statuses = map[int]proof{
 	http.StatusTooManyRequests:    proofOfTime,

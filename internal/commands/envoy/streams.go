@@ -129,7 +129,7 @@ func sortedNames(of map[any]any) (names []string) {
 	return names
 }
 
-// reach returns what is left of the descriptors that get to all[i] by their next entry.
+// reach returns the descriptors whose next entry leads to all[i], with their remaining entries.
 func reach(all []descriptor, i int, before []asked) (left []asked) {
 	for _, a := range before {
 		if len(a.entries) > 0 && leadsTo(all, i, a.entries[0]) {
